@@ -1,0 +1,108 @@
+"""Key-value caches from which tokens can be taken back.
+
+`RaggedCache` is the loop's own: preallocated, every row writes where it stands, and a mask hides what
+lies behind it. Taking tokens back is then no operation at all: the row's length, a tensor, gets
+smaller, and what was written there is hidden until it is overwritten. `crop` does the same for caches
+that come from elsewhere, and refuses by name those that cannot do it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+
+TupleCache = tuple[tuple[Tensor, ...], ...]
+
+
+class RaggedLayer(CacheLayerMixin):
+    """Keys and values of one layer, `(batch, heads, capacity, head_dim)`, written at the cache's slots."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, cache: RaggedCache) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        batch, heads, _, key_dim = key_states.shape
+        capacity = self.cache.capacity
+        self.keys = key_states.new_zeros(batch, heads, capacity, key_dim)
+        self.values = value_states.new_zeros(batch, value_states.shape[1], capacity, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        slots = self.cache.slots[:, None, :, None]
+        self.keys.scatter_(2, slots.expand_as(key_states), key_states)
+        self.values.scatter_(2, slots.expand_as(value_states), value_states)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.capacity, 0
+
+    def get_seq_length(self) -> int:
+        return 0  # rows differ; positions and mask are always given explicitly
+
+    def get_max_length(self) -> int:
+        return self.cache.capacity
+
+
+class RaggedCache(Cache):
+    """A cache whose rows have lengths of their own; `slots` `(batch, n)` says where the next n tokens go."""
+
+    slots: Tensor
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.capacity = capacity
+        super().__init__(layers=[RaggedLayer(self) for _ in range(layers)])
+
+
+def ragged_mask(slots: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
+    """The additive mask `(batch, 1, n, capacity)`: a token at slot s sees the slots up to s, its own included."""
+    visible = torch.arange(capacity, device=slots.device) <= slots[..., None]
+    hidden = torch.finfo(dtype).min
+    return torch.zeros(visible.shape, dtype=dtype, device=slots.device).masked_fill_(~visible, hidden)[:, None]
+
+
+def crop(cache: DynamicCache | TupleCache, tokens: int) -> DynamicCache | TupleCache:
+    """`cache` without its last `tokens` tokens, the same number in every row.
+
+    A `DynamicCache` is cropped in place and returned; a tuple of per-layer tuples of tensors
+    `(batch, heads, length, head_dim)` gives a new tuple of views. Raises `TypeError` for a cache that
+    cannot be cropped (recurrent state, a sliding window, a static or quantised cache), and `ValueError`
+    for a negative number or more tokens than there are.
+    """
+    length = _length(cache)
+    if not 0 <= tokens <= length:
+        raise ValueError(f"cannot take {tokens} tokens out of a cache that holds {length}; ask for 0 to {length}")
+    if isinstance(cache, tuple):
+        return tuple(tuple(states[..., : length - tokens, :] for states in layer) for layer in cache)
+    cache.crop(-tokens)
+    return cache
+
+
+def _length(cache: DynamicCache | TupleCache) -> int:
+    if isinstance(cache, tuple):
+        if not cache or not all(isinstance(layer, tuple) and layer for layer in cache):
+            raise TypeError("a tuple cache holds one non-empty tuple of tensors per layer; this one does not")
+        return int(cache[0][0].shape[-2])
+    reason = uncroppable(cache)
+    if reason:
+        raise TypeError(f"{type(cache).__name__} cannot be cropped: {reason}; use a DynamicCache of full attention")
+    return int(cache.get_seq_length())
+
+
+def uncroppable(cache: Any) -> str:
+    """Why tokens cannot be taken back out of `cache`, in words; empty if they can."""
+    if not isinstance(cache, DynamicCache):
+        return "it is neither a DynamicCache nor a tuple of per-layer tensors"
+    for number, layer in enumerate(cache.layers):
+        if not getattr(layer, "is_croppable", False) or getattr(layer, "is_sliding", False):
+            return f"its layer {number} is a {type(layer).__name__}, which forgets what cropping would bring back"
+    return ""

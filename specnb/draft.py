@@ -1,0 +1,78 @@
+"""Drafters: whatever proposes tokens, together with the exact law each of them was drawn from.
+
+The contract of losslessness is here: `Proposal.q` is the law after every processor, in the dtype that
+was used to draw. A deterministic drafter's law is one-hot; where it has nothing to propose, the draft
+is -1 and its law zero, and the step goes on without it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.law import Sampling, draw, standardise
+from specnb.models import Runner, require_supported
+
+
+class Proposal(NamedTuple):
+    """Drafted tokens `(batch, gamma)`, -1 for none, and the law q `(batch, gamma, vocab)` of each."""
+
+    drafts: Tensor
+    q: Tensor
+
+
+class Drafter(Protocol):
+    """What the decoding loop asks of a drafter. `tokens` `(batch, slots)` hold each row's text so far in
+    its first `lengths` `(batch,)` entries; entries behind that mean nothing."""
+
+    vocab: int
+
+    def start(self, tokens: Tensor, lengths: Tensor) -> None:
+        """Forget what went before; a new batch begins. Raises before anything is generated."""
+
+    def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
+        """One draft for each of the `uniforms` `(batch, gamma)`, which are all the randomness there is."""
+
+
+class ModelDraft:
+    """A smaller model of transformers, sampled one token after the other."""
+
+    def __init__(self, model: PreTrainedModel, sampling: Sampling = Sampling()) -> None:
+        require_supported(model)
+        self.model = model
+        self.sampling = sampling
+        self.vocab = model.config.vocab_size
+
+    def start(self, tokens: Tensor, lengths: Tensor) -> None:
+        """Fills the cache with the prompts; see `Drafter.start`."""
+        self.runner = Runner(self.model, tokens.shape[1])
+        prefill(self.runner, tokens, lengths)
+
+    def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
+        """See `Drafter.propose`."""
+        # After a full acceptance the last draft was never run, otherwise it was: running the last two
+        # tokens each time serves both cases with one shape.
+        slots = torch.stack([lengths - 2, lengths - 1], dim=1).clamp_min(0)
+        newest = tokens.gather(1, slots)
+        drafts, laws = [], []
+        for uniform in uniforms.unbind(dim=1):
+            logits = self.runner.run(newest, slots, keep=1)[:, -1]
+            laws.append(standardise(logits, self.sampling, check=False))
+            drafts.append(draw(laws[-1], uniform))
+            newest, slots = drafts[-1][:, None], slots[:, -1:] + 1
+        return Proposal(torch.stack(drafts, dim=1), torch.stack(laws, dim=1))
+
+
+def prefill(runner: Runner, tokens: Tensor, lengths: Tensor) -> None:
+    """Runs the prompts through a model, all but the last token of the longest.
+
+    Shorter rows run some tokens that are not theirs; those lie behind the row's length, invisible
+    until they are overwritten.
+    """
+    longest = int(lengths.max())
+    if longest > 1:
+        slots = torch.arange(longest - 1, device=tokens.device).expand(len(tokens), -1)
+        runner.run(tokens[:, : longest - 1], slots, keep=1)

@@ -1,0 +1,123 @@
+"""Laws of one token: from logits to a law, and what two laws have in common.
+
+Every function works on the last axis and on any leading batch shape, in float32 or better, on any
+device. Nothing here knows of models, drafts or loops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become a law (section 2.2: every sampling method is plain sampling from such a law).
+
+    Applied in this order: `temperature` (0 is argmax, the lowest index among equals), then `top_k`
+    (tokens tied with the k-th stay), then `top_p` (the smallest set of most probable tokens whose
+    mass reaches it; among equals the lower index comes first). The order is that of transformers.
+
+    Raises `ValueError` for temperature < 0, top_k < 1 and top_p outside (0, 1].
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (argmax) or positive and finite")
+        if self.top_k is not None and (self.top_k != int(self.top_k) or self.top_k < 1):
+            raise ValueError(f"top_k is {self.top_k}; it must be a whole number from 1, or None for no limit")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1], where 1 keeps every token")
+
+
+def standardise(logits: Tensor, sampling: Sampling = Sampling(), check: bool = True) -> Tensor:
+    """The law `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`; float32 or better.
+
+    Raises `ValueError` when a row has NaN or +inf, or -inf everywhere. `check=False` leaves that test
+    out, since reading its answer makes the host wait for the device; such rows then come out as NaN.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if check:
+        _require_finite_peak(logits)
+    if sampling.temperature == 0:
+        return _argmax_law(logits)
+    law = torch.softmax(logits / sampling.temperature, dim=-1)
+    if sampling.top_k is not None and sampling.top_k < law.shape[-1]:
+        weakest = law.topk(sampling.top_k, dim=-1).values[..., -1:]
+        law = normalise(law.where(law >= weakest, 0.0))
+    if sampling.top_p < 1:
+        law = normalise(law.where(_nucleus(law, sampling.top_p), 0.0))
+    return law
+
+
+def _require_finite_peak(logits: Tensor) -> None:
+    peak = logits.amax(dim=-1)  # NaN if the row has one, -inf if nothing is possible
+    if not bool(torch.isfinite(peak).all()):
+        row = int((~torch.isfinite(peak)).flatten().nonzero()[0])
+        raise ValueError(
+            f"logits row {row} has the maximum {float(peak.flatten()[row])}: each row needs a finite largest "
+            "logit and no NaN; look for an overflow in the model (its dtype) or a filter that removed everything"
+        )
+
+
+def _argmax_law(logits: Tensor) -> Tensor:
+    peak = logits.amax(dim=-1, keepdim=True)
+    at_peak = logits == peak
+    first = at_peak & (at_peak.cumsum(dim=-1) == 1)
+    return first.to(logits.dtype).where(~peak.isnan(), torch.nan)
+
+
+def _nucleus(law: Tensor, top_p: float) -> Tensor:
+    ordered, index = law.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(dim=-1) - ordered
+    return torch.zeros_like(law, dtype=torch.bool).scatter(-1, index, before < top_p)
+
+
+def normalise(mass: Tensor) -> Tensor:
+    """`mass` `(..., vocab)` divided by its sum; NaN where the sum is zero."""
+    return mass / mass.sum(dim=-1, keepdim=True)
+
+
+def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The law `(..., vocab)` of a token that is certain: the q of a deterministic drafter."""
+    return torch.nn.functional.one_hot(tokens, vocab).to(dtype)
+
+
+def overlap(p: Tensor, q: Tensor) -> Tensor:
+    """beta = sum min(p, q), `(...,)`: the chance that a draft from q is accepted (Theorem 3.5)."""
+    return torch.minimum(p, q).sum(dim=-1)
+
+
+def total_variation(p: Tensor, q: Tensor) -> Tensor:
+    """D_LK(p, q) = sum |p - q| / 2, `(...,)` (Definition 3.2), which is 1 - overlap (Lemma 3.3)."""
+    return (p - q).abs().sum(dim=-1) / 2
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """norm(max(0, p - q)) `(..., vocab)`: what is drawn from after a rejection (section 2.3).
+
+    Where nothing is left (p = q) no draft is ever rejected, up to rounding, and the result is p.
+    Against q = 0, which stands for "no draft here", the result is p too: the bonus token's law.
+    """
+    left = (p - q).clamp_min(0)
+    mass = left.sum(dim=-1, keepdim=True)
+    return torch.where(mass > 0, left / mass.where(mass > 0, 1.0), p)
+
+
+def draw(law: Tensor, uniform: Tensor) -> Tensor:
+    """The token `(...,)` at which the cumulated `law` `(..., vocab)` passes `uniform` `(...,)` in [0, 1).
+
+    Sums are float64, whatever the dtype of the law; a token of probability zero is never drawn.
+    """
+    cumulated = law.double().cumsum(dim=-1)
+    total = cumulated[..., -1:]
+    passed = cumulated > uniform.double().unsqueeze(-1) * total
+    # Rounding can put uniform * total on total itself; then the last token with mass is meant.
+    last = cumulated >= total
+    return (passed | last).to(torch.uint8).argmax(dim=-1)

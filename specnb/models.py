@@ -1,0 +1,117 @@
+"""Models of transformers, as the loop sees them: tokens and slots in, logits out.
+
+The only rooms that know transformers are this one and `cache`. Weights are read from safetensors
+only, and no code that comes with a checkpoint is run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from specnb.cache import RaggedCache, ragged_mask, uncroppable
+
+PAIR = Path(__file__).resolve().parent.parent / "data" / "pair"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, a draft that shares its vocabulary, and their tokenizer."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    def encode(self, text: str) -> list[int]:
+        """The prompt that `text` is: its tokens, after the token that begins a text where the model has one."""
+        begin = self.tokenizer.bos_token_id
+        return ([] if begin is None else [begin]) + self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def load_pair(
+    target: str | Path = PAIR / "target",
+    draft: str | Path = PAIR / "draft",
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Pair:
+    """The pair that this project trained; or any two names or folders of Hugging Face.
+
+    Raises `OSError` where there is no such model or it has no safetensors, and `ValueError` when the
+    two have different vocabularies: then their laws are not about the same tokens.
+    """
+    models = [_load(name, device, dtype) for name in (target, draft)]
+    require_same_vocabulary(models[0], models[1].config.vocab_size)
+    tokenizers = [AutoTokenizer.from_pretrained(name, trust_remote_code=False) for name in (target, draft)]
+    if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
+        raise ValueError(f"the tokenizers of {target} and {draft} differ; choose a draft of the target's own family")
+    return Pair(models[0], models[1], tokenizers[0])
+
+
+def _load(name: str | Path, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(
+        name, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
+    )
+    return model.to(device).eval()
+
+
+def require_same_vocabulary(target: PreTrainedModel, draft_vocab: int) -> None:
+    """Raises `ValueError` unless the draft has as many tokens as the target."""
+    vocab = target.config.vocab_size
+    if vocab != draft_vocab:
+        raise ValueError(
+            f"the target has {vocab} tokens and the draft {draft_vocab}; both need the same "
+            "vocabulary, so choose a draft of the target's own family"
+        )
+
+
+def require_supported(model: PreTrainedModel) -> None:
+    """Raises `TypeError`, naming what is in the way, for a model that the loop cannot run exactly."""
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise TypeError(f"{name} is an encoder-decoder; the loop runs decoder-only models")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
+    attention = model.config._attn_implementation
+    if attention not in ("eager", "sdpa"):
+        raise TypeError(f"{name} runs {attention} attention; load it with attn_implementation='sdpa' or 'eager'")
+    reason = uncroppable(DynamicCache(config=model.config))
+    if reason:
+        raise TypeError(f"the cache of {name} cannot be cropped: {reason}")
+
+
+def context_limit(model: PreTrainedModel) -> int | None:
+    """The most tokens that `model` has positions for, or None where its configuration names no limit."""
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+class Runner:
+    """A model with the cache of one batch: runs tokens at given slots and returns the logits there.
+
+    What lies at higher slots than a token is invisible to it, so a row is cropped by running its next
+    tokens at lower slots. `capacity` is the number of slots of each row.
+    """
+
+    def __init__(self, model: PreTrainedModel, capacity: int) -> None:
+        self.model = model
+        self.capacity = capacity
+        self.cache = RaggedCache(model.config.num_hidden_layers, capacity)
+        self.last_position = (context_limit(model) or capacity) - 1
+
+    def run(self, tokens: Tensor, slots: Tensor, keep: int) -> Tensor:
+        """Logits `(batch, keep, vocab)` of the last `keep` of `tokens` `(batch, n)` put at `slots` `(batch, n)`."""
+        self.cache.slots = slots
+        output = self.model(
+            input_ids=tokens,
+            # Drafts beyond the model's limit are cut off before they are emitted; they only need a valid index.
+            position_ids=slots.clamp_max(self.last_position),
+            attention_mask=ragged_mask(slots, self.capacity, self.model.dtype),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+        return output.logits

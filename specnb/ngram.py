@@ -1,0 +1,126 @@
+"""N-gram models counted from tokens: negligible-cost drafters (section 3.6) and a yardstick for others.
+
+Interpolated Kneser-Ney: every order keeps its counts less a discount and gives what that frees to the
+order below, down to the uniform law; so each law sums to one and no token is impossible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specnb.draft import Proposal
+from specnb.law import draw
+
+DISCOUNT = 0.75
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Counts after each context of one length: context i owns entries `starts[i]` to `starts[i + 1]`."""
+
+    contexts: Ints
+    starts: Ints
+    tokens: Ints
+    counts: Ints
+
+    @staticmethod
+    def of(grams: Ints, counts: Ints, vocab: int) -> _Order:
+        """From sorted n-grams, each one number in base `vocab`, and how often each was seen."""
+        contexts, starts = np.unique(grams // vocab, return_index=True)
+        return _Order(contexts, np.append(starts, len(grams)), grams % vocab, counts)
+
+    def rows(self, contexts: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """The row of each context, and whether it was ever seen."""
+        rows = np.searchsorted(self.contexts, contexts).clip(max=len(self.contexts) - 1)
+        return rows, self.contexts[rows] == contexts
+
+
+class NgramModel:
+    """The law of a token given the `order - 1` tokens before it, counted from `tokens`.
+
+    `order` 1 is the unigram, 2 the bigram. Raises `ValueError` for order < 1, tokens outside the
+    vocabulary, too few tokens, and a vocabulary and order whose n-grams do not fit into 63 bits.
+    """
+
+    def __init__(self, tokens: Ints, order: int, vocab: int) -> None:
+        tokens = np.asarray(tokens, dtype=np.int64)
+        if order < 1 or order * np.log2(vocab) >= 63:
+            raise ValueError(f"order is {order}; with {vocab} tokens it can be 1 to {int(62.9 / np.log2(vocab))}")
+        if len(tokens) < order:
+            raise ValueError(f"{len(tokens)} tokens are too few to count {order}-grams")
+        if tokens.min() < 0 or tokens.max() >= vocab:
+            raise ValueError(f"tokens must lie in 0 to {vocab - 1}; they reach from {tokens.min()} to {tokens.max()}")
+        self.order, self.vocab = order, vocab
+        self.orders = [self._count(tokens, n) for n in range(1, order + 1)]
+
+    def _count(self, tokens: Ints, n: int) -> _Order:
+        """Raw counts at the highest order; below it, in how many different contexts an n-gram was seen."""
+        width = min(n + 1, self.order)
+        grams = sum(tokens[i : len(tokens) - width + 1 + i] * self.vocab ** (width - 1 - i) for i in range(width))
+        grams, counts = np.unique(grams, return_counts=True)
+        if n < self.order:
+            grams, counts = np.unique(grams % self.vocab**n, return_counts=True)
+        return _Order.of(grams, counts, self.vocab)
+
+    def law(self, contexts: Ints) -> NDArray[np.float64]:
+        """The laws `(batch, vocab)` after `contexts` `(batch, order - 1)`, the newest token last.
+
+        A negative token stands for "nothing there yet": orders that would need it are left out.
+        """
+        law = np.full((len(contexts), self.vocab), 1.0 / self.vocab)
+        for n, order in enumerate(self.orders, start=1):
+            recent = contexts[:, contexts.shape[1] - n + 1 :]
+            codes = recent @ self.vocab ** np.arange(n - 2, -1, -1)
+            rows, seen = order.rows(codes)
+            seen &= (recent >= 0).all(axis=1)
+            law[seen] = self._interpolate(order, rows[seen], law[seen])
+        return law
+
+    def _interpolate(self, order: _Order, rows: Ints, below: NDArray[np.float64]) -> NDArray[np.float64]:
+        first, sizes = order.starts[rows], order.starts[rows + 1] - order.starts[rows]
+        which = np.repeat(np.arange(len(rows)), sizes)
+        entries = np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes) + first[which]
+        counts = order.counts[entries]
+        totals = np.bincount(which, counts, len(rows))
+        law = below * (DISCOUNT * sizes / totals)[:, None]
+        law[which, order.tokens[entries]] += (counts - DISCOUNT) / totals[which]
+        return law
+
+    def bits(self, tokens: Ints, chunk: int = 2048) -> float:
+        """Bits that the model needs for `tokens`, all of them, the first without any context."""
+        padded = np.concatenate([np.full(self.order - 1, -1), np.asarray(tokens, dtype=np.int64)])
+        contexts = np.lib.stride_tricks.sliding_window_view(padded, self.order)[:, :-1]
+        total = 0.0
+        for at in range(0, len(tokens), chunk):
+            laws = self.law(contexts[at : at + chunk])
+            total -= np.log2(laws[np.arange(len(laws)), tokens[at : at + chunk]]).sum()
+        return float(total)
+
+
+class NgramDraft:
+    """A drafter that looks each token up in a table; the table lies on the host, as does its work."""
+
+    def __init__(self, model: NgramModel) -> None:
+        self.model = model
+        self.vocab = model.vocab
+
+    def start(self, tokens: Tensor, lengths: Tensor) -> None:
+        """Nothing to prepare; see `Drafter.start`."""
+
+    def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
+        """See `Drafter.propose`."""
+        back = self.model.order - 1
+        slots = lengths[:, None] - back + torch.arange(back, device=lengths.device)
+        recent = tokens.gather(1, slots.clamp_min(0)).where(slots >= 0, -1).cpu().numpy()
+        drafts, laws = [], []
+        for uniform in uniforms.unbind(dim=1):
+            laws.append(torch.from_numpy(self.model.law(recent)).to(uniforms.device))
+            drafts.append(draw(laws[-1], uniform))
+            recent = np.concatenate([recent, drafts[-1][:, None].cpu().numpy()], axis=1)[:, 1:]
+        return Proposal(torch.stack(drafts, dim=1), torch.stack(laws, dim=1))

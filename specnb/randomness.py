@@ -1,0 +1,42 @@
+"""Uniforms for the loop: one independent stream per row and purpose, drawn ahead of time.
+
+A stream is a Philox counter generator keyed by (seed, row), with the purpose in the counter. What a
+row draws depends on nothing else, so its tokens do not depend on the batch it sits in; and since
+all is drawn before the loop, no step waits for a generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PURPOSES = ("draft", "accept", "final")
+
+
+@dataclass(frozen=True)
+class Uniforms:
+    """Float64 uniforms in [0, 1): `draft` and `accept` `(batch, steps, gamma)`, `final` `(batch, steps)`."""
+
+    draft: Tensor
+    accept: Tensor
+    final: Tensor
+
+
+def stream(seed: int, row: int, purpose: str) -> np.random.Generator:
+    """The generator of one row for one purpose, of `PURPOSES`; independent of all others."""
+    counter = [0, 0, 0, PURPOSES.index(purpose)]  # the lowest words count; 2^192 draws until streams meet
+    return np.random.Generator(np.random.Philox(key=[seed, row], counter=counter))
+
+
+def uniforms(seed: int, rows: Sequence[int], steps: int, gamma: int, device: torch.device | str = "cpu") -> Uniforms:
+    """Everything that `rows` need for `steps` steps of `gamma` drafts."""
+
+    def drawn(purpose: str, *shape: int) -> Tensor:
+        drawn_rows = [stream(seed, row, purpose).random(shape) for row in rows]
+        return torch.from_numpy(np.stack(drawn_rows)).to(device)
+
+    return Uniforms(drawn("draft", steps, gamma), drawn("accept", steps, gamma), drawn("final", steps))

@@ -1,0 +1,137 @@
+"""Closed forms of sections 3.1 to 3.5 and A.2, vectorised over numpy arrays.
+
+alpha is the acceptance probability in [0, 1], gamma the number of drafts per step (0, 1, 2, ... or
+inf), c the cost of a draft run in target runs. Limits (alpha = 0, alpha = 1, c = 0) are exact.
+Everything assumes iid acceptance unless its docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+
+Array = NDArray[np.float64]
+VerifyCost = Callable[[NDArray[np.int64]], ArrayLike]
+"""v(n): the time of a target run over n tokens, in target runs over one token."""
+
+LARGEST_GAMMA = 512
+
+
+def _alpha(alpha: ArrayLike) -> Array:
+    alpha = np.asarray(alpha, dtype=np.float64)
+    if not np.all((alpha >= 0) & (alpha <= 1)):
+        raise ValueError(f"alpha must lie in [0, 1], got {alpha}")
+    return alpha
+
+
+def _gamma(gamma: ArrayLike) -> Array:
+    gamma = np.asarray(gamma, dtype=np.float64)
+    if not np.all((gamma >= 0) & ((gamma == np.floor(gamma)) | np.isinf(gamma))):
+        raise ValueError(f"gamma must be a whole number from 0 (or inf), got {gamma}")
+    return gamma
+
+
+def _cost(c: ArrayLike, name: str = "c") -> Array:
+    c = np.asarray(c, dtype=np.float64)
+    if not np.all((c >= 0) & np.isfinite(c)):
+        raise ValueError(f"{name} must be finite and not negative, got {c}")
+    return c
+
+
+def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Array:
+    """E[tokens per step] = (1 - alpha^(gamma+1)) / (1 - alpha), Equation 1; gamma + 1 at alpha = 1.
+
+    gamma = inf gives 1 / (1 - alpha): what an oracle for gamma reaches (section 3.5).
+    """
+    alpha, gamma = np.broadcast_arrays(_alpha(alpha), _gamma(gamma))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # expm1 and log1p keep full precision where 1 - alpha is small.
+        series = -np.expm1((gamma + 1) * np.log1p(alpha - 1)) / (1 - alpha)
+    return np.where(alpha == 1, gamma + 1, series)
+
+
+def count_law(alpha: ArrayLike, gamma: int) -> Array:
+    """P(tokens per step = n) for n = 1 .. gamma + 1, on a new last axis: capped geometric (section 3.1)."""
+    alpha = _alpha(alpha)[..., None]
+    n = np.arange(1, int(_gamma(gamma)) + 1)
+    return np.concatenate([(1 - alpha) * alpha ** (n - 1), alpha ** int(gamma)], axis=-1)
+
+
+def step_cost(gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
+    """Time of a step in target runs over one token: gamma c + v(gamma + 1), with v = 1 as in Theorem 3.8."""
+    gamma, c = np.broadcast_arrays(_gamma(gamma), _cost(c))
+    # A draft that costs nothing costs nothing, however many of them: not inf times 0.
+    drafting = np.multiply(gamma, c, out=np.zeros(c.shape), where=c > 0)
+    if verify_cost is None:
+        return drafting + 1.0
+    return drafting + np.asarray(verify_cost((gamma + 1).astype(np.int64)), dtype=np.float64)
+
+
+def walltime_improvement(
+    alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None
+) -> Array:
+    """How many times faster than plain decoding: Theorem 3.8.
+
+    `verify_cost` replaces the theorem's assumption that a run over gamma + 1 tokens takes no longer
+    than a run over one: the denominator gamma c + 1 becomes gamma c + v(gamma + 1).
+    """
+    return expected_tokens(alpha, gamma) / step_cost(gamma, c, verify_cost)
+
+
+def operations_increase(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> Array:
+    """Factor by which the total of arithmetic operations grows, Theorem 3.11 (c_hat: operations of a draft run)."""
+    alpha, gamma, c_hat = np.broadcast_arrays(_alpha(alpha), _gamma(gamma), _cost(c_hat, "c_hat"))
+    return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
+
+
+def optimal_gamma(
+    alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None, largest: int = LARGEST_GAMMA
+) -> NDArray[np.int64]:
+    """The gamma from 0 (do not speculate) to `largest` with the best walltime improvement (section 3.5).
+
+    The smallest one where several are equally good. With c = 0 and free verification more drafts are
+    always better, so the answer grows until rounding stops it or `largest` does.
+    """
+    alpha, c = np.broadcast_arrays(_alpha(alpha), _cost(c))
+    gammas = np.arange(largest + 1)
+    gains = walltime_improvement(alpha[..., None], gammas, c[..., None], verify_cost)
+    return gains.argmax(axis=-1)
+
+
+def best_improvement(alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
+    """The walltime improvement at the optimal gamma; at least 1, since gamma = 0 is plain decoding."""
+    return walltime_improvement(alpha, optimal_gamma(alpha, c, verify_cost), c, verify_cost)
+
+
+def guaranteed_improvement(alpha: ArrayLike, c: ArrayLike) -> Array:
+    """(1 + alpha) / (1 + c), what gamma = 1 gives: a lower bound of the best, > 1 iff alpha > c (Corollary 3.9)."""
+    return (1 + _alpha(alpha)) / (1 + _cost(c))
+
+
+def oracle_improvement(alpha: ArrayLike, c: ArrayLike) -> Array:
+    """Walltime improvement if each step drafted exactly the tokens that will be accepted.
+
+    Such a step emits 1 / (1 - alpha) tokens on average and drafts all but the last of them, so it
+    costs 1 + c alpha / (1 - alpha) (section 3.5, which states the tokens and not this cost).
+    """
+    alpha, c = np.broadcast_arrays(_alpha(alpha), _cost(c))
+    with np.errstate(divide="ignore"):
+        return np.where((alpha == 1) & (c == 0), np.inf, 1 / ((1 - alpha) + c * alpha))
+
+
+def memory_reads(alpha: ArrayLike, gamma: ArrayLike) -> Array:
+    """Reads of the target's weights and KV cache per token, as a share of plain decoding's (section 3.4)."""
+    return 1 / expected_tokens(alpha, gamma)
+
+
+def solve_alpha(tokens_per_step: float, gamma: int) -> float:
+    """The alpha at which Equation 1 gives `tokens_per_step`: the iid acceptance that explains a count.
+
+    Raises `ValueError` when `tokens_per_step` is not between 1 and gamma + 1.
+    """
+    if not 1 <= tokens_per_step <= gamma + 1:
+        raise ValueError(f"tokens_per_step is {tokens_per_step}; with gamma = {gamma} it lies in [1, {gamma + 1}]")
+    return float(brentq(lambda alpha: expected_tokens(alpha, gamma) - tokens_per_step, 0.0, 1.0))

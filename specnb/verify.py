@@ -1,0 +1,106 @@
+"""Acceptance rules: pure functions of p, q, drafted tokens and uniforms.
+
+No model, cache, generator or device in here, so that the same code is enumerated exactly in float64
+and run in the loop. Every rule has the signature `Rule`:
+
+    p               (..., gamma + 1, vocab)  the target's laws, the last one after all drafts
+    q               (..., gamma, vocab)      the law each draft was drawn from
+    drafts          (..., gamma)             drafted tokens; -1 where none was proposed (its q is zero)
+    accept_uniforms (..., gamma)             one per draft, in [0, 1)
+    final_uniform   (...,)                   for the one token that every step adds
+
+and returns an `Outcome`. A new rule is a new function, never a flag in an old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specnb.law import draw, residual
+
+
+class Outcome(NamedTuple):
+    """What a rule decides: the number of drafts accepted `(...,)` and the token that follows them `(...,)`."""
+
+    accepted: Tensor
+    token: Tensor
+
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Outcome]
+
+
+def token_verification(
+    p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
+) -> Outcome:
+    """Algorithm 1: accept x with probability min(1, p(x)/q(x)); after a rejection draw from the residual.
+
+    Exact for any p and q (appendix A.1). With zeros in q, disjoint supports and p = q it stays so.
+    """
+    accept = accept_uniforms * _at(q, drafts) < _at(p[..., :-1, :], drafts)
+    accepted = _leading(accept & (drafts >= 0))
+    final_law = residual(_select(p, accepted), _select(_with_nothing_after(q), accepted))
+    return Outcome(accepted, draw(final_law, final_uniform))
+
+
+def greedy_verification(
+    p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
+) -> Outcome:
+    """Accept while the draft is the target's most probable token; then add that token itself.
+
+    For one-hot p it is Algorithm 1 at temperature 0; q and the uniforms are not read.
+    """
+    best = p.argmax(dim=-1)
+    accepted = _leading(drafts == best[..., :-1])
+    return Outcome(accepted, best.gather(-1, accepted.unsqueeze(-1)).squeeze(-1))
+
+
+def rejection_sampling(
+    p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
+) -> Outcome:
+    """Appendix A.2, one-shot: accept with probability p(x)/(M q(x)), M = max p/q, otherwise draw from p.
+
+    Exact, but accepts with probability 1/M = min over x of q/p only, which is at most the overlap.
+    """
+    head = p[..., :-1, :]
+    least_ratio = torch.where(head > 0, q / head, torch.inf).amin(dim=-1)
+    accept = accept_uniforms * _at(q, drafts) < _at(head, drafts) * least_ratio
+    accepted = _leading(accept & (drafts >= 0))
+    return Outcome(accepted, draw(_select(p, accepted), final_uniform))
+
+
+def exact_match(
+    p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
+) -> Outcome:
+    """Accept while the target's own sample equals the draft; at the first mismatch that sample is emitted.
+
+    Exact, and accepts with probability sum p q, at most the overlap. The sample at the mismatch must
+    not be drawn again: that would favour the tokens that the draft did not propose.
+    """
+    own = torch.cat([draw(p[..., :-1, :], accept_uniforms), draw(p[..., -1, :], final_uniform).unsqueeze(-1)], dim=-1)
+    accepted = _leading(drafts == own[..., :-1])
+    return Outcome(accepted, own.gather(-1, accepted.unsqueeze(-1)).squeeze(-1))
+
+
+def _leading(accept: Tensor) -> Tensor:
+    """The number of true entries before the first false one, along the last axis."""
+    return accept.to(torch.int64).cumprod(dim=-1).sum(dim=-1)
+
+
+def _at(laws: Tensor, tokens: Tensor) -> Tensor:
+    """The probability of each token under its law; that of token 0 where there is none (-1)."""
+    return laws.gather(-1, tokens.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+
+
+def _with_nothing_after(q: Tensor) -> Tensor:
+    """q and a zero law behind it: nothing is drafted at position gamma + 1."""
+    return torch.cat([q, q.new_zeros(*q.shape[:-2], 1, q.shape[-1])], dim=-2)
+
+
+def _select(laws: Tensor, position: Tensor) -> Tensor:
+    """The law at `position` `(...,)` of `laws` `(..., positions, vocab)`."""
+    index = position[..., None, None].expand(*position.shape, 1, laws.shape[-1])
+    return laws.gather(-2, index).squeeze(-2)
