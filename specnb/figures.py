@@ -1,0 +1,83 @@
+"""One style for every figure: sizes of a paper's column, colours by meaning, files that do not change.
+
+A figure is saved as SVG and PDF; a deterministic figure is the same file, byte for byte, when it is
+made again.
+"""
+
+from __future__ import annotations
+
+import io
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from specnb.results import out, write
+
+COLUMN = 3.4  # inches: one column of a two-column paper
+PAGE = 7.0
+
+# Okabe and Ito's colours, told apart by colour-blind readers; each means the same thing everywhere.
+COLOURS = {
+    "target": "#0072B2",  # p, the target, its decoding alone
+    "draft": "#E69F00",  # q, the draft
+    "accepted": "#009E73",
+    "rejected": "#D55E00",
+    "corrected": "#56B4E9",  # the token that the target adds
+    "theory": "#000000",
+    "measured": "#CC79A7",
+    "muted": "#8A8A8A",
+}
+SEQUENCE = "viridis"  # for an ordered family of curves (gamma, c): dark to light, readable in grey
+
+STYLE = {
+    "figure.figsize": (COLUMN, 2.4),
+    "figure.dpi": 144,
+    "figure.constrained_layout.use": True,
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.linewidth": 0.4,
+    "grid.alpha": 0.5,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "svg.hashsalt": "specnb",
+    "svg.fonttype": "path",
+    "pdf.fonttype": 42,
+}
+
+
+def use_style() -> None:
+    """Sets the style for all figures that follow; the first cell of every notebook calls it."""
+    mpl.rcdefaults()
+    mpl.rcParams.update(STYLE)
+
+
+def family(count: int) -> list[tuple[float, float, float, float]]:
+    """`count` colours from dark to light for an ordered family of curves, the lightest still visible."""
+    cmap = mpl.colormaps[SEQUENCE]
+    return [cmap(0.85 * i / max(count - 1, 1)) for i in range(count)]
+
+
+def panels(columns: int, rows: int = 1, height: float = 2.4) -> tuple[Figure, list[Axes]]:
+    """A figure as wide as one column for one panel, as wide as the page for more; and its axes in a row."""
+    width = COLUMN if columns == 1 else PAGE
+    figure, axes = plt.subplots(rows, columns, figsize=(width, height * rows), squeeze=False)
+    return figure, list(axes.flat)
+
+
+def save(figure: Figure, name: str) -> None:
+    """Writes `figures/<name>.svg` and `.pdf`, without the time of day in them."""
+    for kind, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, metadata=metadata)
+        write(out() / "figures" / f"{name}.{kind}", buffer.getvalue())

@@ -1,0 +1,149 @@
+"""What a notebook leaves behind: tables, verdicts on claims, and a stamp of how they were made.
+
+A verdict is computed from checks that could have come out otherwise; a claim that a notebook names
+and does not settle stays open. Everything is written under `SPECNB_OUT`, the project's root unless
+that variable says otherwise, and a file is there either whole or not at all.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+CLAIMS = ROOT / "data" / "claims.csv"
+VERDICTS = ("holds", "refuted", "conditional", "open")
+PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers", "matplotlib", "seaborn")
+
+
+def out() -> Path:
+    """The folder under which `data/results` and `figures` are written."""
+    return Path(os.environ.get("SPECNB_OUT", ROOT))
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Writes a file under another name and moves it into place, so that no reader sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    partial.replace(path)
+    return path
+
+
+class Findings:
+    """The findings of one notebook: `settle` its claims, keep its `table`s, and `close` at the end."""
+
+    def __init__(self, notebook: str, **parameters: Any) -> None:
+        self.notebook = notebook
+        self.parameters = parameters
+        claims = pd.read_csv(CLAIMS, dtype=str)
+        self.claims = claims[claims.notebook == notebook].set_index("id")
+        if self.claims.empty:
+            raise ValueError(f"{CLAIMS.name} gives no claim to notebook {notebook!r}; it names {sorted(set(claims.notebook))}")
+        self.settled: dict[str, tuple[str, str]] = {}
+
+    def settle(self, claim: str, holds: bool, evidence: str, holds_if: bool = False) -> str:
+        """Records and returns the verdict on `claim`: `holds` if it held as stated, `conditional` if it
+        held only under the condition that `evidence` names (`holds_if`), otherwise `refuted`.
+
+        Raises `KeyError` for a claim that is not this notebook's, `ValueError` for missing evidence.
+        """
+        if claim not in self.claims.index:
+            raise KeyError(f"{claim!r} is not a claim of notebook {self.notebook}; those are {list(self.claims.index)}")
+        if not any(character.isdigit() for character in evidence):
+            raise ValueError(f"the evidence for {claim!r} names no figure: {evidence!r}")
+        verdict = "holds" if holds else "conditional" if holds_if else "refuted"
+        self.settled[claim] = (verdict, " ".join(evidence.split()))
+        return verdict
+
+    def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
+        """Writes `frame` to `data/results/<notebook>_<name>.csv` and returns it."""
+        content = frame.to_csv(index=False, lineterminator="\n", float_format="%.10g")
+        write(out() / "data" / "results" / f"{self.notebook}_{name}.csv", content)
+        return frame
+
+    def close(self) -> pd.DataFrame:
+        """Writes verdicts and stamp; returns one row per claim: `id, verdict, evidence, notebook`."""
+        rows = [
+            (claim, *self.settled.get(claim, ("open", "not checked by this run")), self.notebook)
+            for claim in self.claims.index
+        ]
+        verdicts = pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
+        results = out() / "data" / "results"
+        write(results / f"{self.notebook}.claims.csv", verdicts.to_csv(index=False, lineterminator="\n"))
+        write(results / f"{self.notebook}.stamp.json", json.dumps(stamp(self.parameters), indent=1) + "\n")
+        return verdicts
+
+
+def stamp(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Parameters, versions, commit, code digest, machine: what a result depends on. No time, so that
+    the same run gives the same stamp."""
+    return {
+        "parameters": {name: value if isinstance(value, int | float | str | None) else str(value) for name, value in parameters.items()},
+        "python": platform.python_version(),
+        "packages": {package: metadata.version(package) for package in PACKAGES},
+        "commit": _commit(),
+        "code": code_digest(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def code_digest() -> str:
+    """A SHA-256 over the module's files: what the commit cannot say while something is uncommitted."""
+    digest = hashlib.sha256()
+    for file in sorted((ROOT / "specnb").glob("*.py")):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or "unknown"
+
+
+def collect() -> pd.DataFrame:
+    """One row for every claim in `data/claims.csv`, in its order; those without a verdict are open.
+
+    Raises `ValueError` for a verdict that is not one of `VERDICTS`.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for file in sorted((out() / "data" / "results").glob("[0-9][0-9].claims.csv")):
+        with file.open(newline="", encoding="utf-8") as rows:
+            found |= {row["id"]: row for row in csv.DictReader(rows)}
+    wrong = {row["verdict"] for row in found.values()} - set(VERDICTS)
+    if wrong:
+        raise ValueError(f"unknown verdicts {sorted(wrong)}; they must be among {VERDICTS}")
+    claims = pd.read_csv(CLAIMS, dtype=str)
+    unchecked = {"verdict": "open", "evidence": "no check has been run"}
+    rows = [
+        {"id": claim, **unchecked, "notebook": notebook} | found.get(claim, {})
+        for claim, notebook in zip(claims.id, claims.notebook, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
+
+
+def main() -> None:
+    """Collects all verdicts into `data/results/claims.csv` and says how many claims are open."""
+    table = collect()
+    write(out() / "data" / "results" / "claims.csv", table.to_csv(index=False, lineterminator="\n"))
+    counts = table.verdict.value_counts()
+    summary = ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in VERDICTS)
+    print(f"{len(table)} claims: {summary} (data/results/claims.csv)")
+
+
+if __name__ == "__main__":
+    main()
