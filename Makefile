@@ -1,0 +1,41 @@
+# make only sets up and calls; what happens is in the Snakefile and in the tests.
+PYTHON ?= python3
+CORES ?= 2
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# On a busy machine idle threads must not spin while others wait for the core.
+export GOMP_SPINCOUNT ?= 0
+
+.PHONY: reproduce test lint lab models notebooks lock clean
+
+reproduce: .venv/ready  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
+	snakemake --cores $(CORES) --rerun-incomplete --nolock --quiet rules host
+
+test: .venv/ready lint  ## all tests, the notebooks included
+	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg tests notebooks
+
+lint: .venv/ready
+	ruff check && ruff format --check && mypy
+
+lab: .venv/ready  ## explore in JupyterLab
+	jupyter lab notebooks
+
+models: .venv/ready  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
+	python -m specnb.train --preset $(or $(PRESET),cpu)
+	python -m specnb.card
+
+notebooks: .venv/ready  ## execute the notebooks in place, as they are committed
+	jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+
+lock: .venv/ready  ## resolve constraints.txt anew, for all platforms
+	pip install -q uv
+	uv pip compile -q --universal --fork-strategy fewest --python-version 3.11 --no-header --no-annotate pyproject.toml -o constraints.txt
+
+clean:  ## forget what was run; keeps the environment
+	rm -rf build .snakemake
+
+# The mark is made last, so an installation that was interrupted is done again.
+.venv/ready: requirements.txt constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	pip install -q --disable-pip-version-check -r requirements.txt
+	touch $@

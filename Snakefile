@@ -1,0 +1,50 @@
+# One rule per notebook. Each job is a function of its parameters and inputs and writes only its outputs.
+import json
+from pathlib import Path
+
+configfile: "config.yml"
+
+CODE = sorted(map(str, Path("specnb").glob("*.py")))
+DATA = ["data/claims.csv", "data/corpus.csv", *sorted(map(str, Path("data/reference").glob("*.csv")))]
+PAIR = sorted(map(str, Path("data/pair").glob("*/model.safetensors")))
+
+rule all:
+    input:
+        "data/results/claims.csv",
+
+for number, (name, notebook) in enumerate(config["notebooks"].items()):
+    rule:
+        name: f"notebook_{name[:2]}"
+        input:
+            notebook=f"notebooks/{name}.ipynb",
+            code=CODE,
+            data=DATA,
+            pair=PAIR,
+        output:
+            # Executed notebooks are moved here whole; a run that failed or was stopped stays in the log.
+            executed=f"build/notebooks/{name}.ipynb",
+            claims=f"data/results/{name[:2]}.claims.csv",
+            tables=[f"data/results/{name[:2]}_{table}.csv" for table in notebook.get("tables", [])],
+            figures=[f"figures/{name[:2]}_{figure}.{kind}" for figure in notebook.get("figures", []) for kind in ("svg", "pdf")],
+        log:
+            f"build/logs/{name}.ipynb",
+        params:
+            values=json.dumps(notebook.get("parameters", {})),
+        priority: -number
+        # Notebooks that measure time must have the machine to themselves.
+        threads: workflow.cores
+        resources:
+            mem_mb=4000,
+        shell:
+            "papermill -k python3 --cwd notebooks --log-level ERROR -y {params.values:q} {input.notebook} {log}"
+            " && cp {log} {output.executed}"
+
+rule claims:
+    input:
+        [f"data/results/{name[:2]}.claims.csv" for name in config["notebooks"]],
+        "data/claims.csv",
+        code="specnb/results.py",
+    output:
+        "data/results/claims.csv",
+    shell:
+        "python -m specnb.results"

@@ -1,0 +1,15 @@
+"""What tests and notebooks share: results go to a folder of their own, and nbval compares what can be compared."""
+
+import os
+import tempfile
+
+import pytest
+
+# Notebooks under test write tables and figures; the project's own files stay as they are.
+os.environ.setdefault("SPECNB_OUT", tempfile.mkdtemp(prefix="specnb-"))
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Pictures and progress bars are not compared as text."""
+    if collector.fspath and collector.fspath.ext == ".ipynb":
+        collector.skip_compare += ("image/svg+xml", "stderr")
