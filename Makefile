@@ -38,4 +38,6 @@ clean:  ## forget what was run; keeps the environment
 .venv/ready: requirements.txt constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	pip install -q --disable-pip-version-check -r requirements.txt
+	mkdir -p .venv/etc/ipython  # kernels here talk to this machine only, and need not warn of it
+	echo "c.IPKernelApp.log_level = 40" > .venv/etc/ipython/ipython_kernel_config.py
 	touch $@

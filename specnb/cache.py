@@ -37,7 +37,8 @@ class RaggedLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         slots = self.cache.slots[:, None, :, None]
         self.keys.scatter_(2, slots.expand_as(key_states), key_states)
         self.values.scatter_(2, slots.expand_as(value_states), value_states)

@@ -22,7 +22,6 @@ from specnb.randomness import uniforms
 from specnb.record import Recorder, StepRecord
 from specnb.verify import Outcome, Rule, token_verification
 
-
 Tokens = int | Sequence[int] | None
 
 
@@ -136,7 +135,7 @@ def _require(
     for number, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise ValueError(f"prompt {number} is empty; begin with at least one token, the begin-of-text one say")
-        if not (0 <= min(prompt) and max(prompt) < vocab):
+        if min(prompt) < 0 or max(prompt) >= vocab:
             raise ValueError(f"prompt {number} has tokens outside the vocabulary, which is 0 to {vocab - 1}")
     if any(not 0 <= token < vocab for token in _listed(eos)):
         raise ValueError(f"eos is {eos}; its tokens must lie in the vocabulary, 0 to {vocab - 1}")

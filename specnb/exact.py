@@ -22,7 +22,8 @@ Laws = Callable[[tuple[int, ...]], Tensor]
 Emissions = dict[tuple[int, ...], float]
 """The probability of each sequence that one step can emit, of length 1 to gamma + 1."""
 
-PROBES = (0.5, 0.013, 0.987)  # where in each cell the rule is asked; all answers must agree
+THIN = 1e-13  # edges closer than this are one: sums that should be equal differ in their last bits
+INSET = 2e-14  # how far inside a cell the rule is asked at both of its ends
 
 
 def joint_law(law: Laws, length: int) -> Tensor:
@@ -34,17 +35,20 @@ def joint_law(law: Laws, length: int) -> Tensor:
     return joint
 
 
-def step_law(rule: Rule, p: Laws, q: Laws, gamma: int) -> Emissions:
+def step_law(rule: Rule, p: Laws, q: Laws, gamma: int, drawn: Laws | None = None) -> Emissions:
     """The law of everything that one step of `rule` emits (Algorithm 1 with `token_verification`).
 
-    p and q are the target's and the drafter's laws given the tokens of this step so far. Raises
-    `ValueError` if the rule's answer changes inside a cell of uniforms: then it reads a uniform for
-    something other than comparing it with p/q, with p/(M q), or with a cumulated law.
+    p and q are the target's and the drafter's laws given the tokens of this step so far. `drawn` is
+    where the drafts really come from, if a drafter breaks its contract and reports another law q.
+
+    Raises `ValueError` if the rule's answer changes inside a cell of uniforms: then it reads a uniform
+    for something other than comparing it with p/q, with p/(M q), or with a cumulated law. Each cell is
+    asked in its middle and, so that no leak is too small, just inside its first and its last corner.
     """
     vocab = len(p(()))
     emitted: Emissions = {}
     for drafts in product(range(vocab), repeat=gamma):
-        chance = _chain(q, drafts, 0)
+        chance = _chain(drawn or q, drafts, 0)
         if chance == 0:
             continue
         prefixes = [drafts[:i] for i in range(gamma + 1)]
@@ -90,23 +94,16 @@ def _outcomes(rule: Rule, p: Tensor, q: Tensor, drafts: tuple[int, ...]) -> Emis
     edges = [*accept_edges, _final_edges(p, q)]
     lows = torch.cartesian_prod(*[edge[:-1] for edge in edges]).reshape(-1, len(edges))
     widths = torch.cartesian_prod(*[edge.diff() for edge in edges]).reshape(-1, len(edges))
-    answers = [_ask(rule, p, q, drafts, lows + probe * widths) for probe in PROBES]
-    for answer in answers[1:]:
-        if not all(torch.equal(a, b) for a, b in zip(answer, answers[0], strict=True)):
+    accepted, token = _ask(rule, p, q, drafts, lows + widths / 2)
+    for corner in (lows + INSET, lows + widths - INSET):
+        other = _ask(rule, p, q, drafts, corner)
+        if not (torch.equal(other.accepted, accepted) and torch.equal(other.token, token)):
             raise ValueError(
                 f"{getattr(rule, '__name__', rule)} changes its answer inside a cell: it reads a uniform "
                 "for more than one ratio test or one draw, so its law cannot be enumerated this way"
             )
-    return _summed(answers[0], drafts, widths.prod(dim=-1))
-
-
-def _summed(answer: Outcome, drafts: tuple[int, ...], volumes: Tensor) -> Emissions:
-    emitted: Emissions = {}
-    for accepted, token in sorted(set(zip(answer.accepted.tolist(), answer.token.tolist(), strict=True))):
-        mine = (answer.accepted == accepted) & (answer.token == token)
-        tokens = (*drafts[:accepted], token)
-        emitted[tokens] = emitted.get(tokens, 0.0) + float(volumes[mine].sum())
-    return emitted
+    volumes = p.new_zeros(len(drafts) + 1, p.shape[-1]).index_put((accepted, token), widths.prod(-1), accumulate=True)
+    return {(*drafts[:n], x): float(volumes[n, x]) for n, x in volumes.nonzero().tolist()}
 
 
 def _ask(rule: Rule, p: Tensor, q: Tensor, drafts: tuple[int, ...], uniforms: Tensor) -> Outcome:
@@ -134,9 +131,8 @@ def _final_edges(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _edges(*points: Tensor) -> Tensor:
-    inside = torch.cat(points).clamp(0, 1)
     ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    inside = torch.cat(points).nan_to_num(0.0).clamp(0, 1)  # NaN: p and q are both zero, there is no ratio
     edges = torch.cat([ends, inside]).unique()
-    # Sums that should be equal differ in their last bits; a cell that thin holds no probability.
-    wide = torch.cat([torch.tensor([True]), edges.diff() > 1e-14])
-    return torch.cat([edges[wide][edges[wide] < 1 - 1e-14], ends[1:]])
+    edges = edges[torch.cat([torch.tensor([True]), edges.diff() > THIN])]
+    return torch.cat([edges[edges < 1 - THIN], ends[1:]])

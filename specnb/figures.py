@@ -7,6 +7,7 @@ made again.
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -31,7 +32,7 @@ COLOURS = {
 }
 SEQUENCE = "viridis"  # for an ordered family of curves (gamma, c): dark to light, readable in grey
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.figsize": (COLUMN, 2.4),
     "figure.dpi": 144,
     "figure.constrained_layout.use": True,

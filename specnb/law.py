@@ -7,6 +7,7 @@ device. Nothing here knows of models, drafts or loops.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (argmax) or positive and finite")
-        if self.top_k is not None and (self.top_k != int(self.top_k) or self.top_k < 1):
+        if self.top_k is not None and not (isinstance(self.top_k, Integral) and self.top_k >= 1):
             raise ValueError(f"top_k is {self.top_k}; it must be a whole number from 1, or None for no limit")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1], where 1 keeps every token")
@@ -47,7 +48,8 @@ def standardise(logits: Tensor, sampling: Sampling = Sampling(), check: bool = T
         _require_finite_peak(logits)
     if sampling.temperature == 0:
         return _argmax_law(logits)
-    law = torch.softmax(logits / sampling.temperature, dim=-1)
+    # The peak goes first: divided by a low temperature, large logits would overflow.
+    law = torch.softmax((logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature, dim=-1)
     if sampling.top_k is not None and sampling.top_k < law.shape[-1]:
         weakest = law.topk(sampling.top_k, dim=-1).values[..., -1:]
         law = normalise(law.where(law >= weakest, 0.0))
@@ -70,7 +72,7 @@ def _argmax_law(logits: Tensor) -> Tensor:
     peak = logits.amax(dim=-1, keepdim=True)
     at_peak = logits == peak
     first = at_peak & (at_peak.cumsum(dim=-1) == 1)
-    return first.to(logits.dtype).where(~peak.isnan(), torch.nan)
+    return first.to(logits.dtype).where(peak.isfinite(), torch.nan)
 
 
 def _nucleus(law: Tensor, top_p: float) -> Tensor:

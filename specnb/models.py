@@ -56,7 +56,8 @@ def _load(name: str | Path, device: str, dtype: torch.dtype) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(
         name, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
     )
-    return model.to(device).eval()
+    model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
+    return model.eval()
 
 
 def require_same_vocabulary(target: PreTrainedModel, draft_vocab: int) -> None:

@@ -49,7 +49,9 @@ class Findings:
         claims = pd.read_csv(CLAIMS, dtype=str)
         self.claims = claims[claims.notebook == notebook].set_index("id")
         if self.claims.empty:
-            raise ValueError(f"{CLAIMS.name} gives no claim to notebook {notebook!r}; it names {sorted(set(claims.notebook))}")
+            raise ValueError(
+                f"{CLAIMS.name} gives no claim to notebook {notebook!r}; it names {sorted(set(claims.notebook))}"
+            )
         self.settled: dict[str, tuple[str, str]] = {}
 
     def settle(self, claim: str, holds: bool, evidence: str, holds_if: bool = False) -> str:
@@ -89,7 +91,10 @@ def stamp(parameters: dict[str, Any]) -> dict[str, Any]:
     """Parameters, versions, commit, code digest, machine: what a result depends on. No time, so that
     the same run gives the same stamp."""
     return {
-        "parameters": {name: value if isinstance(value, int | float | str | None) else str(value) for name, value in parameters.items()},
+        "parameters": {
+            name: value if isinstance(value, int | float | str | None) else str(value)
+            for name, value in parameters.items()
+        },
         "python": platform.python_version(),
         "packages": {package: metadata.version(package) for package in PACKAGES},
         "commit": _commit(),
@@ -122,8 +127,8 @@ def collect() -> pd.DataFrame:
     """
     found: dict[str, dict[str, str]] = {}
     for file in sorted((out() / "data" / "results").glob("[0-9][0-9].claims.csv")):
-        with file.open(newline="", encoding="utf-8") as rows:
-            found |= {row["id"]: row for row in csv.DictReader(rows)}
+        with file.open(newline="", encoding="utf-8") as lines:
+            found |= {row["id"]: row for row in csv.DictReader(lines)}
     wrong = {row["verdict"] for row in found.values()} - set(VERDICTS)
     if wrong:
         raise ValueError(f"unknown verdicts {sorted(wrong)}; they must be among {VERDICTS}")

@@ -56,7 +56,9 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Array:
 def count_law(alpha: ArrayLike, gamma: int) -> Array:
     """P(tokens per step = n) for n = 1 .. gamma + 1, on a new last axis: capped geometric (section 3.1)."""
     alpha = _alpha(alpha)[..., None]
-    n = np.arange(1, int(_gamma(gamma)) + 1)
+    if not np.isfinite(_gamma(gamma)):
+        raise ValueError("gamma is inf; the law of the count is an array only for a finite gamma")
+    n = np.arange(1, int(gamma) + 1)
     return np.concatenate([(1 - alpha) * alpha ** (n - 1), alpha ** int(gamma)], axis=-1)
 
 
@@ -67,6 +69,8 @@ def step_cost(gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = N
     drafting = np.multiply(gamma, c, out=np.zeros(c.shape), where=c > 0)
     if verify_cost is None:
         return drafting + 1.0
+    if np.isinf(gamma).any():
+        raise ValueError("gamma is inf, and verify_cost is asked for a finite number of tokens")
     return drafting + np.asarray(verify_cost((gamma + 1).astype(np.int64)), dtype=np.float64)
 
 
@@ -78,13 +82,19 @@ def walltime_improvement(
     `verify_cost` replaces the theorem's assumption that a run over gamma + 1 tokens takes no longer
     than a run over one: the denominator gamma c + 1 becomes gamma c + v(gamma + 1).
     """
-    return expected_tokens(alpha, gamma) / step_cost(gamma, c, verify_cost)
+    alpha, gamma, c = np.broadcast_arrays(_alpha(alpha), _gamma(gamma), _cost(c))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        improvement = expected_tokens(alpha, gamma) / step_cost(gamma, c, verify_cost)
+        # Drafts without end, all accepted: a token then costs what its draft costs.
+        return np.where((alpha == 1) & np.isinf(gamma), 1 / c, improvement)
 
 
 def operations_increase(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> Array:
     """Factor by which the total of arithmetic operations grows, Theorem 3.11 (c_hat: operations of a draft run)."""
     alpha, gamma, c_hat = np.broadcast_arrays(_alpha(alpha), _gamma(gamma), _cost(c_hat, "c_hat"))
-    return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
+    with np.errstate(invalid="ignore"):
+        increase = (gamma * (c_hat + 1) + 1) / expected_tokens(alpha, gamma)
+    return np.where((alpha == 1) & np.isinf(gamma), c_hat + 1, increase)
 
 
 def optimal_gamma(
@@ -130,8 +140,11 @@ def memory_reads(alpha: ArrayLike, gamma: ArrayLike) -> Array:
 def solve_alpha(tokens_per_step: float, gamma: int) -> float:
     """The alpha at which Equation 1 gives `tokens_per_step`: the iid acceptance that explains a count.
 
-    Raises `ValueError` when `tokens_per_step` is not between 1 and gamma + 1.
+    Raises `ValueError` for gamma < 1, where every alpha gives one token, and when `tokens_per_step` is
+    not between 1 and gamma + 1.
     """
+    if gamma < 1:
+        raise ValueError(f"gamma is {gamma}; without drafts every alpha gives one token per step")
     if not 1 <= tokens_per_step <= gamma + 1:
         raise ValueError(f"tokens_per_step is {tokens_per_step}; with gamma = {gamma} it lies in [1, {gamma + 1}]")
     return float(brentq(lambda alpha: expected_tokens(alpha, gamma) - tokens_per_step, 0.0, 1.0))

@@ -14,22 +14,23 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specnb import corpus
 
 END = "<|endoftext|>"
 VOCABULARY = 4096
 CONTEXT = 512
-SHAPES = {
-    "target": dict(num_hidden_layers=16, hidden_size=192, intermediate_size=512, num_attention_heads=3),
-    "draft": dict(num_hidden_layers=1, hidden_size=256, intermediate_size=1024, num_attention_heads=4),
+SHAPES: dict[str, dict[str, Any]] = {
+    "target": {"num_hidden_layers": 16, "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 3},
+    "draft": {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4},
 }
 
 
@@ -69,7 +70,7 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> np.ndarray:
+def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> np.ndarray:
     """All texts as one row of token ids, each file between two end-of-text tokens."""
     end = [tokenizer.eos_token_id]
     encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
@@ -114,9 +115,7 @@ def optimizers(model: nn.Module, budget: Budget) -> list[torch.optim.Optimizer]:
     matrices = [w for name, w in model.named_parameters() if w.ndim == 2 and "embed" not in name]
     others = [w for name, w in model.named_parameters() if w.ndim < 2 or "embed" in name]
     return [
-        torch.optim.Muon(
-            matrices, lr=budget.muon_rate, weight_decay=0.01, adjust_lr_fn="original"
-        ),
+        torch.optim.Muon(matrices, lr=budget.muon_rate, weight_decay=0.01, adjust_lr_fn="original"),
         torch.optim.AdamW(others, lr=budget.adam_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
@@ -136,7 +135,8 @@ def loss_of(model: nn.Module, window: Tensor) -> Tensor:
 def fit(role: str, tokens: np.ndarray, budget: Budget, device: str, seed: int, end: int) -> LlamaForCausalLM:
     """Trains a new model for `role`; shows its loss in bits per token on a progress bar."""
     torch.manual_seed(seed)
-    model = build(role, end).to(device).train()
+    model = build(role, end)
+    model.to(torch.device(device)).train()  # type: ignore[arg-type]  # the stub of `to` lacks its argument
     step_loss = torch.compile(loss_of, dynamic=False)
     chosen = optimizers(model, budget)
     bases = [optimizer.param_groups[0]["lr"] for optimizer in chosen]
@@ -154,12 +154,13 @@ def fit(role: str, tokens: np.ndarray, budget: Budget, device: str, seed: int, e
                 bits = loss.item() / math.log(2)
                 smooth = bits if smooth is None else 0.9 * smooth + 0.1 * bits
                 bar.set_postfix(bits_per_token=f"{smooth:.3f}")
-    return model.eval().cpu()
+    model.cpu().eval()
+    return model
 
 
-def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes weights in bfloat16 (half the size, read back into any dtype), config and tokenizer."""
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

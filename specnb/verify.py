@@ -33,9 +33,7 @@ class Outcome(NamedTuple):
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Outcome]
 
 
-def token_verification(
-    p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
-) -> Outcome:
+def token_verification(p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor) -> Outcome:
     """Algorithm 1: accept x with probability min(1, p(x)/q(x)); after a rejection draw from the residual.
 
     Exact for any p and q (appendix A.1). With zeros in q, disjoint supports and p = q it stays so.
@@ -58,9 +56,7 @@ def greedy_verification(
     return Outcome(accepted, best.gather(-1, accepted.unsqueeze(-1)).squeeze(-1))
 
 
-def rejection_sampling(
-    p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
-) -> Outcome:
+def rejection_sampling(p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor) -> Outcome:
     """Appendix A.2, one-shot: accept with probability p(x)/(M q(x)), M = max p/q, otherwise draw from p.
 
     Exact, but accepts with probability 1/M = min over x of q/p only, which is at most the overlap.
@@ -72,9 +68,7 @@ def rejection_sampling(
     return Outcome(accepted, draw(_select(p, accepted), final_uniform))
 
 
-def exact_match(
-    p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
-) -> Outcome:
+def exact_match(p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor) -> Outcome:
     """Accept while the target's own sample equals the draft; at the first mismatch that sample is emitted.
 
     Exact, and accepts with probability sum p q, at most the overlap. The sample at the mismatch must

@@ -1,0 +1,153 @@
+"""The model card of the trained pair: how well it predicts text it never saw, beside xz and a 5-gram.
+
+`python -m specnb.card` measures and writes `data/pair/README.md` and `data/pair/quality.csv`.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from specnb import corpus
+from specnb.decode import generate
+from specnb.law import Sampling
+from specnb.models import PAIR, Pair, load_pair
+from specnb.ngram import NgramModel
+from specnb.results import write
+from specnb.train import CONTEXT, encode
+
+STRIDE = CONTEXT // 2
+
+
+@torch.inference_mode()
+def model_bits(model: PreTrainedModel, tokens: NDArray[np.int64], batch: int = 16) -> float:
+    """Bits that `model` needs for `tokens` after the first; each is predicted from at least `STRIDE`
+    tokens before it, or from all there are."""
+    total = 0.0
+    starts = range(0, len(tokens) - 1, STRIDE)
+    for at in tqdm(range(0, len(starts), batch), desc="held-out text", delay=3, leave=False):
+        rows = [tokens[start : start + CONTEXT + 1] for start in starts[at : at + batch]]
+        for start, row in zip(starts[at : at + batch], _padded(rows, model), strict=True):
+            fresh = row if start == 0 else row[STRIDE:] if len(row) > STRIDE else row[:0]
+            total += float(fresh.sum())
+    return total
+
+
+def _padded(rows: list[NDArray[np.int64]], model: PreTrainedModel) -> list[torch.Tensor]:
+    """The bits of every token of each row after its first; padding stands behind, where nothing sees it."""
+    longest = max(map(len, rows))
+    window = torch.stack([torch.from_numpy(np.pad(row, (0, longest - len(row)))) for row in rows])
+    logits = model(input_ids=window[:, :-1], use_cache=False).logits.float()
+    nats = torch.nn.functional.cross_entropy(logits.transpose(1, 2), window[:, 1:], reduction="none")
+    return [bits[: len(row) - 1] for bits, row in zip(nats / math.log(2), rows, strict=True)]
+
+
+def xz_bytes(text: bytes) -> int:
+    """The size of `text` after xz at its strongest."""
+    return len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
+
+
+def quality(pair: Pair) -> pd.DataFrame:
+    """Bits per byte of the held-out files: target, draft, a 5-gram, and xz alone and after the training text."""
+    train, held_out = corpus.read("train"), corpus.read("held-out")
+    text = "".join(held_out).encode()
+    tokens = encode(pair.tokenizer, held_out).astype(np.int64)
+    ngram = NgramModel(encode(pair.tokenizer, train).astype(np.int64), 5, len(pair.tokenizer))
+    before = "".join(train).encode()
+    bits = {
+        "target": model_bits(pair.target, tokens),
+        "draft": model_bits(pair.draft, tokens),
+        "5-gram (Kneser-Ney, training text)": ngram.bits(tokens[1:]),
+        "xz -9e, held-out text alone": 8 * xz_bytes(text),
+        "xz -9e, after the training text": 8 * (xz_bytes(before + text) - xz_bytes(before)),
+    }
+    return pd.DataFrame({"name": list(bits), "bits_per_byte": [value / len(text) for value in bits.values()]})
+
+
+def samples(pair: Pair, prompts: list[str], seed: int = 0) -> list[str]:
+    """Each prompt with the target's continuation at temperature 0.7."""
+    encoded = [pair.encode(prompt) for prompt in prompts]
+    made = generate(
+        pair.target,
+        encoded,
+        pair.draft,
+        max_new_tokens=110,
+        sampling=Sampling(0.7),
+        seed=seed,
+        eos=pair.tokenizer.eos_token_id,
+    )
+    return [prompt + str(pair.tokenizer.decode(tokens)) for prompt, tokens in zip(prompts, made.tokens, strict=True)]
+
+
+def main() -> None:
+    """Writes card and quality table of the pair in `data/pair`."""
+    pair = load_pair()
+    table = quality(pair)
+    write(PAIR / "quality.csv", table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
+    write(PAIR / "README.md", card(pair, table))
+
+
+def card(pair: Pair, table: pd.DataFrame) -> str:
+    """The card as Markdown; every number in it is computed or read from what the training wrote."""
+    notes = {role: json.loads((PAIR / role / "training.json").read_text()) for role in ("target", "draft")}
+    sources = pd.DataFrame(corpus.manifest())
+    packages = ", ".join(sorted({f"{row.package} {row.version}" for row in sources.itertuples()}))
+    held_out = int((sources.split == "held-out").sum())
+    lines = [
+        "# The trained pair",
+        "",
+        "Target and draft of the notebooks: two small Llama-shaped models of Python source code that share a",
+        "byte-level BPE of 4096 tokens. Made by `make models` from the text of packages that specnb depends on",
+        f"anyway ({packages}); `data/corpus.csv` names every file and its SHA-256.",
+        f"{held_out} of {len(sources)} files were held out.",
+        "",
+        "| | target | draft |",
+        "|---|---|---|",
+        *[f"| {label} | {shown(notes['target'])} | {shown(notes['draft'])} |" for label, shown in _FACTS.items()],
+        *[
+            f"| {label} | {getattr(pair.target.config, name)} | {getattr(pair.draft.config, name)} |"
+            for label, name in _SHAPE.items()
+        ],
+        "",
+        "Held-out text, bits per byte (lower is better):",
+        "",
+        "| | bits per byte |",
+        "|---|---|",
+        *[f"| {row.name_} | {row.bits_per_byte:.3f} |" for row in table.rename(columns={"name": "name_"}).itertuples()],
+        "",
+        "What the target writes at temperature 0.7, first seed, not chosen:",
+        "",
+        *[
+            f"```python\n{text}\n```\n"
+            for text in samples(pair, ["def is_connected(G):\n", "class Polygon(GeometrySet):\n"])
+        ],
+        "The weights are bfloat16; they know nothing but this text, and are for studying decoding only.",
+        "The text they learned from is under the BSD licences of its packages.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_FACTS = {
+    "parameters": lambda note: f"{note['parameters']:,}",
+    "budget": lambda note: f"{note['preset']}, {note['minutes']} minutes on {note['device']}",
+    "training tokens seen": lambda note: f"{note['tokens_seen']:,} of a text of {note['tokens_in_corpus']:,}",
+}
+_SHAPE = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "feed-forward": "intermediate_size",
+    "heads": "num_attention_heads",
+    "context": "max_position_embeddings",
+}
+
+
+if __name__ == "__main__":
+    main()

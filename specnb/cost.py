@@ -1,0 +1,180 @@
+"""What runs and generations cost on this machine: c, v(n) and seconds per token.
+
+A cost is a ratio of times that were taken in turn: every repetition times everything that is compared,
+in a new order, so that a machine that gets slower gets slower for all of it. What single runs cost
+predicts the speed-up (`specnb.theory`); what generations cost is what the prediction is held against.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from specnb.decode import Generation, generate
+from specnb.draft import prefill
+from specnb.estimate import Estimate
+from specnb.law import Sampling
+from specnb.models import Pair, Runner
+from specnb.record import PARTS
+
+Array = NDArray[np.float64]
+WARM_UP = 3  # runs of everything before the first one that counts
+
+
+def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, seed: int = 0) -> Estimate:
+    """median(top) / median(bottom) of times taken in the same repetitions; the interval resamples those.
+
+    n is the number of repetitions. Raises `ValueError` for unequal lengths or fewer than 3 repetitions.
+    """
+    top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
+    if top.shape != bottom.shape or top.ndim != 1 or len(top) < 3:
+        raise ValueError(f"need two equally long rows of at least 3 times, got shapes {top.shape} and {bottom.shape}")
+    chosen = np.random.default_rng(seed).integers(len(top), size=(resamples, len(top)))
+    ratios = np.median(top[chosen], axis=1) / np.median(bottom[chosen], axis=1)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return Estimate(float(np.median(top) / np.median(bottom)), float(low), float(high), len(top))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of single runs, one row per repetition.
+
+    draft   (repetitions,)          a draft run over one token
+    target  (repetitions, largest)  a target run over 1 to `largest` tokens
+    """
+
+    draft: Array
+    target: Array
+
+    @property
+    def cost_ratio(self) -> Estimate:
+        """c: a draft run in target runs over one token (Definition 3.7)."""
+        return ratio_of_medians(self.draft, self.target[:, 0])
+
+    @property
+    def verify_costs(self) -> list[Estimate]:
+        """v(1) = 1 to v(largest): target runs over n tokens in target runs over one."""
+        return [ratio_of_medians(column, self.target[:, 0]) for column in self.target.T]
+
+    def verify_cost(self, n: ArrayLike) -> Array:
+        """v(n) for `specnb.theory`; raises `ValueError` where n was not measured."""
+        n = np.asarray(n)
+        largest = self.target.shape[1]
+        if not np.all((n >= 1) & (n <= largest)):
+            raise ValueError(f"runs over 1 to {largest} tokens were measured, not over {n.min()} to {n.max()}")
+        medians = np.median(self.target, axis=0)
+        return medians[n - 1] / medians[0]
+
+
+@torch.inference_mode()
+def measure_costs(
+    pair: Pair, *, context: int = 128, largest: int = 9, repetitions: int = 30, seed: int = 0, progress: bool = True
+) -> Costs:
+    """Times draft runs over 1 token and target runs over 1 to `largest`, after `context` tokens, one row.
+
+    Runs only: no sampling, no verification, so that c and v(n) are those of Definition 3.7. Raises
+    `ValueError` for context, largest < 1 or repetitions < 3.
+    """
+    if context < 1 or largest < 1 or repetitions < 3:
+        raise ValueError(
+            f"context, largest and repetitions are {context}, {largest}, {repetitions}; they must be at least 1, 1, 3"
+        )
+    generator = np.random.default_rng(seed)
+    device = pair.target.device
+    tokens = torch.from_numpy(generator.integers(pair.target.config.vocab_size, size=(1, context + largest)))
+    tokens = tokens.to(device)
+    runners = [Runner(model, context + largest) for model in (pair.target, pair.draft)]
+    for runner in runners:
+        prefill(runner, tokens, torch.tensor([context + 1], device=device))
+    jobs = [(runners[0], n) for n in range(1, largest + 1)] + [(runners[1], 1)]
+
+    seconds = np.empty((repetitions, len(jobs)))
+    rounds = range(-WARM_UP, repetitions)
+    for repetition in tqdm(rounds, desc="timing runs", delay=3, leave=False, disable=not progress):
+        for job in generator.permutation(len(jobs)):
+            runner, n = jobs[job]
+            seconds[max(repetition, 0), job] = _time_run(runner, tokens, context, n)
+    return Costs(draft=seconds[:, -1], target=seconds[:, :-1])
+
+
+def _time_run(runner: Runner, tokens: Tensor, context: int, n: int) -> float:
+    """Seconds of a run over the `n` tokens after `context`; the next run overwrites what this one wrote."""
+    slots = torch.arange(context, context + n, device=tokens.device)[None]
+    _wait(tokens.device)
+    began = time.perf_counter()
+    runner.run(tokens[:, context : context + n], slots, keep=n)
+    _wait(tokens.device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What generating cost, one row per repetition.
+
+    gammas   (gammas,)                             what was compared; 0 is plain decoding
+    seconds  (repetitions, gammas, len(PARTS))     per emitted token, in each part of a step
+    tokens_per_step  (repetitions, gammas)
+    """
+
+    gammas: tuple[int, ...]
+    seconds: Array
+    tokens_per_step: Array
+
+    def improvement(self, gamma: int) -> Estimate:
+        """How many times faster than gamma = 0. Raises `ValueError` for a gamma that was not measured."""
+        total = self.seconds.sum(axis=-1)
+        return ratio_of_medians(total[:, self.gammas.index(0)], total[:, self.gammas.index(gamma)])
+
+    def share(self, gamma: int, part: str) -> float:
+        """The share of the time that one of `PARTS` took, over all repetitions."""
+        mine = self.seconds[:, self.gammas.index(gamma)].sum(axis=0)
+        return float(mine[PARTS.index(part)] / mine.sum())
+
+
+def measure_speeds(
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    gammas: Sequence[int],
+    *,
+    max_new_tokens: int = 64,
+    sampling: Sampling = Sampling(),
+    seed: int = 0,
+    progress: bool = True,
+) -> Speeds:
+    """Times generation from each prompt, alone in its batch, with every gamma in turn: one prompt, one repetition.
+
+    Prompts are run before the clock starts, as in Theorem 3.8, which is about long texts. Raises
+    `ValueError` when 0 is not among `gammas` or there are fewer than 3 prompts.
+    """
+    if 0 not in gammas or len(prompts) < 3:
+        raise ValueError(f"gammas {list(gammas)} need a 0 to compare with, and {len(prompts)} prompts need to be 3")
+
+    def run(prompt: Sequence[int], gamma: int, row: int) -> Generation:
+        return generate(
+            pair.target, [prompt], pair.draft, gamma=gamma, max_new_tokens=max_new_tokens, sampling=sampling,
+            seed=seed, rows=[row], timed=True, progress=False,
+        )  # fmt: skip
+
+    for gamma in gammas:
+        run(prompts[0], gamma, 0)
+    seconds = np.empty((len(prompts), len(gammas), len(PARTS)))
+    tokens_per_step = np.empty(seconds.shape[:2])
+    order = np.random.default_rng(seed)
+    for row, prompt in enumerate(tqdm(prompts, desc="timing texts", delay=3, leave=False, disable=not progress)):
+        for at in order.permutation(len(gammas)):
+            record = run(prompt, gammas[at], row).record
+            seconds[row, at] = [record.seconds[part].sum() / record.emitted.sum() for part in PARTS]
+            tokens_per_step[row, at] = record.emitted.sum() / record.target_runs.sum()
+    return Speeds(tuple(gammas), seconds, tokens_per_step)

@@ -1,0 +1,116 @@
+"""Shapes and sanity of what is measured; no test asks how long anything took."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specnb import theory
+from specnb.cost import Costs, Speeds, measure_costs, measure_speeds, ratio_of_medians
+from specnb.models import Pair
+from specnb.record import PARTS
+
+VOCAB = 13
+
+
+def tiny(layers: int) -> LlamaForCausalLM:
+    torch.manual_seed(layers)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return Pair(tiny(2), tiny(1), tokenizer=None)
+
+
+def test_costs_have_one_positive_time_per_repetition_and_length(pair: Pair) -> None:
+    costs = measure_costs(pair, context=5, largest=4, repetitions=6, progress=False)
+    assert costs.draft.shape == (6,)
+    assert costs.target.shape == (6, 4)
+    assert (costs.draft > 0).all()
+    assert (costs.target > 0).all()
+    assert costs.cost_ratio.n == 6
+    assert len(costs.verify_costs) == 4
+    assert costs.verify_costs[0] == (1.0, 1.0, 1.0, 6)
+
+
+def test_runs_see_the_tokens_they_are_meant_to(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    def count(module: LlamaForCausalLM, args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        ids, positions = kwargs["input_ids"], kwargs["position_ids"]
+        seen.append((module.role, ids.shape[1], int(positions[0, 0])))
+
+    hooks = []
+    for role, model in (("target", pair.target), ("draft", pair.draft)):
+        model.role = role
+        hooks.append(model.register_forward_pre_hook(count, with_kwargs=True))
+    measure_costs(pair, context=7, largest=3, repetitions=4, progress=False)
+    for hook in hooks:
+        hook.remove()
+    runs_each = 4 + 3  # repetitions and warm-up
+    assert seen[:2] == [("target", 7, 0), ("draft", 7, 0)]
+    assert sorted(seen[2:]) == sorted([("target", n, 7) for n in (1, 2, 3)] * runs_each + [("draft", 1, 7)] * runs_each)
+
+
+@pytest.mark.parametrize("wrong", [{"context": 0}, {"largest": 0}, {"repetitions": 2}])
+def test_measuring_nothing_is_refused(pair: Pair, wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least"):
+        measure_costs(pair, progress=False, **wrong)
+
+
+def test_costs_are_ratios_of_medians() -> None:
+    target = np.array([[2.0, 3.0], [2.0, 3.0], [200.0, 300.0]])
+    costs = Costs(draft=np.array([0.5, 0.5, 50.0]), target=target)
+    assert costs.cost_ratio.value == 0.25
+    assert costs.verify_cost([1, 2]).tolist() == [1.0, 1.5]
+    with pytest.raises(ValueError, match="not over 3 to 3"):
+        costs.verify_cost(3)
+    with pytest.raises(ValueError, match="not over 0 to 0"):
+        costs.verify_cost(0)
+    assert theory.walltime_improvement(0.5, 1, 0.25, costs.verify_cost) == pytest.approx(1.5 / 1.75)
+
+
+def test_interval_of_a_ratio_keeps_repetitions_together() -> None:
+    drift = np.linspace(1, 9, 15)  # a machine that slows down ninefold, for both alike
+    ratio = ratio_of_medians(3 * drift, drift)
+    assert (ratio.value, ratio.low, ratio.high, ratio.n) == pytest.approx((3, 3, 3, 15))
+    apart = ratio_of_medians(3 * drift, drift[::-1])
+    assert apart.low < 2 < 4 < apart.high
+    with pytest.raises(ValueError, match="at least 3"):
+        ratio_of_medians([1.0, 2.0], [1.0, 2.0])
+
+
+def test_speeds_have_all_parts_for_every_gamma(pair: Pair) -> None:
+    prompts = [[1, 2, 3], [4, 5], [6]]
+    speeds = measure_speeds(pair, prompts, (0, 2), max_new_tokens=9, progress=False)
+    assert speeds.seconds.shape == (3, 2, len(PARTS))
+    assert (speeds.seconds > 0).all()
+    assert (speeds.tokens_per_step[:, 0] == 1).all()
+    assert ((speeds.tokens_per_step[:, 1] >= 1) & (speeds.tokens_per_step[:, 1] <= 3)).all()
+    assert speeds.improvement(2).n == 3
+    assert sum(speeds.share(2, part) for part in PARTS) == pytest.approx(1)
+
+
+def test_speeds_compare_with_plain_decoding(pair: Pair) -> None:
+    seconds = np.array([[[0.0, 2.0, 0.0], [0.25, 0.5, 0.25]]] * 4)
+    speeds = Speeds((0, 3), seconds, np.ones((4, 2)))
+    assert speeds.improvement(3) == (2.0, 2.0, 2.0, 4)
+    assert speeds.share(3, "draft") == 0.25
+    with pytest.raises(ValueError, match="not in"):
+        speeds.improvement(4)
+    with pytest.raises(ValueError, match="need a 0"):
+        measure_speeds(pair, [[1]] * 3, (1, 2))
+    with pytest.raises(ValueError, match="2 prompts"):
+        measure_speeds(pair, [[1]] * 2, (0, 2))

@@ -1,0 +1,47 @@
+"""Figures are the same bytes when they are made again, and their colours are told apart in grey."""
+
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.colors import to_rgb
+
+from specnb import figures
+
+
+@pytest.fixture(autouse=True)
+def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
+    mpl.use("agg")
+
+
+def _make(folder: Path) -> dict[str, bytes]:
+    figures.use_style()
+    figure, (axes,) = figures.panels(1)
+    axes.plot([0, 1], [1, 2], color=figures.COLOURS["target"])
+    axes.set(xlabel=r"$\alpha$", ylabel="tokens")
+    figures.save(figure, "again")
+    plt.close(figure)
+    return {kind: (folder / "figures" / f"again.{kind}").read_bytes() for kind in ("svg", "pdf")}
+
+
+def test_a_figure_is_the_same_bytes_when_made_again(tmp_path: Path) -> None:
+    assert _make(tmp_path) == _make(tmp_path)
+
+
+def _luminance(colour: object) -> float:
+    red, green, blue = to_rgb(colour)  # type: ignore[arg-type]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_ordered_families_darken_in_order() -> None:
+    grey = [_luminance(colour[:3]) for colour in figures.family(6)]
+    assert grey == sorted(grey)
+    assert min(b - a for a, b in pairwise(grey)) > 0.05
+
+
+def test_target_and_draft_differ_in_grey() -> None:
+    for one, other in combinations(("target", "draft", "theory"), 2):
+        assert abs(_luminance(figures.COLOURS[one]) - _luminance(figures.COLOURS[other])) > 0.1

@@ -1,0 +1,116 @@
+"""What README, package metadata, pins and pipeline say agrees with each other and with what is there."""
+
+import ast
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+CONFIG = yaml.safe_load((ROOT / "config.yml").read_text())["notebooks"]
+
+
+def _source(path: Path) -> str:
+    cells = nbformat.read(path, as_version=4).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+
+
+def _parameters(path: Path) -> set[str]:
+    cells = nbformat.read(path, as_version=4).cells
+    tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1, f"{path.name} needs exactly one cell tagged parameters"
+    return {statement.targets[0].id for statement in ast.parse(tagged[0]).body}
+
+
+def test_the_pins_of_package_and_lock_agree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked = {
+        line.split(";")[0].strip()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and not line.startswith("#")
+    }
+    assert set(project["dependencies"]) <= locked
+
+
+def test_pip_and_conda_take_their_packages_from_the_same_place() -> None:
+    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
+    assert lines == ["-c constraints.txt", "-e ."]
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    assert conda[-1] == {"pip": ["-r requirements.txt"]}
+    assert [entry for entry in conda[:-1] if not entry.startswith("python=")] == ["pip"]
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    (version,) = [entry.split("=")[1] for entry in conda[:-1] if entry.startswith("python=")]
+    assert requires == f">={version}"
+
+
+def test_the_lock_holds_for_every_platform() -> None:
+    lock = (ROOT / "constraints.txt").read_text()
+    assert "+cpu" not in lock
+    assert "://" not in lock
+    names = [line.split("==")[0] for line in lock.splitlines() if "==" in line]
+    assert len(names) == len(set(names)), "a package has two versions: the text that the pair learned from would differ"
+
+
+def test_every_notebook_is_in_the_pipeline_and_in_order() -> None:
+    assert list(CONFIG) == [path.stem for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_pipeline_knows_parameters_and_outputs(path: Path) -> None:
+    known = CONFIG[path.stem]
+    assert set(known.get("parameters", {})) <= _parameters(path)
+    source, number = _source(path), path.stem[:2]
+    assert set(re.findall(r"findings\.table\(\s*\"(\w+)\"", source)) == set(known.get("tables", []))
+    assert set(re.findall(rf"save\(\w+, \"{number}_(\w+)\"\)", source)) == set(known.get("figures", []))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_committed_notebooks_were_run_top_to_bottom(path: Path) -> None:
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code" and cell.source]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_notebook_settles_all_its_claims(path: Path) -> None:
+    claims = pd.read_csv(ROOT / "data" / "claims.csv", dtype=str)
+    mine = set(claims.id[claims.notebook == path.stem[:2]])
+    assert set(re.findall(r"findings\.settle\(\s*\"([\w-]+)\"", _source(path))) == mine
+
+
+def test_the_table_of_claims_has_a_row_for_every_claim() -> None:
+    claims = pd.read_csv(ROOT / "data" / "claims.csv", dtype=str)
+    table = pd.read_csv(ROOT / "data" / "results" / "claims.csv", dtype=str)
+    assert list(table.columns) == ["id", "verdict", "evidence", "notebook"]
+    assert list(table.id) == list(claims.id)
+    run = table.notebook.isin([path.stem[:2] for path in NOTEBOOKS])
+    assert set(table.verdict[run]) <= {"holds", "refuted", "conditional"}
+    assert set(table.verdict[~run]) <= {"open"}
+
+
+def test_readme_names_what_is_there() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for link in re.findall(r"\]\(([^)#:]+)\)", readme):
+        assert (ROOT / link).exists(), f"README links to {link}"
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"make ([a-z]+)", readme)) <= targets
+
+
+def test_readme_code_runs() -> None:
+    """Every Python block of the README, in order, in one namespace."""
+    namespace: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL):
+        exec(compile(block, "README.md", "exec"), namespace)  # it is the README's own code that is under test
+
+
+def test_notebooks_hold_no_trace_of_a_machine() -> None:
+    for path in NOTEBOOKS:
+        content = json.loads(path.read_text())
+        assert set(content["metadata"]) <= {"kernelspec", "language_info"}
+        assert not re.search(r"(/home/|/root/|/tmp/|/Users/)", path.read_text()), path.name

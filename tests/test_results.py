@@ -1,0 +1,84 @@
+"""Findings: verdicts come from checks, unknown claims are refused, and nothing is half-written."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from specnb import results
+
+
+@pytest.fixture(autouse=True)
+def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("holds", "holds_if", "verdict"),
+    [(True, False, "holds"), (True, True, "holds"), (False, True, "conditional"), (False, False, "refuted")],
+)
+def test_a_verdict_follows_from_its_checks(holds: bool, holds_if: bool, verdict: str) -> None:
+    assert results.Findings("00").settle("lanes-figure", holds, "9 runs", holds_if) == verdict
+
+
+def test_what_was_not_checked_is_open(tmp_path: Path) -> None:
+    table = results.Findings("02", seed=1).close()
+    assert set(table.verdict) == {"open"}
+    stamp = json.loads((tmp_path / "data" / "results" / "02.stamp.json").read_text())
+    assert stamp["parameters"] == {"seed": 1}
+
+
+def test_collect_has_every_claim_and_keeps_verdicts() -> None:
+    findings = results.Findings("00")
+    findings.settle("lanes-figure", True, "9 runs\n  for 38 tokens")
+    findings.close()
+    table = results.collect().set_index("id")
+    assert list(table.index) == list(pd.read_csv(results.CLAIMS).id)
+    assert table.loc["lanes-figure", "verdict"] == "holds"
+    assert table.loc["lanes-figure", "evidence"] == "9 runs for 38 tokens"
+    assert (table.drop("lanes-figure").verdict == "open").all()
+
+
+def test_collect_refuses_an_unknown_verdict(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "results" / "00.claims.csv"
+    results.write(file, "id,verdict,evidence,notebook\nlanes-figure,true,1,00\n")
+    with pytest.raises(ValueError, match="true"):
+        results.collect()
+
+
+def test_bad_findings_are_refused() -> None:
+    with pytest.raises(ValueError, match="99"):
+        results.Findings("99")
+    with pytest.raises(KeyError, match="lanes-figure"):
+        results.Findings("00").settle("unbiasedness", True, "1e-12")
+    with pytest.raises(ValueError, match="no figure"):
+        results.Findings("00").settle("lanes-figure", True, "looks right")
+
+
+def test_main_counts_what_is_open(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    results.main()
+    claims = len(pd.read_csv(results.CLAIMS))
+    assert f"{claims} claims: 0 holds, 0 refuted, 0 conditional, {claims} open" in capsys.readouterr().out
+    assert len(pd.read_csv(tmp_path / "data" / "results" / "claims.csv")) == claims
+
+
+def test_tables_are_the_same_bytes_each_time(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "results" / "00_numbers.csv"
+    frame = pd.DataFrame({"x": [1 / 3, 2.0]})
+    results.Findings("00").table("numbers", frame)
+    first = file.read_bytes()
+    results.Findings("00").table("numbers", frame)
+    assert file.read_bytes() == first == b"x\n0.3333333333\n2\n"
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = results.write(tmp_path / "table.csv", "old")
+
+    def stop(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        results.write(file, "new")
+    assert file.read_text() == "old"

@@ -1,0 +1,76 @@
+"""Training: the pieces that decide what is learned from, and two steps of the real script's loop."""
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specnb import train
+from specnb.train import Budget
+
+TEXTS = ["def f(x):\n    return x + 1\n" * 40, "class A:\n    pass\n" * 40]
+
+
+def test_files_are_joined_by_end_tokens() -> None:
+    tokenizer = train.train_tokenizer(TEXTS)
+    end = tokenizer.eos_token_id
+    tokens = train.encode(tokenizer, TEXTS)
+    assert tokens[0] == end
+    assert (tokens == end).sum() == len(TEXTS) + 1
+    inside = tokens[1 : np.flatnonzero(tokens == end)[1]]
+    assert tokenizer.decode(inside) == TEXTS[0]
+
+
+def test_windows_are_consecutive_text_and_every_epoch_differs() -> None:
+    tokens = np.arange(1000, dtype=np.uint16)
+    batches = list(islice(train.windows(tokens, batch=4, length=32, seed=0), 20))
+    for batch in batches:
+        assert batch.shape == (4, 33)
+        assert (batch.diff(dim=1) == 1).all()
+    starts = torch.cat([batch[:, 0] for batch in batches])
+    assert len(starts.unique()) > len(starts) * 0.9
+
+
+def test_the_curriculum_keeps_the_tokens_of_a_step() -> None:
+    tokens = np.zeros(40_000, dtype=np.uint16)
+    batches = list(train.curriculum(tokens, Budget(steps=5, batch=2), seed=0))
+    assert [tuple(batch.shape) for batch in batches] == [(4, 257)] * 4 + [(2, 513)]
+
+
+def test_the_rate_rises_and_falls_to_nothing() -> None:
+    rates = [train.rate(step, 100) for step in range(100)]
+    assert max(rates) == 1
+    assert rates[0] < 1
+    assert 0 < rates[-1] < 0.05
+
+
+@pytest.mark.parametrize("role", train.SHAPES)
+def test_every_weight_has_one_optimizer(role: str) -> None:
+    model = train.build(role, end=0)
+    chosen = [
+        weight for optimizer in train.optimizers(model, Budget(1, 1)) for weight in optimizer.param_groups[0]["params"]
+    ]
+    assert sorted(map(id, chosen)) == sorted(map(id, model.parameters()))
+
+
+def test_a_saved_model_is_read_back(tmp_path: Path) -> None:
+    tokenizer = train.train_tokenizer(TEXTS)
+    model = train.build("draft", end=0)
+    train.save(model, tokenizer, tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = torch.tensor([tokenizer.encode(TEXTS[0])[:16]])
+    assert torch.equal(again(tokens).logits, model.float()(tokens).logits)
+    assert AutoTokenizer.from_pretrained(tmp_path).decode(tokens[0]) == tokenizer.decode(tokens[0])
+
+
+def test_two_steps_of_training_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    tokens = np.random.default_rng(0).integers(train.VOCABULARY, size=4000).astype(np.uint16)
+    before = [weight.clone() for weight in train.build("draft", end=0).parameters()]
+    model = train.fit("draft", tokens, Budget(steps=2, batch=1), "cpu", seed=0, end=0)
+    moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    assert all(moved[:1])
+    assert not any(weight.isnan().any() for weight in model.parameters())

@@ -1,0 +1,93 @@
+"""Tiny random transformers whose next token depends strongly on every token before it, and their exact laws.
+
+Weights are large on purpose: with the usual small ones all contexts give nearly the same law, and a
+broken cache or a wrong position would change nothing that a test could see.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from specnb.exact import Laws
+from specnb.law import Sampling, standardise
+
+LIMIT = 16  # positions of every tiny model
+SHAPE = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "initializer_range": 1.0}
+
+
+def llama(vocab: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, layers: int = 2) -> LlamaForCausalLM:
+    """Rotary positions, grouped-query attention."""
+    return _made(LlamaForCausalLM, LlamaConfig, vocab, seed, dtype, intermediate_size=8, num_key_value_heads=1,
+                 **_sizes(layers))  # fmt: skip
+
+
+def gpt2(vocab: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, layers: int = 2) -> GPT2LMHeadModel:
+    """Learned positions: one more than `LIMIT` is an error."""
+    sizes = {"n_embd": 8, "n_layer": layers, "n_head": 2, "n_inner": 8, "n_positions": LIMIT}
+    return _made(GPT2LMHeadModel, GPT2Config, vocab, seed, dtype, tie_word_embeddings=False, **sizes)
+
+
+def neox(vocab: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, layers: int = 2) -> GPTNeoXForCausalLM:
+    """Rotary on a quarter of each head, parallel residual."""
+    return _made(GPTNeoXForCausalLM, GPTNeoXConfig, vocab, seed, dtype, intermediate_size=8, **_sizes(layers))
+
+
+def qwen2(vocab: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, layers: int = 2) -> Qwen2ForCausalLM:
+    """Llama's shape with biases in attention."""
+    return _made(Qwen2ForCausalLM, Qwen2Config, vocab, seed, dtype, intermediate_size=8, num_key_value_heads=1,
+                 **_sizes(layers))  # fmt: skip
+
+
+ARCHITECTURES = {"llama": llama, "gpt2": gpt2}
+
+
+def _sizes(layers: int) -> dict[str, int]:
+    return {
+        "hidden_size": 8,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "max_position_embeddings": LIMIT,
+    }
+
+
+def _made(model_class, config_class, vocab, seed, dtype, **sizes):
+    torch.manual_seed(seed)
+    config = config_class(vocab_size=vocab, attn_implementation="eager", **SHAPE, **sizes)
+    model = model_class(config).to(dtype).eval()
+    # Logits of standard deviation near 1: laws that differ much and still give every token a chance.
+    model.get_output_embeddings().weight.data *= 0.4
+    return model
+
+
+@torch.inference_mode()
+def next_laws(model: PreTrainedModel, texts: Sequence[Sequence[int]], sampling: Sampling = Sampling()) -> Tensor:
+    """The float64 laws `(len(texts), vocab)` after equally long texts: one full run each, no cache, no mask."""
+    exact = copy.deepcopy(model).double()
+    logits = exact(input_ids=torch.tensor(texts), use_cache=False).logits[:, -1]
+    return standardise(logits, sampling)
+
+
+def laws_after(model: PreTrainedModel, prompt: Sequence[int], length: int, sampling: Sampling = Sampling()) -> Laws:
+    """`specnb.exact.Laws` of `model` for the `length` tokens after `prompt`."""
+    table: dict[tuple[int, ...], Tensor] = {}
+    for known in range(length):
+        rests = list(product(range(model.config.vocab_size), repeat=known))
+        laws = next_laws(model, [[*prompt, *rest] for rest in rests], sampling)
+        table.update(zip(rests, laws, strict=True))
+    return table.__getitem__
