@@ -5,6 +5,7 @@ Tokens of one text depend on each other, so intervals over text resample whole r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,26 @@ def ratio_of_sums(
     return Estimate(float(top.sum() / bottom.sum()), float(low), float(high), int(bottom.sum()))
 
 
+def over_rows(
+    statistic: Callable[[NDArray[np.int64]], float],
+    rows: int,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Estimate:
+    """Any number made of several texts, with a bootstrap interval over rows.
+
+    `statistic` is given the indices of the rows to use, some of them more than once, and returns the
+    number; so differences between two numbers from the same texts keep what these have in common.
+    n is the number of rows. Raises `ValueError` for fewer than 8, too few to resample.
+    """
+    if rows < 8:
+        raise ValueError(f"{rows} rows are too few to resample; need at least 8")
+    chosen = np.random.default_rng(seed).integers(rows, size=(resamples, rows))
+    low, high = np.quantile([float(statistic(pick)) for pick in chosen], [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(float(statistic(np.arange(rows))), float(low), float(high), rows)
+
+
 class Fit(NamedTuple):
     """A goodness-of-fit test: the statistic, its p-value, and how far apart the two laws are."""
 
@@ -73,8 +94,9 @@ def goodness_of_fit(counts: ArrayLike, law: ArrayLike, fitted: int = 0) -> Fit:
     """
     observed, law = np.asarray(counts, dtype=np.float64).ravel(), np.asarray(law, dtype=np.float64).ravel()
     n = observed.sum()
-    if observed.shape != law.shape or n == 0 or abs(law.sum() - 1) > 1e-6:
-        raise ValueError(f"{len(observed)} counts of sum {n:g} cannot be tested against {len(law)} of sum {law.sum():g}")
+    if observed.shape != law.shape or n == 0 or not abs(law.sum() - 1) < 1e-4:
+        counted, lawful = f"{len(observed)} counts of sum {n:g}", f"a law of {len(law)} that sums to {law.sum():g}"
+        raise ValueError(f"{counted} cannot be tested against {lawful}")
     distance = float(np.abs(observed / n - law).sum() / 2)
     if (observed[law == 0] > 0).any():
         return Fit(np.inf, 0.0, distance, int(n))

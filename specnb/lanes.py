@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from transformers import PreTrainedTokenizerBase
 
-from specnb.figures import COLOURS, PAGE
+from specnb.figures import COLOURS, COLUMN
 from specnb.record import StepRecord
 
 FATES = ("accepted", "rejected", "corrected")
@@ -71,13 +71,13 @@ def html(shown: list[Lane], prompt: str) -> str:
         for lane in shown
         for text, fate in lane.pieces
     ]
-    return f'<pre style="line-height:1.35">{escape(prompt)}{"".join(spans)}</pre>'
+    return f'<pre style="line-height:1.35;font-family:monospace">{escape(prompt)}{"".join(spans)}</pre>'
 
 
-def draw(shown: list[Lane], columns: int = 96) -> Figure:
-    """One line per target run, in a fixed-width font, as wide as a page; lines longer than `columns` are cut."""
+def draw(shown: list[Lane], columns: int = 60) -> Figure:
+    """One line per target run, in a fixed-width font, as wide as a column; lines longer than `columns` are cut."""
     colours = {"accepted": COLOURS["accepted"], "rejected": COLOURS["rejected"], "corrected": COLOURS["target"]}
-    figure, axes = plt.subplots(figsize=(PAGE, 0.17 * len(shown) + 0.35))
+    figure, axes = plt.subplots(figsize=(COLUMN, 0.13 * len(shown) + 0.3))
     axes.set(xlim=(-4, columns), ylim=(len(shown) - 0.5, -1.6))
     axes.axis("off")
     # DejaVu Sans Mono: every glyph is 0.602 em wide.

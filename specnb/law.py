@@ -7,7 +7,6 @@ device. Nothing here knows of models, drafts or loops.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (argmax) or positive and finite")
-        if self.top_k is not None and not (isinstance(self.top_k, Integral) and self.top_k >= 1):
+        if self.top_k is not None and not (hasattr(self.top_k, "__index__") and self.top_k >= 1):
             raise ValueError(f"top_k is {self.top_k}; it must be a whole number from 1, or None for no limit")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1], where 1 keeps every token")
