@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from specnb import corpus
 from specnb.decode import generate
-from specnb.law import Sampling
 from specnb.models import PAIR, Pair, load_pair
 from specnb.ngram import NgramModel
 from specnb.results import write
@@ -73,14 +72,13 @@ def quality(pair: Pair) -> pd.DataFrame:
 
 
 def samples(pair: Pair, prompts: list[str], seed: int = 0) -> list[str]:
-    """Each prompt with the target's continuation at temperature 0.7."""
+    """Each prompt with a continuation drawn from the target's own law (temperature 1)."""
     encoded = [pair.encode(prompt) for prompt in prompts]
     made = generate(
         pair.target,
         encoded,
         pair.draft,
         max_new_tokens=110,
-        sampling=Sampling(0.7),
         seed=seed,
         eos=pair.tokenizer.eos_token_id,
     )
@@ -123,11 +121,11 @@ def card(pair: Pair, table: pd.DataFrame) -> str:
         "|---|---|",
         *[f"| {row.name_} | {row.bits_per_byte:.3f} |" for row in table.rename(columns={"name": "name_"}).itertuples()],
         "",
-        "What the target writes at temperature 0.7, first seed, not chosen:",
+        "What the target writes when drawn from its own law (temperature 1), first seed, not chosen:",
         "",
         *[
             f"```python\n{text}\n```\n"
-            for text in samples(pair, ["def is_connected(G):\n", "class Polygon(GeometrySet):\n"])
+            for text in samples(pair, ['def is_connected(G):\n    """', "class Polygon(GeometrySet):\n    def "])
         ],
         "The weights are bfloat16; they know nothing but this text, and are for studying decoding only.",
         "The text they learned from is under the BSD licences of its packages.",
