@@ -25,7 +25,7 @@ models: .venv/ready  ## train the pair anew (PRESET=cpu takes about an hour on t
 	python -m specnb.card
 
 notebooks: .venv/ready  ## execute the notebooks in place, as they are committed
-	jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+	python -m specnb.notebooks
 
 lock: .venv/ready  ## resolve constraints.txt anew, for all platforms
 	pip install -q uv

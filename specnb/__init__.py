@@ -11,4 +11,5 @@ Rooms, from the ground up; each imports only from those before it:
     estimate, cost         what was measured: intervals, tests, time
     results, figures       verdicts and tables; one style for every picture
     lanes, card, train     what a reader sees of a text, of the trained pair, and how that was made
+    notebooks              the notebooks executed in place
 """

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, EncoderDecoderCache
 
 TupleCache = tuple[tuple[Tensor, ...], ...]
+Croppable = DynamicCache | EncoderDecoderCache | TupleCache
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -71,28 +72,35 @@ def ragged_mask(slots: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=slots.device).masked_fill_(~visible, hidden)[:, None]
 
 
-def crop(cache: DynamicCache | TupleCache, tokens: int) -> DynamicCache | TupleCache:
+def crop(cache: Croppable, tokens: int) -> Croppable:
     """`cache` without its last `tokens` tokens, the same number in every row.
 
-    A `DynamicCache` is cropped in place and returned; a tuple of per-layer tuples of tensors
-    `(batch, heads, length, head_dim)` gives a new tuple of views. Raises `TypeError` for a cache that
-    cannot be cropped (recurrent state, a sliding window, a static or quantised cache), and `ValueError`
-    for a negative number or more tokens than there are.
+    A `DynamicCache` is cropped in place and returned, and so is the decoder's own part of an
+    `EncoderDecoderCache`. A tuple of per-layer tuples (keys, values and, of an encoder, two more that
+    stay) with tensors `(batch, heads, length, head_dim)` gives a new tuple of views. Raises `TypeError`
+    for a cache that cannot be cropped (recurrent state, a sliding window, a static or quantised cache),
+    and `ValueError` for a negative number or more tokens than there are.
     """
+    if isinstance(cache, EncoderDecoderCache):
+        crop(cache.self_attention_cache, tokens)
+        return cache
     length = _length(cache)
     if not 0 <= tokens <= length:
         raise ValueError(f"cannot take {tokens} tokens out of a cache that holds {length}; ask for 0 to {length}")
     if isinstance(cache, tuple):
-        return tuple(tuple(states[..., : length - tokens, :] for states in layer) for layer in cache)
+        return tuple((*(own[..., : length - tokens, :] for own in layer[:2]), *layer[2:]) for layer in cache)
     cache.crop(-tokens)
     return cache
 
 
 def _length(cache: DynamicCache | TupleCache) -> int:
     if isinstance(cache, tuple):
-        if not cache or not all(isinstance(layer, tuple) and layer for layer in cache):
-            raise TypeError("a tuple cache holds one non-empty tuple of tensors per layer; this one does not")
-        return int(cache[0][0].shape[-2])
+        if not cache or not all(isinstance(layer, tuple) and len(layer) in (2, 4) for layer in cache):
+            raise TypeError("a tuple cache holds a tuple of 2 tensors (4 with an encoder) per layer; this one does not")
+        lengths = {own.shape[-2] for layer in cache for own in layer[:2]}
+        if len(lengths) > 1:
+            raise TypeError(f"the tensors of this tuple cache differ in length, axis -2: {sorted(lengths)}")
+        return int(lengths.pop())
     reason = uncroppable(cache)
     if reason:
         raise TypeError(f"{type(cache).__name__} cannot be cropped: {reason}; use a DynamicCache of full attention")
@@ -104,6 +112,7 @@ def uncroppable(cache: Any) -> str:
     if not isinstance(cache, DynamicCache):
         return "it is neither a DynamicCache nor a tuple of per-layer tensors"
     for number, layer in enumerate(cache.layers):
-        if not getattr(layer, "is_croppable", False) or getattr(layer, "is_sliding", False):
-            return f"its layer {number} is a {type(layer).__name__}, which forgets what cropping would bring back"
+        # Not `is_croppable`, which is true of subclasses that forget (a window, a convolution) or hold more.
+        if type(layer) is not DynamicLayer:
+            return f"its layer {number} is a {type(layer).__name__}, which is not plain full attention"
     return ""

@@ -7,8 +7,9 @@ loop, and the baseline of every comparison.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,13 +59,18 @@ def generate(
     part of a step, and makes the host wait for the device to do so. A progress bar shows after 3 seconds.
 
     Raises `ValueError` or `TypeError`, before anything is run, for: no prompts, an empty prompt, tokens
-    outside the vocabulary, a negative `gamma`, `max_new_tokens` < 1, a context longer than a model's
-    limit, different vocabularies, a model or cache that the loop cannot run; and `FloatingPointError`
-    as soon as a model is seen to produce NaN.
+    outside the vocabulary, numbers that are not whole, a negative `gamma`, `seed` or row, `max_new_tokens`
+    < 1, a context longer than a model's limit, different vocabularies or devices, a model, cache or
+    drafter that the loop cannot run; and `FloatingPointError` as soon as a model is seen to produce NaN.
     """
     drafter = ModelDraft(draft, sampling) if isinstance(draft, PreTrainedModel) else draft
     numbers = list(range(len(prompts))) if rows is None else list(rows)
-    _require(target, prompts, drafter, gamma, max_new_tokens, numbers, eos)
+    for name, value, least in (("gamma", gamma, 0), ("max_new_tokens", max_new_tokens, 1), ("seed", seed, 0)):
+        if not _whole(value) or value < least:
+            raise ValueError(f"{name} is {value}; it must be a whole number from {least}")
+    _require_models(target, drafter)
+    _require_tokens(prompts, numbers, eos, target.config.vocab_size)
+    _require_room(target, drafter, max(map(len, prompts)), max_new_tokens)
     gamma = gamma if drafter is not None else 0
     device = target.device
 
@@ -92,7 +98,7 @@ def generate(
             # The only wait: whether all rows have ended is asked between steps, and not before it can be.
             if step + 1 >= fewest_steps:
                 state.require_healthy()
-                bar.update(int(state.produced.min()) - bar.n)
+                bar.update(int(state.produced.masked_fill(state.done, max_new_tokens).min()) - bar.n)
                 if bool(state.done.all()):
                     break
     state.require_healthy()
@@ -113,49 +119,55 @@ def _verify_logits(runner: Runner, state: _State, drafts: Tensor) -> Tensor:
     return runner.run(torch.cat([newest, drafts.clamp_min(0)], dim=1), slots, keep=len(state.offsets))
 
 
-def _require(
-    target: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    drafter: Drafter | None,
-    gamma: int,
-    max_new_tokens: int,
-    numbers: list[int],
-    eos: Tokens,
-) -> None:
-    """Raises for everything that would go wrong later; see `generate`."""
-    vocab = target.config.vocab_size
-    if gamma < 0 or gamma != int(gamma):
-        raise ValueError(f"gamma is {gamma}; it must be a whole number from 0 (plain decoding)")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+def _require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
+    require_supported(target)
+    if drafter is None:
+        return
+    if not isinstance(drafter, Drafter):
+        raise TypeError(f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None")
+    require_same_vocabulary(target, drafter.vocab)
+    if isinstance(drafter, ModelDraft) and drafter.model.device != target.device:
+        raise ValueError(f"the target is on {target.device} and the draft on {drafter.model.device}; move one of them")
+
+
+def _require_tokens(prompts: Sequence[Sequence[int]], numbers: list[int], eos: Tokens, vocab: int) -> None:
     if len(prompts) == 0:
         raise ValueError("there are no prompts; give at least one list of tokens")
     if len(numbers) != len(prompts):
         raise ValueError(f"there are {len(prompts)} prompts and {len(numbers)} rows; each prompt has one number")
+    if not all(_whole(number) and number >= 0 for number in numbers):
+        raise ValueError(f"rows are {numbers}; they must be whole numbers from 0")
     for number, prompt in enumerate(prompts):
+        if not isinstance(prompt, Iterable) or not all(map(_whole, prompt)):
+            raise TypeError(f"prompt {number} is {prompt!r}; each prompt is a list of tokens, which are whole numbers")
         if len(prompt) == 0:
             raise ValueError(f"prompt {number} is empty; begin with at least one token, the begin-of-text one say")
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            raise ValueError(f"prompt {number} has tokens outside the vocabulary, which is 0 to {vocab - 1}")
-    if any(not 0 <= token < vocab for token in _listed(eos)):
-        raise ValueError(f"eos is {eos}; its tokens must lie in the vocabulary, 0 to {vocab - 1}")
-    require_supported(target)
-    models = [target]
-    if drafter is not None:
-        require_same_vocabulary(target, drafter.vocab)
-        models += [drafter.model] if isinstance(drafter, ModelDraft) else []
-    needed = max(map(len, prompts)) + max_new_tokens
-    for model in models:
+        _require_in_vocabulary(f"prompt {number}", prompt, vocab)
+    _require_in_vocabulary("eos", _listed(eos), vocab)
+
+
+def _whole(value: Any) -> bool:
+    return hasattr(value, "__index__")  # also of numpy and torch; isinstance with SupportsIndex is slow
+
+
+def _require_in_vocabulary(name: str, tokens: Sequence[int], vocab: int) -> None:
+    outside = [token for token in tokens if not 0 <= token < vocab]
+    if outside:
+        raise ValueError(f"{name} has the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}")
+
+
+def _require_room(target: PreTrainedModel, drafter: Drafter | None, longest: int, max_new_tokens: int) -> None:
+    for model in [target, *([drafter.model] if isinstance(drafter, ModelDraft) else [])]:
         limit = context_limit(model)
-        if limit is not None and needed > limit:
+        if limit is not None and longest + max_new_tokens > limit:
             raise ValueError(
-                f"prompt and new tokens need {needed} positions and {type(model).__name__} has {limit}; "
-                f"shorten the prompt or ask for at most {limit - max(map(len, prompts))} new tokens"
+                f"a prompt of {longest} and {max_new_tokens} new tokens need {longest + max_new_tokens} positions, "
+                f"and {type(model).__name__} has {limit}; shorten the prompt or ask for fewer tokens"
             )
 
 
 def _listed(eos: Tokens) -> list[int]:
-    return [eos] if isinstance(eos, int) else list(eos or [])
+    return [eos] if isinstance(eos, int) else list(() if eos is None else eos)
 
 
 class _State:

@@ -7,7 +7,7 @@ is -1 and its law zero, and the step goes on without it.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ class Proposal(NamedTuple):
     q: Tensor
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """What the decoding loop asks of a drafter. `tokens` `(batch, slots)` hold each row's text so far in
     its first `lengths` `(batch,)` entries; entries behind that mean nothing."""

@@ -16,7 +16,8 @@ from scipy.optimize import brentq
 Array = NDArray[np.float64]
 
 LEAST_EXPECTED = 25.0
-"""Cells that expect less are taken together. With the textbook's 5, a test at 1e-6 errs 70 times as often."""
+"""Cells that expect less are taken together. Two cells tested at 1e-6 then raise a false alarm at 7e-6;
+with the textbook's 5 it would be at 7e-5."""
 
 
 class Estimate(NamedTuple):
@@ -125,8 +126,9 @@ def detectable_total_variation(cells: int, n: int, false_alarm: float, power: fl
     """The smallest total variation that `goodness_of_fit` finds with `power` at that rate of false alarms.
 
     For the deviation that a chi-square test sees least: every cell off by the same share of itself, where
-    the noncentrality is n (2 TV)^2. inf if `n` is too small to find even a total variation of 1. Raises
-    `ValueError` for fewer than 2 cells, n < 1, and for rates that are not in (0, 1) or power <= false_alarm.
+    the noncentrality is n (2 TV)^2; `cells` are those that remain when rare ones are taken together. inf if
+    `n` is too small to find even a total variation of 1. Raises `ValueError` for fewer than 2 cells, n < 1,
+    rates outside (0, 1) and power <= false_alarm.
     """
     if cells < 2 or n < 1 or not 0 < false_alarm < power < 1:
         raise ValueError(f"no test has {cells} cells, n = {n}, false alarms {false_alarm} and power {power}")

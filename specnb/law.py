@@ -117,8 +117,6 @@ def draw(law: Tensor, uniform: Tensor) -> Tensor:
     Sums are float64, whatever the dtype of the law; a token of probability zero is never drawn.
     """
     cumulated = law.double().cumsum(dim=-1)
-    total = cumulated[..., -1:]
-    passed = cumulated > uniform.double().unsqueeze(-1) * total
-    # Rounding can put uniform * total on total itself; then the last token with mass is meant.
-    last = cumulated >= total
-    return (passed | last).to(torch.uint8).argmax(dim=-1)
+    # A float64 below 1 is at most 1 - 2^-53, and that times the total rounds to less than the total.
+    passed = cumulated > uniform.double().unsqueeze(-1) * cumulated[..., -1:]
+    return passed.to(torch.uint8).argmax(dim=-1)

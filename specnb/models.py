@@ -73,6 +73,10 @@ def require_same_vocabulary(target: PreTrainedModel, draft_vocab: int) -> None:
 def require_supported(model: PreTrainedModel) -> None:
     """Raises `TypeError`, naming what is in the way, for a model that the loop cannot run exactly."""
     name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"{name} is no model of transformers; load one with load_pair or from_pretrained")
+    if model.training:
+        raise TypeError(f"{name} is in training mode, where dropout makes its laws random; call its eval() first")
     if model.config.is_encoder_decoder:
         raise TypeError(f"{name} is an encoder-decoder; the loop runs decoder-only models")
     if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -87,6 +91,10 @@ def require_supported(model: PreTrainedModel) -> None:
 
 def context_limit(model: PreTrainedModel) -> int | None:
     """The most tokens that `model` has positions for, or None where its configuration names no limit."""
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # Beyond this, the angles of all rows change with the longest text of the batch.
+        return int(rope["original_max_position_embeddings"])
     return getattr(model.config, "max_position_embeddings", None)
 
 

@@ -54,9 +54,8 @@ class NgramModel:
             raise ValueError(f"order is {order}; with {vocab} tokens it can be 1 to {int(62.9 / np.log2(vocab))}")
         if len(tokens) < order:
             raise ValueError(f"{len(tokens)} tokens are too few to count {order}-grams")
-        if tokens.min() < 0 or tokens.max() >= vocab:
-            raise ValueError(f"tokens must lie in 0 to {vocab - 1}; they reach from {tokens.min()} to {tokens.max()}")
         self.order, self.vocab = order, vocab
+        self._require(tokens, least=0)
         self.orders = [self._count(tokens, n) for n in range(1, order + 1)]
 
     def _count(self, tokens: Ints, n: int) -> _Order:
@@ -71,8 +70,10 @@ class NgramModel:
     def law(self, contexts: Ints) -> NDArray[np.float64]:
         """The laws `(batch, vocab)` after `contexts` `(batch, order - 1)`, the newest token last.
 
-        A negative token stands for "nothing there yet": orders that would need it are left out.
+        -1 stands for "nothing there yet": orders that would need it are left out. Raises `ValueError` for
+        tokens outside the vocabulary.
         """
+        self._require(contexts, least=-1)
         law = np.full((len(contexts), self.vocab), 1.0 / self.vocab)
         for n, order in enumerate(self.orders, start=1):
             recent = contexts[:, contexts.shape[1] - n + 1 :]
@@ -92,9 +93,16 @@ class NgramModel:
         law[which, order.tokens[entries]] += (counts - DISCOUNT) / totals[which]
         return law
 
+    def _require(self, tokens: Ints, least: int) -> None:
+        if tokens.size and (tokens.min() < least or tokens.max() >= self.vocab):
+            reach = f"they reach from {tokens.min()} to {tokens.max()}"
+            raise ValueError(f"tokens must lie in {least} to {self.vocab - 1}; {reach}")
+
     def bits(self, tokens: Ints, chunk: int = 2048) -> float:
         """Bits that the model needs for `tokens`, all of them, the first without any context."""
-        padded = np.concatenate([np.full(self.order - 1, -1), np.asarray(tokens, dtype=np.int64)])
+        tokens = np.asarray(tokens, dtype=np.int64)
+        self._require(tokens, least=0)
+        padded = np.concatenate([np.full(self.order - 1, -1), tokens])
         contexts = np.lib.stride_tricks.sliding_window_view(padded, self.order)[:, :-1]
         total = 0.0
         for at in range(0, len(tokens), chunk):

@@ -47,7 +47,8 @@ class StepRecord:
 
     @property
     def whole(self) -> NDArray[np.bool_]:
-        """`(batch, steps)`: steps of which nothing was cut off; only these count tokens fairly."""
+        """`(batch, steps)`: steps of which nothing was cut off. Means over these alone are too small: it is
+        the steps with many accepted drafts that the end of a text cuts."""
         return self.active & (self.emitted == self.accepted + 1)
 
     @property
@@ -63,14 +64,15 @@ class StepRecord:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean number of tokens emitted per target run, the last one included, over whole steps."""
-        return float(self.emitted[self.whole].mean())
+        """Mean number of tokens per target run, the last one included, counted before anything was cut off."""
+        return float(self.accepted[self.active].mean()) + 1
 
     @property
     def accepted_fraction(self) -> float:
-        """Accepted over drafted tokens: a number other than alpha, since drafts after a rejection count."""
-        drafted = (self.drafts >= 0) & self.whole[..., None]
-        return float(self.accepted[self.whole].sum() / drafted.sum())
+        """Accepted over drafted tokens: a number other than alpha, since drafts after a rejection count.
+        NaN where nothing was drafted."""
+        drafted = int((self.drafts[self.active] >= 0).sum())
+        return float(self.accepted[self.active].sum()) / drafted if drafted else float("nan")
 
 
 class Recorder:

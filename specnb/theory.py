@@ -83,7 +83,7 @@ def walltime_improvement(
     than a run over one: the denominator gamma c + 1 becomes gamma c + v(gamma + 1).
     """
     alpha, gamma, c = np.broadcast_arrays(_alpha(alpha), _gamma(gamma), _cost(c))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         improvement = expected_tokens(alpha, gamma) / step_cost(gamma, c, verify_cost)
         # Drafts without end, all accepted: a token then costs what its draft costs.
         return np.where((alpha == 1) & np.isinf(gamma), 1 / c, improvement)
@@ -128,8 +128,8 @@ def oracle_improvement(alpha: ArrayLike, c: ArrayLike) -> Array:
     costs 1 + c alpha / (1 - alpha) (section 3.5, which states the tokens and not this cost).
     """
     alpha, c = np.broadcast_arrays(_alpha(alpha), _cost(c))
-    with np.errstate(divide="ignore"):
-        return np.where((alpha == 1) & (c == 0), np.inf, 1 / ((1 - alpha) + c * alpha))
+    with np.errstate(divide="ignore", over="ignore"):
+        return 1 / ((1 - alpha) + c * alpha)
 
 
 def memory_reads(alpha: ArrayLike, gamma: ArrayLike) -> Array:
