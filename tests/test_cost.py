@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specnb import theory
-from specnb.cost import Costs, Speeds, measure_costs, measure_speeds, ratio_of_medians
+from specnb.cost import DRAFT_RUNS, Costs, Speeds, measure_costs, measure_speeds, ratio_of_medians
 from specnb.models import Pair
 from specnb.record import PARTS
 
@@ -61,7 +61,8 @@ def test_runs_see_the_tokens_they_are_meant_to(pair: Pair, monkeypatch: pytest.M
         hook.remove()
     runs_each = 4 + 3  # repetitions and warm-up
     assert seen[:2] == [("target", 7, 0), ("draft", 7, 0)]
-    assert sorted(seen[2:]) == sorted([("target", n, 7) for n in (1, 2, 3)] * runs_each + [("draft", 1, 7)] * runs_each)
+    each = [("target", n, 7) for n in (1, 2, 3)] + [("draft", 1, 7)] * DRAFT_RUNS
+    assert sorted(seen[2:]) == sorted(each * runs_each)
 
 
 @pytest.mark.parametrize("wrong", [{"context": 0}, {"largest": 0}, {"repetitions": 2}])

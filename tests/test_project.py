@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -100,6 +102,34 @@ def test_readme_names_what_is_there() -> None:
         assert (ROOT / link).exists(), f"README links to {link}"
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     assert set(re.findall(r"make ([a-z]+)", readme)) <= targets
+
+
+def test_every_command_of_the_readme_is_installed() -> None:
+    """`make test` and `make reproduce` are run by CI; of the others, make says what it would run, and that exists."""
+    for target in set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text())):
+        planned = subprocess.run(
+            ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        assert planned
+        assert (Path(sys.executable).parent / planned[-1].split()[0]).exists(), planned[-1]
+
+
+def test_readme_says_of_claims_what_was_found() -> None:
+    readme = (ROOT / "README.md").read_text()
+    table = pd.read_csv(ROOT / "data" / "results" / "claims.csv", dtype=str).set_index("id")
+    counts = table.verdict.value_counts()
+    numbers = [len(table), len(table) - counts["open"], *(counts[kind] for kind in ("holds", "conditional", "refuted"))]
+    sentence = re.search(
+        r"Of the (\d+) claims .*? (\d+) are settled.*?: (\d+) hold, (\d+) hold .*?, (\d+) are", readme, re.DOTALL
+    )
+    assert sentence
+    assert [int(number) for number in sentence.groups()] == numbers
+    rows = re.findall(r"^\| `([\w-]+)` \| (\w+) \| (.*) \|$", readme, flags=re.MULTILINE)
+    assert rows
+    for claim, verdict, words in rows:
+        assert table.verdict[claim] == verdict
+        for number in re.findall(r"\d+\.\d+|\d+(?= of)|(?<=of )\d+", words):
+            assert number in table.evidence[claim], f"{claim}: {number} is not in its evidence"
 
 
 def test_readme_code_runs() -> None:

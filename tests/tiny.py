@@ -28,6 +28,8 @@ from specnb.exact import Laws
 from specnb.law import Sampling, standardise
 
 LIMIT = 16  # positions of every tiny model
+ROUNDING = {"sdpa": 1e-10, "eager": 1e-5}
+"""How far two ways to the same float64 logits may lie apart: Llama's eager attention has a float32 softmax."""
 SHAPE = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "initializer_range": 1.0}
 
 
@@ -68,11 +70,20 @@ def _sizes(layers: int) -> dict[str, int]:
 
 def _made(model_class, config_class, vocab, seed, dtype, **sizes):
     torch.manual_seed(seed)
-    config = config_class(vocab_size=vocab, attn_implementation="eager", **SHAPE, **sizes)
+    config = config_class(vocab_size=vocab, attn_implementation="sdpa", **SHAPE, **sizes)
     model = model_class(config).to(dtype).eval()
     # Logits of standard deviation near 1: laws that differ much and still give every token a chance.
     model.get_output_embeddings().weight.data *= 0.4
     return model
+
+
+def near_copy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
+    """A draft that is accepted often: the same weights with some noise."""
+    torch.manual_seed(3)
+    copied = copy.deepcopy(model)
+    for weights in copied.parameters():
+        weights.data += noise * torch.randn_like(weights)
+    return copied
 
 
 @torch.inference_mode()

@@ -1,0 +1,98 @@
+"""Laws for the tests: small vocabularies, another law in every context, and every kind of awkward pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import torch
+from hypothesis import settings
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specnb.exact import Laws
+
+Array = NDArray[np.float64]
+
+examples = settings(derandomize=True, deadline=None, database=None, max_examples=150)
+"""For hypothesis: the same examples in every run, and no clock."""
+
+
+def _dense(generator: np.random.Generator, vocab: int) -> Array:
+    return generator.dirichlet(np.ones(vocab))
+
+
+def _sparse(generator: np.random.Generator, vocab: int) -> Array:
+    """Most tokens impossible, at least one not."""
+    return _on(generator.permutation(vocab) < generator.integers(1, vocab), _dense(generator, vocab))
+
+
+def _one_hot(generator: np.random.Generator, vocab: int) -> Array:
+    return np.eye(vocab)[generator.integers(vocab)]
+
+
+def _on(support: NDArray[np.bool_], law: Array) -> Array:
+    return np.where(support, law, 0.0) / law[support].sum()
+
+
+def _disjoint(generator: np.random.Generator, vocab: int) -> tuple[Array, Array]:
+    support = generator.permutation(vocab) < generator.integers(1, vocab)
+    return _on(support, _dense(generator, vocab)), _on(~support, _dense(generator, vocab))
+
+
+def _nearly_equal(generator: np.random.Generator, vocab: int) -> tuple[Array, Array]:
+    """So close that hardly more than rounding is left of p - q."""
+    p = _dense(generator, vocab)
+    q = p * (1 + 1e-11 * generator.standard_normal(vocab))
+    return p, q / q.sum()
+
+
+def _equal(draw: Callable[[np.random.Generator, int], Array]) -> Callable[..., tuple[Array, Array]]:
+    return lambda generator, vocab: (law := draw(generator, vocab), law)
+
+
+def _independent(
+    draw_p: Callable[[np.random.Generator, int], Array], draw_q: Callable[[np.random.Generator, int], Array]
+) -> Callable[..., tuple[Array, Array]]:
+    return lambda generator, vocab: (draw_p(generator, vocab), draw_q(generator, vocab))
+
+
+PAIRS: dict[str, Callable[[np.random.Generator, int], tuple[Array, Array]]] = {
+    "dense": _independent(_dense, _dense),
+    "zeros in p": _independent(_sparse, _dense),
+    "zeros in q": _independent(_dense, _sparse),
+    "zeros in both": _independent(_sparse, _sparse),
+    "disjoint": _disjoint,
+    "equal": _equal(_dense),
+    "equal with zeros": _equal(_sparse),
+    "nearly equal": _nearly_equal,
+    "one-hot p": _independent(_one_hot, _dense),
+    "one-hot q": _independent(_dense, _one_hot),
+    "one-hot p and q": _independent(_one_hot, _one_hot),
+}
+"""How the laws p and q of one context are made."""
+
+
+def law_pair(kind: str, vocab: int, seed: int = 0) -> tuple[Laws, Laws]:
+    """p and q, drawn anew as `PAIRS[kind]` says in each context."""
+
+    @cache
+    def both(context: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        # The length goes in as well: numpy takes seeds that differ in trailing zeros for the same.
+        generator = np.random.default_rng([seed, len(context), *context])
+        p, q = PAIRS[kind](generator, vocab)
+        return torch.from_numpy(p), torch.from_numpy(q)
+
+    return lambda context: both(context)[0], lambda context: both(context)[1]
+
+
+def mapped(change: Callable[[Tensor], Tensor], laws: Laws) -> Laws:
+    """The same laws, each of them changed."""
+    return lambda context: change(laws(context))
+
+
+def laws_along(laws: Laws, tokens: tuple[int, ...], positions: int) -> Tensor:
+    """The laws `(positions, vocab)` before the first token, after it, and so on."""
+    along = [laws(tokens[:i]) for i in range(positions)]
+    return torch.stack(along) if along else laws(())[None][:0]

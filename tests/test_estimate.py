@@ -1,0 +1,236 @@
+"""Estimates: intervals that cover, tests that raise as many false alarms as they say, and find what they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from specnb import estimate
+from specnb.estimate import (
+    Estimate,
+    autocorrelation,
+    detectable_total_variation,
+    goodness_of_fit,
+    proportion,
+    ratio_of_sums,
+)
+
+RATES = 1e-6
+"""How often a test of a simulated share may fail by chance."""
+
+
+def share_is(hits: int, n: int, chance: float) -> bool:
+    return bool(stats.binomtest(hits, n, chance).pvalue > RATES)
+
+
+def share_within(hits: int, n: int, low: float, high: float) -> bool:
+    """Whether a share seen in simulation can be a chance from `low` to `high`."""
+    return share_is(hits, n, float(np.clip(hits / n, low, high)))
+
+
+def skewed_law(cells: int) -> np.ndarray:
+    law = 0.8 ** np.arange(cells)
+    return law / law.sum()
+
+
+# Goodness of fit
+
+
+@pytest.mark.parametrize("n", [60, 2000])
+def test_p_values_of_exact_samples_are_uniform(n: int) -> None:
+    """The law has cells that expect far less than one count at both sizes, and they are joined."""
+    law, samples = skewed_law(40), 1500
+    counts = np.random.default_rng(0).multinomial(n, law, size=samples)
+    p_values = np.array([goodness_of_fit(row, law).p_value for row in counts])
+    for rate in (0.5, 0.1, 0.01):
+        # The statistic is a whole number of steps, so its rate can be off by one of them.
+        assert share_within(int((p_values < rate).sum()), samples, 0.8 * rate, 1.2 * rate)
+
+
+def test_false_alarms_at_one_in_a_million_are_as_rare_as_the_docstring_says(monkeypatch) -> None:
+    """Two cells, one of which expects just enough: the exact chance of an alarm, summed over all counts."""
+
+    def exact_rate(expected: float) -> float:
+        monkeypatch.setattr(estimate, "LEAST_EXPECTED", expected)
+        n = 100_000
+        law = np.array([expected / n, 1 - expected / n])
+        counts = np.arange(150)
+        alarms = [goodness_of_fit([count, n - count], law).p_value < 1e-6 for count in counts]
+        return float(stats.binom.pmf(counts, n, law[0])[alarms].sum())
+
+    assert f"{exact_rate(estimate.LEAST_EXPECTED):.0e}" == "7e-06"
+    assert f"{exact_rate(5.0):.0e}" == "7e-05"
+
+
+def test_one_count_in_a_cell_that_expects_almost_none_is_no_alarm() -> None:
+    assert goodness_of_fit([9, 1], [0.9999, 0.0001]).p_value > 0.5
+    assert goodness_of_fit([600, 399, 1], [0.6, 0.39999, 0.00001]).p_value > 0.5
+
+
+def test_the_statistic_is_pearsons() -> None:
+    fit = goodness_of_fit([[130, 70], [90, 110]], [[0.25, 0.25], [0.25, 0.25]])
+    want = stats.chisquare([130, 70, 90, 110])
+    assert fit.statistic == pytest.approx(want.statistic)
+    assert fit.p_value == pytest.approx(want.pvalue)
+    assert fit.total_variation == pytest.approx((30 + 30 + 10 + 10) / 400 / 2)
+    assert fit.n == 400
+
+
+def test_a_fitted_parameter_costs_a_degree_of_freedom() -> None:
+    counts, law = [130, 70, 90, 110], [0.25] * 4
+    assert goodness_of_fit(counts, law, fitted=1).p_value == pytest.approx(stats.chi2.sf(20, 2))
+
+
+def test_cells_are_joined_from_the_rarest_on_until_they_expect_enough() -> None:
+    expected = np.array([400.0, 20, 30, 4, 9])  # 4 + 9 + 20 | 30 | 400
+    fit = goodness_of_fit([380, 30, 40, 4, 9], expected / 463)
+    cells = np.array([[43, 33], [40, 30], [380, 400]])
+    assert fit.statistic == pytest.approx(((cells[:, 0] - cells[:, 1]) ** 2 / cells[:, 1]).sum())
+    assert fit.p_value == pytest.approx(stats.chi2.sf(fit.statistic, 2))
+
+
+def test_what_is_left_over_joins_the_last_cell() -> None:
+    fit = goodness_of_fit([12, 20, 20, 20, 28], np.full(5, 0.2))  # 20 + 20 | 20 + 20 + 20
+    assert fit.statistic == pytest.approx(64 / 40 + 64 / 60)
+    assert fit.p_value == pytest.approx(stats.chi2.sf(fit.statistic, 1))
+    assert goodness_of_fit([12, 0], [0.5, 0.5]).p_value == 1  # one cell is left: too few counts to tell
+
+
+def test_something_impossible_has_p_value_zero() -> None:
+    assert goodness_of_fit([500, 499, 1], [0.5, 0.5, 0]).p_value == 0
+    assert goodness_of_fit([500, 500, 0], [0.5, 0.5, 0]).p_value == 1
+
+
+def test_a_planted_deviation_is_found() -> None:
+    law = skewed_law(20)
+    leaking = 0.95 * law + 0.05 * law[::-1]
+    counts = np.random.default_rng(0).multinomial(20_000, leaking)
+    fit = goodness_of_fit(counts, law)
+    assert fit.p_value < 1e-12
+    assert fit.total_variation == pytest.approx(np.abs(leaking - law).sum() / 2, abs=0.01)
+    assert goodness_of_fit(counts, leaking).p_value > 1e-6
+
+
+@pytest.mark.parametrize(("cells", "n", "false_alarm", "power"), [(16, 4000, 1e-3, 0.9), (4, 1000, 1e-6, 0.5)])
+def test_what_is_detectable_is_detected_with_that_power(cells: int, n: int, false_alarm: float, power: float) -> None:
+    distance, samples = detectable_total_variation(cells, n, false_alarm, power), 1500
+    law = np.full(cells, 1 / cells)
+    signs = np.resize([1, -1], cells)
+
+    def found(distance: float) -> int:
+        counts = np.random.default_rng(0).multinomial(n, law * (1 + 2 * distance * signs), size=samples)
+        return sum(goodness_of_fit(row, law).p_value < false_alarm for row in counts)
+
+    assert share_within(found(distance), samples, power - 0.02, power + 0.02)
+    assert found(distance / 2) < found(distance) / 2
+
+
+def test_a_total_variation_that_no_sample_of_that_size_shows() -> None:
+    assert detectable_total_variation(100, 5, 1e-6) == np.inf
+    assert detectable_total_variation(10, 10_000, 1e-6) > detectable_total_variation(10, 1_000_000, 1e-6) > 0
+    assert detectable_total_variation(10, 10_000, 1e-9) > detectable_total_variation(10, 10_000, 1e-6)
+
+
+# Intervals
+
+
+@pytest.mark.parametrize("n", [30, 400])
+@pytest.mark.parametrize("level", [0.95, 0.8])
+def test_intervals_of_a_proportion_cover(n: int, level: float) -> None:
+    """Exactly: the chance of each count, summed over those whose interval holds the truth."""
+    intervals = [proportion(k, n, level) for k in range(n + 1)]
+    truths = np.linspace(0.05, 0.95, 91)
+    coverage = [
+        sum(stats.binom.pmf(k, n, truth) for k, one in enumerate(intervals) if one.low <= truth <= one.high)
+        for truth in truths
+    ]
+    assert np.mean(coverage) == pytest.approx(level, abs=0.01)
+    assert min(coverage) > level - 0.1
+
+
+def test_a_proportion_at_its_ends() -> None:
+    assert proportion(0, 10).low == pytest.approx(0, abs=1e-12)
+    assert proportion(10, 10).high == pytest.approx(1, abs=1e-12)
+    assert proportion(0, 10).high > 0.2
+    assert (proportion(3, 12).value, proportion(3, 12).n) == (0.25, 12)
+
+
+def test_intervals_of_a_ratio_cover_although_rows_are_alike_within_themselves() -> None:
+    """Each row has its own acceptance; an interval over tokens would take them for independent."""
+    generator = np.random.default_rng(0)
+    samples, rows, tokens = 300, 40, 50
+    truth, covered, covered_by_tokens = 0.6, 0, 0
+    for _ in range(samples):
+        chances = generator.beta(6, 4, size=rows)
+        accepted = generator.binomial(tokens, chances)
+        one = ratio_of_sums(accepted, np.full(rows, tokens), resamples=400)
+        covered += one.low <= truth <= one.high
+        other = proportion(int(accepted.sum()), rows * tokens)
+        covered_by_tokens += other.low <= truth <= other.high
+    assert share_within(covered, samples, 0.91, 0.96)
+    assert not share_within(covered_by_tokens, samples, 0.85, 1.0)
+
+
+def test_a_ratio_weighs_rows_by_their_length() -> None:
+    one = ratio_of_sums([1] * 8 + [30], [1] * 8 + [60])
+    assert one.value == pytest.approx(38 / 68)
+    assert one.n == 68
+    assert one.low < one.value < one.high
+
+
+def test_a_ratio_is_the_same_in_every_run() -> None:
+    rows = np.random.default_rng(0).random((2, 20))
+    assert ratio_of_sums(*rows) == ratio_of_sums(*rows)
+    assert ratio_of_sums(*rows) != ratio_of_sums(*rows, seed=1)
+
+
+def test_an_estimate_reads_as_value_interval_and_n() -> None:
+    assert str(Estimate(0.76, 0.751234, 0.77, 12345)) == "0.76 [0.7512, 0.77] (n = 12,345)"
+
+
+# Autocorrelation
+
+
+def test_autocorrelation_by_hand() -> None:
+    assert autocorrelation([np.array([1.0, -1, 1, -1])], 3) == pytest.approx([-1, 1, -1])
+    # About the common mean 0, and never from one row into the next.
+    assert autocorrelation([np.array([1.0, 1]), np.array([-1.0, -1])], 1) == pytest.approx([1])
+    assert autocorrelation([np.array([2.0, 2, 2]), np.array([-6.0])], 2) == pytest.approx([4 / 12, 4 / 12])
+
+
+def test_autocorrelation_of_a_known_process() -> None:
+    generator, rows = np.random.default_rng(0), []
+    for _ in range(30):
+        noise, row = generator.standard_normal(1000), [0.0]
+        for step in noise:
+            row.append(0.6 * row[-1] + step)
+        rows.append(np.array(row))
+    assert autocorrelation(rows, 3) == pytest.approx([0.6, 0.36, 0.216], abs=0.03)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: proportion(3, 2), "3 successes in 2 trials"),
+        (lambda: proportion(-1, 2), "-1 successes in 2 trials"),
+        (lambda: proportion(0, 0), "0 successes in 0 trials"),
+        (lambda: ratio_of_sums([1] * 7, [1] * 7), r"at least 8 numbers, got shapes \(7,\) and \(7,\)"),
+        (lambda: ratio_of_sums([1] * 9, [1] * 8), r"got shapes \(9,\) and \(8,\)"),
+        (lambda: ratio_of_sums(np.ones((9, 2)), np.ones((9, 2))), r"got shapes \(9, 2\)"),
+        (lambda: goodness_of_fit([1, 2, 3], [0.5, 0.5]), "3 counts of sum 6 cannot be tested against a law of 2"),
+        (lambda: goodness_of_fit([0, 0], [0.5, 0.5]), "2 counts of sum 0 cannot"),
+        (lambda: goodness_of_fit([1, 2], [0.5, 0.6]), "that sums to 1.1"),
+        (lambda: goodness_of_fit([1, 2], [0.5, np.nan]), "that sums to nan"),
+        (lambda: detectable_total_variation(1, 100, 1e-6), "no test has 1 cells"),
+        (lambda: detectable_total_variation(5, 0, 1e-6), "n = 0"),
+        (lambda: detectable_total_variation(5, 10, 0), "false alarms 0"),
+        (lambda: detectable_total_variation(5, 10, 0.5, power=0.4), "power 0.4"),
+    ],
+)
+def test_bad_input_is_named(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,96 @@
+"""The record of a generation: every property on arrays small enough to count by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from specnb.record import PARTS, Recorder, StepRecord
+
+# Two rows, three steps, two drafts a step. Row 0 emits 3, 1 and 2 tokens. Row 1 is cut in its first
+# step (3 could have been emitted, 2 were) and has ended.
+RECORD = StepRecord(
+    drafts=np.array([[[5, 6], [7, 8], [9, -1]], [[1, 2], [3, 4], [3, 4]]]),
+    accepted=np.array([[2, 0, 1], [2, 1, 0]]),
+    token=np.array([[10, 11, 12], [13, 14, 15]]),
+    emitted=np.array([[3, 1, 2], [2, 0, 0]]),
+    beta=np.array([[[0.9, 0.8], [0.2, 0.5], [0.7, 0.0]], [[0.6, 0.6], [0.1, 0.1], [0.1, 0.1]]]),
+)
+
+
+def test_gamma_is_the_number_of_drafts_a_step():
+    assert RECORD.gamma == 2
+
+
+def test_rows_that_have_ended_are_not_active():
+    assert RECORD.active.tolist() == [[True, True, True], [True, False, False]]
+    assert RECORD.target_runs.tolist() == [3, 1]
+
+
+def test_steps_that_were_cut_are_not_whole():
+    assert RECORD.whole.tolist() == [[True, True, True], [False, False, False]]
+
+
+def test_drafts_up_to_the_first_rejected_one_were_tested():
+    expected = [[[True, True], [True, False], [True, False]], [[True, True], [False, False], [False, False]]]
+    assert RECORD.tested.tolist() == expected
+
+
+def test_means_count_a_cut_step_with_what_the_rule_accepted():
+    assert RECORD.tokens_per_step == pytest.approx((3 + 1 + 2 + 3) / 4)
+    assert RECORD.accepted_fraction == pytest.approx((2 + 0 + 1 + 2) / (2 + 2 + 1 + 2))
+
+
+def test_without_drafts_there_is_no_accepted_fraction():
+    one = np.ones((1, 3), dtype=np.int64)
+    alone = StepRecord(np.zeros((1, 3, 0), dtype=np.int64), 0 * one, one, one, np.zeros((1, 3, 0)))
+    assert np.isnan(alone.accepted_fraction)
+    assert alone.tokens_per_step == 1
+
+
+def test_cut_steps_do_not_bias_the_mean():
+    """alpha = 0.8, gamma = 4, texts of 12: over whole steps alone the mean is far below Equation 1's 3.36.
+
+    The standard error is about 0.01; a step emits a geometric number of tokens, capped at gamma + 1.
+    """
+    alpha, gamma, length, rows = 0.8, 4, 12, 4_000
+    accepted = np.minimum(np.random.default_rng(0).geometric(1 - alpha, (rows, length)) - 1, gamma)
+    before = np.cumsum(accepted + 1, axis=1) - (accepted + 1)
+    emitted = np.clip(length - before, 0, accepted + 1)
+    nothing = np.zeros((rows, length, gamma))
+    record = StepRecord(nothing.astype(np.int64), accepted, emitted, emitted, nothing)
+    expected = (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    assert abs(record.tokens_per_step - expected) < 0.06
+    assert expected - emitted[record.whole].mean() > 0.2
+
+
+def test_a_recorder_stacks_steps_behind_rows():
+    recorder = Recorder(timed=False, device=torch.device("cpu"))
+    for step in range(3):
+        recorder.add(
+            drafts=torch.full((2, 4), step),
+            accepted=torch.tensor([step, 0]),
+            token=torch.tensor([1, step]),
+            emitted=torch.tensor([step + 1, 1]),
+            beta=torch.full((2, 4), 0.5, dtype=torch.float32),
+        )
+    record = recorder.finish()
+    assert record.drafts.shape == record.beta.shape == (2, 3, 4)
+    assert record.drafts[0, :, 0].tolist() == [0, 1, 2]
+    assert record.accepted.tolist() == [[0, 1, 2], [0, 0, 0]]
+    assert record.token.tolist() == [[1, 1, 1], [0, 1, 2]]
+    assert record.emitted.tolist() == [[1, 2, 3], [1, 1, 1]]
+    assert record.beta.dtype == np.float64
+    assert record.seconds == {}
+
+
+def test_a_timed_recorder_has_the_seconds_of_each_part_of_each_step():
+    recorder = Recorder(timed=True, device=torch.device("cpu"))
+    one = torch.ones(1, dtype=torch.int64)
+    for _ in range(2):
+        recorder.start()
+        for part in PARTS:
+            recorder.lap(part)
+        recorder.add(one[:, None], one, one, one, one[:, None].float())
+    seconds = recorder.finish().seconds
+    assert list(seconds) == list(PARTS)
+    assert all(laps.shape == (2,) and (laps >= 0).all() for laps in seconds.values())
