@@ -26,6 +26,7 @@ from specnb.record import PARTS
 
 Array = NDArray[np.float64]
 WARM_UP = 3  # runs of everything before the first one that counts
+DRAFT_RUNS = 4  # in a row, as in a step: the first of them finds the target's weights in the processor's cache
 
 
 def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, seed: int = 0) -> Estimate:
@@ -46,7 +47,7 @@ def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, s
 class Costs:
     """Seconds of single runs, one row per repetition.
 
-    draft   (repetitions,)          a draft run over one token
+    draft   (repetitions,)          a draft run over one token, the mean of `DRAFT_RUNS` in a row
     target  (repetitions, largest)  a target run over 1 to `largest` tokens
     """
 
@@ -93,25 +94,26 @@ def measure_costs(
     runners = [Runner(model, context + largest) for model in (pair.target, pair.draft)]
     for runner in runners:
         prefill(runner, tokens, torch.tensor([context + 1], device=device))
-    jobs = [(runners[0], n) for n in range(1, largest + 1)] + [(runners[1], 1)]
+    jobs = [(runners[0], n, 1) for n in range(1, largest + 1)] + [(runners[1], 1, DRAFT_RUNS)]
 
     seconds = np.empty((repetitions, len(jobs)))
     rounds = range(-WARM_UP, repetitions)
     for repetition in tqdm(rounds, desc="timing runs", delay=3, leave=False, disable=not progress):
         for job in generator.permutation(len(jobs)):
-            runner, n = jobs[job]
-            seconds[max(repetition, 0), job] = _time_run(runner, tokens, context, n)
+            runner, n, runs = jobs[job]
+            seconds[max(repetition, 0), job] = _time_run(runner, n, runs, tokens, context)
     return Costs(draft=seconds[:, -1], target=seconds[:, :-1])
 
 
-def _time_run(runner: Runner, tokens: Tensor, context: int, n: int) -> float:
-    """Seconds of a run over the `n` tokens after `context`; the next run overwrites what this one wrote."""
+def _time_run(runner: Runner, n: int, runs: int, tokens: Tensor, context: int) -> float:
+    """Mean seconds of `runs` runs over the `n` tokens after `context`; the next ones overwrite what these wrote."""
     slots = torch.arange(context, context + n, device=tokens.device)[None]
     _wait(tokens.device)
     began = time.perf_counter()
-    runner.run(tokens[:, context : context + n], slots, keep=n)
+    for _ in range(runs):
+        runner.run(tokens[:, context : context + n], slots, keep=n)
     _wait(tokens.device)
-    return time.perf_counter() - began
+    return (time.perf_counter() - began) / runs
 
 
 def _wait(device: torch.device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -82,7 +83,7 @@ def draw(shown: list[Lane], columns: int = 60) -> Figure:
     axes.axis("off")
     # DejaVu Sans Mono: every glyph is 0.602 em wide.
     size = 72 * figure.get_figwidth() * 0.97 / ((columns + 4) * 0.602)
-    font = {"family": "DejaVu Sans Mono", "fontsize": size, "va": "center"}
+    font: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": size, "va": "center"}
     for at, fate in zip((0, 12, 24), FATES, strict=True):
         axes.text(at, -1.1, fate, color=colours[fate], weight="bold" if fate == "corrected" else "normal", **font)
     for line, lane in enumerate(shown):

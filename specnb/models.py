@@ -7,12 +7,15 @@ only, and no code that comes with a checkpoint is run.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from specnb.cache import RaggedCache, ragged_mask, uncroppable
 
@@ -53,11 +56,24 @@ def load_pair(
 
 
 def _load(name: str | Path, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(
-        name, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
-    )
+    with _no_bars(when=Path(name).is_dir()):  # a download shows its progress, a local file is there at once
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
+        )
     model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
     return model.eval()
+
+
+@contextmanager
+def _no_bars(when: bool) -> Iterator[None]:
+    shown = logging.is_progress_bar_enabled()
+    if when:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def require_same_vocabulary(target: PreTrainedModel, draft_vocab: int) -> None:

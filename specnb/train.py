@@ -30,7 +30,7 @@ VOCABULARY = 4096
 CONTEXT = 512
 SHAPES: dict[str, dict[str, Any]] = {
     "target": {"num_hidden_layers": 16, "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 3},
-    "draft": {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4},
+    "draft": {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2},
 }
 
 
@@ -49,7 +49,7 @@ class Budget:
 
 
 PRESETS = {
-    "cpu": {"target": Budget(steps=1_700, batch=16), "draft": Budget(steps=1_700, batch=16)},
+    "cpu": {"target": Budget(steps=1_700, batch=16), "draft": Budget(steps=3_000, batch=16)},
     "gpu": {"target": Budget(steps=6_000, batch=64), "draft": Budget(steps=6_000, batch=64)},
     "smoke": {"target": Budget(steps=2, batch=2), "draft": Budget(steps=2, batch=2)},
 }
