@@ -98,7 +98,7 @@ def test_greedy_texts_end_with_their_end_of_text(architecture, gamma, eos):
 
 settings_of_a_run = st.fixed_dictionaries(
     {
-        "prompts": st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6), min_size=1, max_size=4),
+        "prompts": st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4), min_size=1, max_size=4),
         "gamma": st.integers(0, 5),
         "max_new_tokens": st.integers(1, LONGEST),
         "sampling": st.sampled_from([Sampling(), SHARP, Sampling(0.7, top_p=0.8), GREEDY]),

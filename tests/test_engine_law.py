@@ -21,7 +21,7 @@ from specnb.models import Runner
 FALSE_ALARMS = 1e-6
 TOP_K = Sampling(temperature=1.0, top_k=3)
 TOP_P = Sampling(temperature=0.8, top_p=0.9)
-DEEP = 117_000
+DEEP = 112_500
 
 CASES = [
     # Many rows, to find small deviations.

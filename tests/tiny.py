@@ -89,13 +89,14 @@ def near_copy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
 @torch.inference_mode()
 def next_laws(model: PreTrainedModel, texts: Sequence[Sequence[int]], sampling: Sampling = Sampling()) -> Tensor:
     """The float64 laws `(len(texts), vocab)` after equally long texts: one full run each, no cache, no mask."""
-    exact = copy.deepcopy(model).double()
+    exact = model if model.dtype == torch.float64 else copy.deepcopy(model).double()
     logits = exact(input_ids=torch.tensor(texts), use_cache=False).logits[:, -1]
     return standardise(logits, sampling)
 
 
 def laws_after(model: PreTrainedModel, prompt: Sequence[int], length: int, sampling: Sampling = Sampling()) -> Laws:
     """`specnb.exact.Laws` of `model` for the `length` tokens after `prompt`."""
+    model = copy.deepcopy(model).double()
     table: dict[tuple[int, ...], Tensor] = {}
     for known in range(length):
         rests = list(product(range(model.config.vocab_size), repeat=known))
