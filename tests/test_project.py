@@ -120,7 +120,7 @@ def test_readme_says_of_claims_what_was_found() -> None:
     counts = table.verdict.value_counts()
     numbers = [len(table), len(table) - counts["open"], *(counts[kind] for kind in ("holds", "conditional", "refuted"))]
     sentence = re.search(
-        r"Of the (\d+) claims .*? (\d+) are settled.*?: (\d+) hold, (\d+) hold .*?, (\d+) are", readme, re.DOTALL
+        r"Of the (\d+) claims .*? (\d+) are settled.*?: (\d+) hold, (\d+) hold .*?,\s(\d+) are", readme, re.DOTALL
     )
     assert sentence
     assert [int(number) for number in sentence.groups()] == numbers

@@ -61,9 +61,8 @@ def test_a_saved_model_is_read_back(tmp_path: Path) -> None:
     model = train.build("draft", end=0)
     train.save(model, tokenizer, tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    tokens = torch.tensor([tokenizer.encode(TEXTS[0])[:16]])
-    assert torch.equal(again(tokens).logits, model.float()(tokens).logits)
-    assert AutoTokenizer.from_pretrained(tmp_path).decode(tokens[0]) == tokenizer.decode(tokens[0])
+    assert all(torch.equal(again.state_dict()[name], weight.float()) for name, weight in model.state_dict().items())
+    assert AutoTokenizer.from_pretrained(tmp_path).encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
 
 
 def test_two_steps_of_training_run(monkeypatch: pytest.MonkeyPatch) -> None:
