@@ -1,6 +1,7 @@
 # One rule per notebook. Each job is a function of its parameters and inputs and writes only its outputs.
-import json
 from pathlib import Path
+
+import yaml
 
 configfile: "config.yml"
 
@@ -29,14 +30,15 @@ for number, (name, notebook) in enumerate(config["notebooks"].items()):
         log:
             f"build/logs/{name}.ipynb",
         params:
-            values=json.dumps(notebook.get("parameters", {})),
+            # YAML, as papermill reads it: to YAML the 1e-06 of JSON is text, not a number.
+            values=yaml.safe_dump(notebook.get("parameters", {}), default_flow_style=True),
         priority: -number
         # Notebooks that measure time must have the machine to themselves.
         threads: workflow.cores
         resources:
             mem_mb=4000,
         shell:
-            "papermill -k python3 --cwd notebooks --log-level ERROR -y {params.values:q} {input.notebook} {log}"
+            "echo {input.notebook} && papermill -k python3 --cwd notebooks --log-level ERROR -y {params.values:q} {input.notebook} {log}"
             " && cp {log} {output.executed}"
 
 rule claims:

@@ -19,7 +19,7 @@ SETTLE = """
 from pathlib import Path
 from specnb.results import Findings
 findings = Findings("{number}")
-findings.table("numbers", __import__("pandas").DataFrame({{"n": [n]}}))
+findings.table("numbers", __import__("pandas").DataFrame({{"n": [n + rate], "text": [text]}}))
 {work}
 findings.close()
 Path("../runs.txt").open("a").write("{number} ")
@@ -29,7 +29,7 @@ Path("../runs.txt").open("a").write("{number} ")
 def _notebook(folder: Path, name: str, work: str = "") -> None:
     cells = [
         new_markdown_cell("# test"),
-        new_code_cell("n = 1", metadata={"tags": ["parameters"]}),
+        new_code_cell("n = 1\nrate = 0.5\ntext = ''", metadata={"tags": ["parameters"]}),
         new_code_cell(SETTLE.format(number=name[:2], work=work)),
     ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -45,7 +45,10 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "specnb" / "results.py").write_text((ROOT / "specnb" / "results.py").read_text())
     for name in ("claims.csv", "corpus.csv"):
         (tmp_path / "data" / name).write_text((ROOT / "data" / name).read_text())
-    notebooks = {name: {"parameters": {"n": 7}, "tables": ["numbers"]} for name in ("00_first", "01_second")}
+    notebooks = {
+        name: {"parameters": {"n": 7, "rate": 1e-6, "text": "a: b\n"}, "tables": ["numbers"]}
+        for name in ("00_first", "01_second")
+    }
     (tmp_path / "config.yml").write_text(yaml.safe_dump({"notebooks": notebooks}))
     _notebook(tmp_path, "00_first")
     _notebook(tmp_path, "01_second")
@@ -85,7 +88,7 @@ def test_the_whole_pipeline_runs_once_and_in_order(project: Path) -> None:
     code, output = _run(project)
     assert code == 0, output
     assert _runs(project) == ["00", "01"]
-    assert (project / "data" / "results" / "00_numbers.csv").read_text() == "n\n7\n"
+    assert (project / "data" / "results" / "00_numbers.csv").read_text() == 'n,text\n7.000001,"a: b\n"\n'
     assert len((project / "data" / "results" / "claims.csv").read_text().splitlines()) > 70
     code, output = _run(project)
     assert code == 0, output
