@@ -108,7 +108,7 @@ def test_every_command_of_the_readme_is_installed() -> None:
     """`make test` and `make reproduce` are run by CI; of the others, make says what it would run, and that exists."""
     for target in set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text())):
         planned = subprocess.run(
-            ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True
+            ["make", "-n", "--no-print-directory", target], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.splitlines()
         assert planned
         assert (Path(sys.executable).parent / planned[-1].split()[0]).exists(), planned[-1]
