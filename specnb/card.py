@@ -34,13 +34,13 @@ def model_bits(model: PreTrainedModel, tokens: NDArray[np.int64], batch: int = 1
     starts = range(0, len(tokens) - 1, STRIDE)
     for at in tqdm(range(0, len(starts), batch), desc="held-out text", delay=3, leave=False):
         rows = [tokens[start : start + CONTEXT + 1] for start in starts[at : at + batch]]
-        for start, row in zip(starts[at : at + batch], _padded(rows, model), strict=True):
-            fresh = row if start == 0 else row[STRIDE:] if len(row) > STRIDE else row[:0]
+        for start, row in zip(starts[at : at + batch], _token_bits(rows, model), strict=True):
+            fresh = row if start == 0 else row[STRIDE:]
             total += float(fresh.sum())
     return total
 
 
-def _padded(rows: list[NDArray[np.int64]], model: PreTrainedModel) -> list[torch.Tensor]:
+def _token_bits(rows: list[NDArray[np.int64]], model: PreTrainedModel) -> list[torch.Tensor]:
     """The bits of every token of each row after its first; padding stands behind, where nothing sees it."""
     longest = max(map(len, rows))
     window = torch.stack([torch.from_numpy(np.pad(row, (0, longest - len(row)))) for row in rows])

@@ -7,7 +7,6 @@ predicts the speed-up (`specnb.theory`); what generations cost is what the predi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,10 +18,10 @@ from tqdm import tqdm
 
 from specnb.decode import Generation, generate
 from specnb.draft import prefill
-from specnb.estimate import Estimate
+from specnb.estimate import Estimate, interval, resampled
 from specnb.law import Sampling
 from specnb.models import Pair, Runner
-from specnb.record import PARTS
+from specnb.record import PARTS, now
 
 Array = NDArray[np.float64]
 WARM_UP = 3  # runs of everything before the first one that counts
@@ -37,10 +36,9 @@ def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, s
     top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
     if top.shape != bottom.shape or top.ndim != 1 or len(top) < 3:
         raise ValueError(f"need two equally long rows of at least 3 times, got shapes {top.shape} and {bottom.shape}")
-    chosen = np.random.default_rng(seed).integers(len(top), size=(resamples, len(top)))
+    chosen = resampled(len(top), resamples, seed)
     ratios = np.median(top[chosen], axis=1) / np.median(bottom[chosen], axis=1)
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return Estimate(float(np.median(top) / np.median(bottom)), float(low), float(high), len(top))
+    return Estimate(float(np.median(top) / np.median(bottom)), *interval(ratios), len(top))
 
 
 @dataclass(frozen=True)
@@ -108,17 +106,10 @@ def measure_costs(
 def _time_run(runner: Runner, n: int, runs: int, tokens: Tensor, context: int) -> float:
     """Mean seconds of `runs` runs over the `n` tokens after `context`; the next ones overwrite what these wrote."""
     slots = torch.arange(context, context + n, device=tokens.device)[None]
-    _wait(tokens.device)
-    began = time.perf_counter()
+    began = now(tokens.device)
     for _ in range(runs):
         runner.run(tokens[:, context : context + n], slots, keep=n)
-    _wait(tokens.device)
-    return (time.perf_counter() - began) / runs
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return (now(tokens.device) - began) / runs
 
 
 @dataclass(frozen=True)

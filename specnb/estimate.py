@@ -36,8 +36,19 @@ def proportion(successes: int, n: int, level: float = 0.95) -> Estimate:
     """A share of independent trials with its Wilson interval. Raises `ValueError` unless 0 <= successes <= n, n > 0."""
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"{successes} successes in {n} trials: there must be 0 to n successes and at least 1 trial")
-    interval = stats.binomtest(int(successes), int(n)).proportion_ci(level, method="wilson")
-    return Estimate(successes / n, interval.low, interval.high, int(n))
+    wilson = stats.binomtest(int(successes), int(n)).proportion_ci(level, method="wilson")
+    return Estimate(successes / n, wilson.low, wilson.high, int(n))
+
+
+def resampled(rows: int, resamples: int, seed: int) -> NDArray[np.int64]:
+    """Indices `(resamples, rows)` of rows drawn with replacement: one bootstrap sample in each line."""
+    return np.random.default_rng(seed).integers(rows, size=(resamples, rows))
+
+
+def interval(values: ArrayLike, level: float = 0.95) -> tuple[float, float]:
+    """The two numbers between which the middle `level` of the bootstrapped `values` lies."""
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
 def ratio_of_sums(
@@ -51,11 +62,9 @@ def ratio_of_sums(
     top, bottom = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
     if top.shape != bottom.shape or top.ndim != 1 or len(top) < 8:
         raise ValueError(f"need two equally long rows of at least 8 numbers, got shapes {top.shape} and {bottom.shape}")
-    generator = np.random.default_rng(seed)
-    chosen = generator.integers(len(top), size=(resamples, len(top)))
+    chosen = resampled(len(top), resamples, seed)
     ratios = top[chosen].sum(axis=1) / bottom[chosen].sum(axis=1)
-    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(float(top.sum() / bottom.sum()), float(low), float(high), int(bottom.sum()))
+    return Estimate(float(top.sum() / bottom.sum()), *interval(ratios, level), int(bottom.sum()))
 
 
 def over_rows(
@@ -73,9 +82,8 @@ def over_rows(
     """
     if rows < 8:
         raise ValueError(f"{rows} rows are too few to resample; need at least 8")
-    chosen = np.random.default_rng(seed).integers(rows, size=(resamples, rows))
-    low, high = np.quantile([float(statistic(pick)) for pick in chosen], [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(float(statistic(np.arange(rows))), float(low), float(high), rows)
+    values = [float(statistic(pick)) for pick in resampled(rows, resamples, seed)]
+    return Estimate(float(statistic(np.arange(rows))), *interval(values, level), rows)
 
 
 class Fit(NamedTuple):

@@ -75,6 +75,13 @@ class StepRecord:
         return float(self.accepted[self.active].sum()) / drafted if drafted else float("nan")
 
 
+def now(device: torch.device) -> float:
+    """Seconds on a clock of no particular origin, read when `device` has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 class Recorder:
     """Collects tensors step by step without looking at them; `finish` brings them to the host at once."""
 
@@ -88,19 +95,14 @@ class Recorder:
     def start(self) -> None:
         """Begins the time of a step."""
         if self.timed:
-            self.last = self._now()
+            self.last = now(self.device)
 
     def lap(self, part: str) -> None:
         """Ends one part of a step."""
         if self.timed:
-            now = self._now()
-            self.laps[part].append(now - self.last)
-            self.last = now
-
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+            ended = now(self.device)
+            self.laps[part].append(ended - self.last)
+            self.last = ended
 
     def add(self, drafts: Tensor, accepted: Tensor, token: Tensor, emitted: Tensor, beta: Tensor) -> None:
         """Keeps one step; shapes as in `StepRecord` without the steps."""

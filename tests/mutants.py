@@ -106,12 +106,7 @@ def draw_dtype(p: Laws, q: Laws) -> Step:
 
 def redraw(p: Laws, q: Laws) -> Step:
     """Exact match, but on a mismatch the target's token is drawn once more: an n-gram assisted sampler."""
-
-    def rule(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-        accepted = exact_match(p, q, drafts, accept, final).accepted
-        return Outcome(accepted, draw(_at_position(p, accepted), final))
-
-    return Step(p, rule, p, q, drawn=q)
+    return Step(p, _last_from_p(exact_match), p, q, drawn=q)
 
 
 def soft_greedy(p: Laws, q: Laws) -> Step:
@@ -136,12 +131,7 @@ def reseeded(p: Laws, q: Laws) -> Step:
 
 def no_residual(p: Laws, q: Laws) -> Step:
     """After a rejection p itself is sampled: common in teaching code."""
-
-    def rule(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-        accepted = token_verification(p, q, drafts, accept, final).accepted
-        return Outcome(accepted, draw(_at_position(p, accepted), final))
-
-    return Step(p, rule, p, q, drawn=q)
+    return Step(p, _last_from_p(token_verification), p, q, drawn=q)
 
 
 def inverted_residual(p: Laws, q: Laws) -> Step:
@@ -205,6 +195,16 @@ def _filtered(sampling: Sampling, laws: Laws) -> Laws:
 
 def _with_zero_law(q: Tensor) -> Tensor:
     return torch.cat([q, torch.zeros_like(q[..., :1, :])], dim=-2)
+
+
+def _last_from_p(accepting: Rule) -> Rule:
+    """Accepts as `accepting` does, and draws the token behind from p itself, whatever was rejected."""
+
+    def rule(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+        accepted = accepting(p, q, drafts, accept, final).accepted
+        return Outcome(accepted, draw(_at_position(p, accepted), final))
+
+    return rule
 
 
 def _at_position(laws: Tensor, position: Tensor) -> Tensor:
