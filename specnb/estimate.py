@@ -47,7 +47,7 @@ def resampled(rows: int, resamples: int, seed: int) -> NDArray[np.int64]:
 
 def interval(values: ArrayLike, level: float = 0.95) -> tuple[float, float]:
     """The two numbers between which the middle `level` of the bootstrapped `values` lies."""
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(np.asarray(values, dtype=np.float64), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
