@@ -40,10 +40,20 @@ class RaggedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        slots = self.cache.slots[:, None, :, None]
-        self.keys.scatter_(2, slots.expand_as(key_states), key_states)
-        self.values.scatter_(2, slots.expand_as(value_states), value_states)
+        # Written by index and not by scatter, for which compiled code would copy the whole cache.
+        slots = self.cache.slots
+        rows = torch.arange(len(slots), device=slots.device)[:, None]
+        self.keys[rows, :, slots] = key_states.transpose(1, 2)
+        self.values[rows, :, slots] = value_states.transpose(1, 2)
         return self.keys, self.values
+
+    def clear(self) -> None:
+        """Zeros everywhere: what is hidden must be finite, since 0 times NaN is NaN."""
+        if self.is_initialized:
+            assert self.keys is not None
+            assert self.values is not None
+            self.keys.zero_()
+            self.values.zero_()
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.capacity, 0
@@ -62,14 +72,24 @@ class RaggedCache(Cache):
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
-        super().__init__(layers=[RaggedLayer(self) for _ in range(layers)])
+        self.ragged = [RaggedLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self.ragged))
+
+    def clear(self) -> None:
+        """Forgets everything; the tensors stay where they are."""
+        for layer in self.ragged:
+            layer.clear()
 
 
 def ragged_mask(slots: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
     """The additive mask `(batch, 1, n, capacity)`: a token at slot s sees the slots up to s, its own included."""
-    visible = torch.arange(capacity, device=slots.device) <= slots[..., None]
+    return additive_mask(torch.arange(capacity, device=slots.device) <= slots[..., None], dtype)
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask `(batch, 1, n, capacity)` to add to attention scores: 0 where `visible` `(batch, n, capacity)` is true."""
     hidden = torch.finfo(dtype).min
-    return torch.zeros(visible.shape, dtype=dtype, device=slots.device).masked_fill_(~visible, hidden)[:, None]
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, hidden)[:, None]
 
 
 def crop(cache: Croppable, tokens: int) -> Croppable:

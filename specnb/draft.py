@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.fast import Compiled
 from specnb.law import Sampling, draw, standardise
 from specnb.models import Runner, require_supported
 
@@ -39,21 +40,30 @@ class Drafter(Protocol):
 
 
 class ModelDraft:
-    """A smaller model of transformers, sampled one token after the other."""
+    """A smaller model of transformers, sampled one token after the other; with `compile`, in one compiled piece."""
 
-    def __init__(self, model: PreTrainedModel, sampling: Sampling = Sampling()) -> None:
+    def __init__(self, model: PreTrainedModel, sampling: Sampling = Sampling(), *, compile: bool = False) -> None:
         require_supported(model)
         self.model = model
         self.sampling = sampling
         self.vocab = model.config.vocab_size
+        self.compile = compile
+        self.shape: tuple[int, ...] = ()
 
     def start(self, tokens: Tensor, lengths: Tensor) -> None:
         """Fills the cache with the prompts; see `Drafter.start`."""
-        self.runner = Runner(self.model, tokens.shape[1])
+        if not self.compile or self.shape != tokens.shape:
+            self.runner = Runner(self.model, tokens.shape[1])
+            self.shape = tuple(tokens.shape)
+            self.drafts = Compiled(self._drafts) if self.compile else self._drafts
+        self.runner.clear()
         prefill(self.runner, tokens, lengths)
 
     def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
+        return Proposal(*self.drafts(tokens, lengths, uniforms))
+
+    def _drafts(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         # After a full acceptance the last draft was never run, otherwise it was: running the last two
         # tokens each time serves both cases with one shape.
         slots = torch.stack([lengths - 2, lengths - 1], dim=1).clamp_min(0)
@@ -62,9 +72,13 @@ class ModelDraft:
         for uniform in uniforms.unbind(dim=1):
             logits = self.runner.run(newest, slots, keep=1)[:, -1]
             laws.append(standardise(logits, self.sampling, check=False))
-            drafts.append(draw(laws[-1], uniform))
+            drafts.append(self.draw(laws[-1], uniform))
             newest, slots = drafts[-1][:, None], slots[:, -1:] + 1
-        return Proposal(torch.stack(drafts, dim=1), torch.stack(laws, dim=1))
+        return torch.stack(drafts, dim=1), torch.stack(laws, dim=1)
+
+    def draw(self, law: Tensor, uniform: Tensor) -> Tensor:
+        """One draft `(batch,)` from its `law` `(batch, vocab)`."""
+        return draw(law, uniform)
 
 
 def prefill(runner: Runner, tokens: Tensor, lengths: Tensor) -> None:

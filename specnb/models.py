@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from specnb.cache import RaggedCache, ragged_mask, uncroppable
+from specnb.cache import RaggedCache, additive_mask, ragged_mask, uncroppable
+from specnb.fast import pack
 
 PAIR = Path(__file__).resolve().parent.parent / "data" / "pair"
 
@@ -47,7 +48,7 @@ def load_pair(
     Raises `OSError` where there is no such model or it has no safetensors, and `ValueError` when the
     two have different vocabularies: then their laws are not about the same tokens.
     """
-    models = [_load(name, device, dtype) for name in (target, draft)]
+    models = [load_model(name, device, dtype) for name in (target, draft)]
     require_same_vocabulary(models[0], models[1].config.vocab_size)
     tokenizers = [AutoTokenizer.from_pretrained(name, trust_remote_code=False) for name in (target, draft)]
     if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
@@ -55,13 +56,14 @@ def load_pair(
     return Pair(models[0], models[1], tokenizers[0])
 
 
-def _load(name: str | Path, device: str, dtype: torch.dtype) -> PreTrainedModel:
+def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """One model, by its name or folder of Hugging Face. Raises `OSError` as `load_pair` does."""
     with _no_bars(when=Path(name).is_dir()):  # a download shows its progress, a local file is there at once
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
         )
     model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
-    return model.eval()
+    return pack(model.eval())
 
 
 @contextmanager
@@ -127,14 +129,28 @@ class Runner:
         self.cache = RaggedCache(model.config.num_hidden_layers, capacity)
         self.last_position = (context_limit(model) or capacity) - 1
 
-    def run(self, tokens: Tensor, slots: Tensor, keep: int) -> Tensor:
-        """Logits `(batch, keep, vocab)` of the last `keep` of `tokens` `(batch, n)` put at `slots` `(batch, n)`."""
+    def clear(self) -> None:
+        """Forgets the texts that were run; the cache's tensors stay where they are."""
+        self.cache.clear()
+
+    def run(
+        self, tokens: Tensor, slots: Tensor, keep: int, positions: Tensor | None = None, visible: Tensor | None = None
+    ) -> Tensor:
+        """Logits `(batch, keep, vocab)` of the last `keep` of `tokens` `(batch, n)` put at `slots` `(batch, n)`.
+
+        Where tokens do not stand in a line (a tree), `positions` `(batch, n)` says where each is in its text,
+        and `visible` `(batch, n, capacity)` which slots it sees, its own among them.
+        """
         self.cache.slots = slots
+        if visible is None:
+            mask = ragged_mask(slots, self.capacity, self.model.dtype)
+        else:
+            mask = additive_mask(visible, self.model.dtype)
         output = self.model(
             input_ids=tokens,
             # Drafts beyond the model's limit are cut off before they are emitted; they only need a valid index.
-            position_ids=slots.clamp_max(self.last_position),
-            attention_mask=ragged_mask(slots, self.capacity, self.model.dtype),
+            position_ids=(slots if positions is None else positions).clamp_max(self.last_position),
+            attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,

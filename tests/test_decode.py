@@ -332,3 +332,15 @@ def test_the_gpu_gives_the_tokens_of_the_cpu(architecture):
     gpu = generate(target.to("cuda"), PROMPTS * 4, draft.to("cuda"), **common)
     assert gpu.tokens == cpu.tokens
     assert np.allclose(gpu.record.beta, cpu.record.beta, rtol=0, atol=1e-9)
+
+
+def test_compiled_steps_give_the_same_texts():
+    target = llama(dtype=torch.float64, layers=1)
+    draft = near_copy(target, 0.3)
+    common = {"gamma": 1, "max_new_tokens": 6, "progress": False, "eos": 3}
+    for seed, prompts in ((1, PROMPTS), (2, PROMPTS[::-1])):  # the second time in the tensors of the first
+        plain = generate(target, prompts, draft, seed=seed, **common)
+        compiled = generate(target, prompts, draft, seed=seed, compile=True, **common)
+        assert compiled.tokens == plain.tokens
+        assert np.array_equal(compiled.record.drafts, plain.record.drafts)
+        assert np.allclose(compiled.record.beta, plain.record.beta)
