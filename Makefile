@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: reproduce test lint lab models notebooks lock clean
+.PHONY: reproduce test lint lab bench models notebooks lock clean
 
 reproduce: .venv/ready  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
 	snakemake --cores $(CORES) --rerun-incomplete --nolock --quiet rules host
@@ -19,6 +19,9 @@ lint: .venv/ready
 
 lab: .venv/ready  ## explore in JupyterLab
 	jupyter lab notebooks
+
+bench: .venv/ready  ## measure what is promised about time, on a machine that does nothing else
+	OMP_NUM_THREADS=$(or $(THREADS),1) python -m specnb.bench
 
 models: .venv/ready  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
 	python -m specnb.train --preset $(or $(PRESET),cpu)

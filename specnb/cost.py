@@ -7,7 +7,7 @@ predicts the speed-up (`specnb.theory`); what generations cost is what the predi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from specnb.decode import Generation, generate
 from specnb.draft import prefill
 from specnb.estimate import Estimate, interval, resampled
+from specnb.fast import Compiled
 from specnb.law import Sampling
 from specnb.models import Pair, Runner
 from specnb.record import PARTS, now
@@ -45,12 +47,14 @@ def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, s
 class Costs:
     """Seconds of single runs, one row per repetition.
 
-    draft   (repetitions,)          a draft run over one token, the mean of `DRAFT_RUNS` in a row
-    target  (repetitions, largest)  a target run over 1 to `largest` tokens
+    draft    (repetitions,)                a draft run over one token, the mean of `DRAFT_RUNS` in a row
+    target   (repetitions, len(lengths))   target runs over so many tokens
+    lengths  the numbers of tokens, the first of them 1
     """
 
     draft: Array
     target: Array
+    lengths: tuple[int, ...]
 
     @property
     def cost_ratio(self) -> Estimate:
@@ -59,57 +63,77 @@ class Costs:
 
     @property
     def verify_costs(self) -> list[Estimate]:
-        """v(1) = 1 to v(largest): target runs over n tokens in target runs over one."""
+        """v(n) for each of `lengths`: target runs over n tokens in target runs over one."""
         return [ratio_of_medians(column, self.target[:, 0]) for column in self.target.T]
 
     def verify_cost(self, n: ArrayLike) -> Array:
         """v(n) for `specnb.theory`; raises `ValueError` where n was not measured."""
-        n = np.asarray(n)
-        largest = self.target.shape[1]
-        if not np.all((n >= 1) & (n <= largest)):
-            raise ValueError(f"runs over 1 to {largest} tokens were measured, not over {n.min()} to {n.max()}")
+        asked = np.asarray(n)
+        missing = sorted(set(asked.ravel().tolist()) - set(self.lengths))
+        if missing:
+            raise ValueError(f"runs over {list(self.lengths)} tokens were measured, not over {missing}")
         medians = np.median(self.target, axis=0)
-        return medians[n - 1] / medians[0]
+        return medians[np.searchsorted(self.lengths, asked)] / medians[0]
 
 
 @torch.inference_mode()
 def measure_costs(
-    pair: Pair, *, context: int = 128, largest: int = 9, repetitions: int = 30, seed: int = 0, progress: bool = True
+    pair: Pair,
+    *,
+    context: int = 128,
+    largest: int = 9,
+    lengths: Sequence[int] = (),
+    repetitions: int = 30,
+    compile: bool = False,
+    seed: int = 0,
+    progress: bool = True,
 ) -> Costs:
-    """Times draft runs over 1 token and target runs over 1 to `largest`, after `context` tokens, one row.
+    """Times draft runs over 1 token, and target runs over 1 to `largest` or over `lengths`, after `context` tokens.
 
-    Runs only: no sampling, no verification, so that c and v(n) are those of Definition 3.7. Raises
-    `ValueError` for context, largest < 1 or repetitions < 3.
+    One row, and runs only: no sampling, no verification, so that c and v(n) are those of Definition 3.7.
+    `compile` times compiled runs, and compiles each length first. Raises `ValueError` for context, largest < 1,
+    repetitions < 3, and lengths that do not begin with 1 and grow.
     """
     if context < 1 or largest < 1 or repetitions < 3:
         raise ValueError(
             f"context, largest and repetitions are {context}, {largest}, {repetitions}; they must be at least 1, 1, 3"
         )
+    lengths = tuple(lengths) or tuple(range(1, largest + 1))
+    if lengths[0] != 1 or list(lengths) != sorted(set(lengths)):
+        raise ValueError(f"lengths are {list(lengths)}; they must begin with 1, the unit of cost, and grow")
     generator = np.random.default_rng(seed)
-    device = pair.target.device
-    tokens = torch.from_numpy(generator.integers(pair.target.config.vocab_size, size=(1, context + largest)))
-    tokens = tokens.to(device)
-    runners = [Runner(model, context + largest) for model in (pair.target, pair.draft)]
-    for runner in runners:
-        prefill(runner, tokens, torch.tensor([context + 1], device=device))
-    jobs = [(runners[0], n, 1) for n in range(1, largest + 1)] + [(runners[1], 1, DRAFT_RUNS)]
+    tokens = torch.from_numpy(generator.integers(pair.target.config.vocab_size, size=(1, context + lengths[-1])))
+    tokens = tokens.to(pair.target.device)
+    jobs = [_job(pair.target, n, 1, tokens, context, compile) for n in lengths]
+    jobs.append(_job(pair.draft, 1, DRAFT_RUNS, tokens, context, compile))
 
     seconds = np.empty((repetitions, len(jobs)))
     rounds = range(-WARM_UP, repetitions)
     for repetition in tqdm(rounds, desc="timing runs", delay=3, leave=False, disable=not progress):
         for job in generator.permutation(len(jobs)):
-            runner, n, runs = jobs[job]
-            seconds[max(repetition, 0), job] = _time_run(runner, n, runs, tokens, context)
-    return Costs(draft=seconds[:, -1], target=seconds[:, :-1])
+            seconds[max(repetition, 0), job] = jobs[job]()
+    return Costs(seconds[:, -1], seconds[:, :-1], lengths)
 
 
-def _time_run(runner: Runner, n: int, runs: int, tokens: Tensor, context: int) -> float:
-    """Mean seconds of `runs` runs over the `n` tokens after `context`; the next ones overwrite what these wrote."""
+def _job(model: PreTrainedModel, n: int, runs: int, tokens: Tensor, context: int, compile: bool) -> Callable[[], float]:
+    """Mean seconds of `runs` runs over the `n` tokens after `context`; each overwrites what the last one wrote."""
+    runner = Runner(model, tokens.shape[1])
+    prefill(runner, tokens, torch.tensor([context + 1], device=tokens.device))
+    newest = tokens[:, context : context + n].contiguous()
     slots = torch.arange(context, context + n, device=tokens.device)[None]
-    began = now(tokens.device)
-    for _ in range(runs):
-        runner.run(tokens[:, context : context + n], slots, keep=n)
-    return (now(tokens.device) - began) / runs
+
+    def once(newest: Tensor, slots: Tensor) -> Tensor:
+        return runner.run(newest, slots, keep=n)
+
+    run = Compiled(once) if compile else once
+
+    def timed() -> float:
+        began = now(tokens.device)
+        for _ in range(runs):
+            run(newest, slots)
+        return (now(tokens.device) - began) / runs
+
+    return timed
 
 
 @dataclass(frozen=True)
@@ -143,10 +167,14 @@ def measure_speeds(
     *,
     max_new_tokens: int = 64,
     sampling: Sampling = Sampling(),
+    rows: int = 1,
+    compile: bool = False,
     seed: int = 0,
     progress: bool = True,
 ) -> Speeds:
-    """Times generation from each prompt, alone in its batch, with every gamma in turn: one prompt, one repetition.
+    """Times generation from each prompt with every gamma in turn: one prompt, one repetition.
+
+    The prompt is alone in its batch, or there `rows` times. `compile` as in `generate`, done before the clock starts.
 
     Prompts are run before the clock starts, as in Theorem 3.8, which is about long texts. Raises
     `ValueError` when 0 is not among `gammas` or there are fewer than 3 prompts.
@@ -156,11 +184,11 @@ def measure_speeds(
 
     def run(prompt: Sequence[int], gamma: int, row: int) -> Generation:
         return generate(
-            pair.target, [prompt], pair.draft, gamma=gamma, max_new_tokens=max_new_tokens, sampling=sampling,
-            seed=seed, rows=[row], timed=True, progress=False,
+            pair.target, [prompt] * rows, pair.draft, gamma=gamma, max_new_tokens=max_new_tokens, sampling=sampling,
+            seed=seed, rows=range(row * rows, (row + 1) * rows), timed=True, compile=compile, progress=False,
         )  # fmt: skip
 
-    for gamma in gammas:
+    for gamma in tqdm(gammas, desc="warming up", delay=3, leave=False, disable=not progress):
         run(prompts[0], gamma, 0)
     seconds = np.empty((len(prompts), len(gammas), len(PARTS)))
     tokens_per_step = np.empty(seconds.shape[:2])

@@ -64,7 +64,7 @@ def generate(
 
     `compile` compiles the parts of a step before the first one: half a minute for a new number of rows, gamma
     or length (in steps of 128), seconds if this machine did it before, nothing if this process did. The law
-    stays, the last bits of the logits do not. The models' weights and the last four settings stay in memory.
+    stays, the last bits of the logits do not. The models' weights and the last 16 settings stay in memory.
 
     Raises `ValueError` or `TypeError`, before anything is run, for: no prompts, an empty prompt, tokens
     outside the vocabulary, numbers that are not whole, a negative `gamma`, `seed` or row, `max_new_tokens`
@@ -178,7 +178,7 @@ class _Batch:
         self.cold = False
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _compiled(target: PreTrainedModel, draft: Any, sampling: Sampling, *settings: Any) -> _Batch:
     """A batch whose parts are compiled; kept, because what is compiled belongs to its tensors."""
     drafter: Any = ModelDraft(draft, sampling, compile=True) if isinstance(draft, PreTrainedModel) else draft

@@ -50,10 +50,12 @@ def dialled_pair(
     context: int = 1024,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    packed: bool = True,
     seed: int = 0,
 ) -> Pair:
     """A pair of these shapes whose alpha at temperature 1 is `alpha`, up to how far contexts differ.
 
+    `packed` as in `specnb.models.load_pair`. At temperature 0 the two agree nearly always, whatever `alpha` is.
     Raises `ValueError` for an alpha outside [0.1, 0.99]: below it the models' own noise overlaps more, above
     it no weight is heavy enough.
     """
@@ -78,7 +80,8 @@ def dialled_pair(
     weight = brentq(excess, 0.0, 100.0, xtol=1e-4)
     for model, likes, noise in models:
         _weight(model.get_output_embeddings()).copy_(weight * likes + noise)
-        pack(model)
+        if packed:
+            pack(model)
     return Pair(models[0][0], models[1][0], _numbers(vocab))
 
 

@@ -42,13 +42,17 @@ def load_pair(
     draft: str | Path = PAIR / "draft",
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    packed: bool = True,
 ) -> Pair:
     """The pair that this project trained; or any two names or folders of Hugging Face.
+
+    `packed` lays weights out a second time as a processor reads them (`specnb.fast.pack`): faster, and
+    twice the memory; on other devices and in float64 it does nothing.
 
     Raises `OSError` where there is no such model or it has no safetensors, and `ValueError` when the
     two have different vocabularies: then their laws are not about the same tokens.
     """
-    models = [load_model(name, device, dtype) for name in (target, draft)]
+    models = [load_model(name, device, dtype, packed) for name in (target, draft)]
     require_same_vocabulary(models[0], models[1].config.vocab_size)
     tokenizers = [AutoTokenizer.from_pretrained(name, trust_remote_code=False) for name in (target, draft)]
     if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
@@ -56,14 +60,16 @@ def load_pair(
     return Pair(models[0], models[1], tokenizers[0])
 
 
-def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """One model, by its name or folder of Hugging Face. Raises `OSError` as `load_pair` does."""
+def load_model(
+    name: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32, packed: bool = True
+) -> PreTrainedModel:
+    """One model, by its name or folder of Hugging Face. `packed`, and `OSError`, as in `load_pair`."""
     with _no_bars(when=Path(name).is_dir()):  # a download shows its progress, a local file is there at once
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
         )
     model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
-    return pack(model.eval())
+    return pack(model.eval()) if packed else model.eval()
 
 
 @contextmanager

@@ -60,9 +60,9 @@ def test_runs_see_the_tokens_they_are_meant_to(pair: Pair, monkeypatch: pytest.M
     for hook in hooks:
         hook.remove()
     runs_each = 4 + 3  # repetitions and warm-up
-    assert seen[:2] == [("target", 7, 0), ("draft", 7, 0)]
+    assert seen[:4] == [("target", 7, 0)] * 3 + [("draft", 7, 0)]  # a cache for each length
     each = [("target", n, 7) for n in (1, 2, 3)] + [("draft", 1, 7)] * DRAFT_RUNS
-    assert sorted(seen[2:]) == sorted(each * runs_each)
+    assert sorted(seen[4:]) == sorted(each * runs_each)
 
 
 @pytest.mark.parametrize("wrong", [{"context": 0}, {"largest": 0}, {"repetitions": 2}])
@@ -71,14 +71,28 @@ def test_measuring_nothing_is_refused(pair: Pair, wrong: dict[str, int]) -> None
         measure_costs(pair, progress=False, **wrong)
 
 
+@pytest.mark.parametrize("lengths", [(2, 3), (1, 3, 2), (1, 1)])
+def test_lengths_begin_with_the_unit_of_cost_and_grow(pair: Pair, lengths: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="must begin with 1"):
+        measure_costs(pair, lengths=lengths, progress=False)
+
+
+def test_chosen_lengths_are_measured_and_no_others(pair: Pair) -> None:
+    costs = measure_costs(pair, context=3, lengths=(1, 4), repetitions=3, progress=False)
+    assert costs.target.shape == (3, 2)
+    assert costs.verify_cost(4) > 0
+    with pytest.raises(ValueError, match=r"not over \[2, 3\]"):
+        costs.verify_cost([1, 2, 3, 4])
+
+
 def test_costs_are_ratios_of_medians() -> None:
     target = np.array([[2.0, 3.0], [2.0, 3.0], [200.0, 300.0]])
-    costs = Costs(draft=np.array([0.5, 0.5, 50.0]), target=target)
+    costs = Costs(draft=np.array([0.5, 0.5, 50.0]), target=target, lengths=(1, 2))
     assert costs.cost_ratio.value == 0.25
     assert costs.verify_cost([1, 2]).tolist() == [1.0, 1.5]
-    with pytest.raises(ValueError, match="not over 3 to 3"):
+    with pytest.raises(ValueError, match=r"runs over \[1, 2\] tokens were measured, not over \[3\]"):
         costs.verify_cost(3)
-    with pytest.raises(ValueError, match="not over 0 to 0"):
+    with pytest.raises(ValueError, match=r"not over \[0\]"):
         costs.verify_cost(0)
     assert theory.walltime_improvement(0.5, 1, 0.25, costs.verify_cost) == pytest.approx(1.5 / 1.75)
 

@@ -1,0 +1,73 @@
+"""The recommended gamma follows from what was measured, and is none where nothing helps."""
+
+import numpy as np
+import pytest
+
+from specnb.cost import Costs
+from specnb.dialled import Shape, dialled_pair
+from specnb.recommend import predict, recommend_gamma
+from specnb.theory import walltime_improvement
+
+
+def costs(c, verify):
+    """Times without noise, in which a run over n tokens takes verify(n)."""
+    lengths = tuple(range(1, 10))
+    return Costs(np.full(5, c), np.tile([float(verify(n)) for n in lengths], (5, 1)), lengths)
+
+
+def test_without_noise_the_prediction_is_the_theorem():
+    beta = np.full((8, 10), 0.7)
+    for gamma in (1, 4, 8):
+        made = predict(beta, costs(0.1, lambda n: 1), gamma)
+        assert made[:3] == pytest.approx([float(walltime_improvement(0.7, gamma, 0.1))] * 3)
+        assert made.n == 80
+
+
+def test_verify_cost_counts():
+    beta = np.full((8, 10), 0.7)
+    growing = costs(0.1, lambda n: 1 + 0.2 * (n - 1))
+    expected = float(walltime_improvement(0.7, 4, 0.1, lambda n: 1 + 0.2 * (n - 1)))
+    assert predict(beta, growing, 4).value == pytest.approx(expected)
+
+
+def test_the_interval_covers_rows_that_differ():
+    beta = np.random.default_rng(0).uniform(0.4, 0.9, size=(40, 1)).repeat(20, axis=1)
+    made = predict(beta, costs(0.1, lambda n: 1), 4)
+    assert made.low < made.value < made.high
+    assert 0.05 < made.high - made.low < 1
+
+
+PAIRS = {
+    "helps": (0.9, Shape(6, 256, 512, 4), Shape(1, 16, 16, 1), False),
+    "never": (0.1, Shape(1, 32, 32, 1), Shape(4, 64, 64, 1), True),
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_a_draft_that_costs_more_than_its_target_is_not_recommended(case, monkeypatch):
+    alpha, target, draft, useless = PAIRS[case]
+    pair = dialled_pair(alpha, target, draft, vocab=256, context=64)
+    times = costs(2.0, lambda n: 1) if useless else costs(0.05, lambda n: 1)
+    monkeypatch.setattr("specnb.recommend.measure_costs", lambda *_, **__: times)
+    made = recommend_gamma(pair, [[token] for token in range(8)], new_tokens=16, progress=False)
+    assert (made.gamma == 0) == useless
+    assert set(made.predicted) == set(range(1, 9))
+    assert str(made).startswith("do not speculate: even gamma = " if useless else f"gamma = {made.gamma}: ")
+
+
+def test_measured_here_it_says_something():
+    pair = dialled_pair(0.8, Shape(2, 64, 64, 2), Shape(1, 16, 16, 1), vocab=256, context=64)
+    made = recommend_gamma(pair, [[1]] * 8, largest=2, new_tokens=8, repetitions=3, progress=False)
+    assert made.gamma in (0, 1, 2)
+    assert 0 < made.alpha.low <= made.alpha.value <= made.alpha.high < 1
+
+
+@pytest.mark.parametrize("wrong", [{"prompts": [[1]] * 7}, {"largest": 0}])
+def test_too_little_to_measure_is_refused(wrong):
+    with pytest.raises(ValueError, match="need at least 8 and 1"):
+        recommend_gamma(None, **{"prompts": [[1]] * 8, **wrong})
+
+
+def test_a_gamma_that_was_not_timed_is_refused():
+    with pytest.raises(ValueError, match=r"not over \[11\]"):
+        predict(np.full((8, 3), 0.5), costs(0.1, lambda n: 1), 10)
