@@ -68,16 +68,20 @@ def _require_finite_peak(logits: Tensor) -> None:
 
 
 def _argmax_law(logits: Tensor) -> Tensor:
-    peak = logits.amax(dim=-1, keepdim=True)
-    at_peak = logits == peak
-    first = at_peak & (at_peak.cumsum(dim=-1) == 1)
-    return first.to(logits.dtype).where(peak.isfinite(), torch.nan)
+    first = logits.argmax(dim=-1, keepdim=True)  # the lowest index among equals
+    law = torch.zeros_like(logits).scatter_(-1, first, 1.0)
+    return law.where(logits.gather(-1, first).isfinite(), torch.nan)
 
 
 def _nucleus(law: Tensor, top_p: float) -> Tensor:
     ordered, index = law.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
     return torch.zeros_like(law, dtype=torch.bool).scatter(-1, index, before < top_p)
+
+
+def adjust(law: Tensor, sampling: Sampling) -> Tensor:
+    """What `sampling` makes of a `law` `(..., vocab)` in place of logits; plain sampling leaves it as it is."""
+    return law if sampling == Sampling() else standardise(law.log(), sampling, check=False)
 
 
 def normalise(mass: Tensor) -> Tensor:

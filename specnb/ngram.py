@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.draft import Proposal
-from specnb.law import draw
+from specnb.law import Sampling, adjust, draw
 
 DISCOUNT = 0.75
 Ints = NDArray[np.int64]
@@ -114,8 +114,9 @@ class NgramModel:
 class NgramDraft:
     """A drafter that looks each token up in a table; the table lies on the host, as does its work."""
 
-    def __init__(self, model: NgramModel) -> None:
+    def __init__(self, model: NgramModel, sampling: Sampling = Sampling()) -> None:
         self.model = model
+        self.sampling = sampling
         self.vocab = model.vocab
 
     def start(self, tokens: Tensor, lengths: Tensor) -> None:
@@ -128,7 +129,7 @@ class NgramDraft:
         recent = tokens.gather(1, slots.clamp_min(0)).where(slots >= 0, -1).cpu().numpy()
         drafts, laws = [], []
         for uniform in uniforms.unbind(dim=1):
-            laws.append(torch.from_numpy(self.model.law(recent)).to(uniforms.device))
+            laws.append(adjust(torch.from_numpy(self.model.law(recent)), self.sampling).to(uniforms.device))
             drafts.append(draw(laws[-1], uniform))
             recent = np.concatenate([recent, drafts[-1][:, None].cpu().numpy()], axis=1)[:, 1:]
         return Proposal(torch.stack(drafts, dim=1), torch.stack(laws, dim=1))

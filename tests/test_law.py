@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from laws import examples
 from torch import Tensor
 
-from specnb.law import Sampling, draw, normalise, one_hot, overlap, residual, standardise, total_variation
+from specnb.law import Sampling, adjust, draw, normalise, one_hot, overlap, residual, standardise, total_variation
 
 INF, NAN = math.inf, math.nan
 LARGEST = math.nextafter(1.0, 0.0)
@@ -56,6 +56,19 @@ samplings = st.builds(
     top_k=st.one_of(st.none(), st.integers(1, 11)),
     top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.99)),
 )
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0), Sampling(0.5), Sampling(3), Sampling(top_k=2), Sampling(top_p=0.7)], ids=str
+)
+def test_a_law_in_place_of_logits_gives_the_same_law(sampling: Sampling) -> None:
+    logits = torch.tensor([[0.3, -1.0, 0.9, 0.9], [0.0, -torch.inf, 2.0, 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(adjust(standardise(logits), sampling), standardise(logits, sampling))
+
+
+def test_plain_sampling_leaves_a_law_as_it_is() -> None:
+    law = torch.tensor([0.1, 0.2, 0.7])
+    assert adjust(law, Sampling()) is law
 
 
 @given(rows, samplings)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from specnb.law import draw
+from specnb.law import Sampling, adjust, draw
 from specnb.ngram import DISCOUNT, NgramDraft, NgramModel
 
 VOCAB = 5
@@ -205,3 +205,15 @@ def test_shapes_of_a_proposal(order: int, batch: int, gamma: int) -> None:
     assert proposal.drafts.shape == (batch, gamma)
     assert proposal.q.shape == (batch, gamma, VOCAB)
     assert proposal.q.dtype == torch.float64
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.5), Sampling(top_k=2)], ids=str)
+def test_a_drafter_may_sample_otherwise_and_says_so(sampling: Sampling) -> None:
+    model = NgramModel(text(), 2, VOCAB)
+    tokens, lengths = torch.tensor([[0, 1, 4, 4], [2, 4, 4, 4]]), torch.tensor([2, 1])
+    uniforms = torch.rand(2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    proposal = NgramDraft(model, sampling).propose(tokens, lengths, uniforms)
+    recent = np.stack([[1, 2], proposal.drafts[:, 0].numpy()])
+    for at in range(2):
+        assert torch.equal(proposal.q[:, at], adjust(torch.from_numpy(model.law(recent[at][:, None])), sampling))
+    assert torch.equal(proposal.drafts, draw(proposal.q, uniforms))
