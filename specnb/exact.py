@@ -35,11 +35,12 @@ def joint_law(law: Laws, length: int) -> Tensor:
     return joint
 
 
-def step_law(rule: Rule, p: Laws, q: Laws, gamma: int, drawn: Laws | None = None) -> Emissions:
+def step_law(rule: Rule, p: Laws, q: Laws, gamma: int, drawn: Laws | None = None, lenience: float = 1.0) -> Emissions:
     """The law of everything that one step of `rule` emits (Algorithm 1 with `token_verification`).
 
     p and q are the target's and the drafter's laws given the tokens of this step so far. `drawn` is
     where the drafts really come from, if a drafter breaks its contract and reports another law q.
+    A rule that reads `lenience` times q, in its test or in its residual, needs cells that end there too.
 
     Raises `ValueError` if the rule's answer changes inside a cell of uniforms: then it reads a uniform
     for something other than comparing it with p/q, with p/(M q), or with a cumulated law. Each cell is
@@ -54,7 +55,7 @@ def step_law(rule: Rule, p: Laws, q: Laws, gamma: int, drawn: Laws | None = None
         prefixes = [drafts[:i] for i in range(gamma + 1)]
         p_laws = torch.stack([p(prefix) for prefix in prefixes])
         q_laws = torch.stack([q(prefix) for prefix in prefixes[:-1]]) if gamma else p_laws[:0]
-        for tokens, volume in _outcomes(rule, p_laws, q_laws, drafts).items():
+        for tokens, volume in _outcomes(rule, p_laws, q_laws, drafts, lenience).items():
             emitted[tokens] = emitted.get(tokens, 0.0) + chance * volume
     return emitted
 
@@ -88,10 +89,10 @@ def _chain(law: Laws, tokens: tuple[int, ...], start: int) -> float:
     return chance
 
 
-def _outcomes(rule: Rule, p: Tensor, q: Tensor, drafts: tuple[int, ...]) -> Emissions:
+def _outcomes(rule: Rule, p: Tensor, q: Tensor, drafts: tuple[int, ...], lenience: float) -> Emissions:
     """The law of the emitted tokens given the drafts: the rule's answers weighted by cell volume."""
-    accept_edges = [_accept_edges(p[i], q[i], x) for i, x in enumerate(drafts)]
-    edges = [*accept_edges, _final_edges(p, q)]
+    accept_edges = [_accept_edges(p[i], q[i], x, lenience) for i, x in enumerate(drafts)]
+    edges = [*accept_edges, _final_edges(p, q, lenience)]
     lows = torch.cartesian_prod(*[edge[:-1] for edge in edges]).reshape(-1, len(edges))
     widths = torch.cartesian_prod(*[edge.diff() for edge in edges]).reshape(-1, len(edges))
     accepted, token = _ask(rule, p, q, drafts, lows + widths / 2)
@@ -117,16 +118,16 @@ def _ask(rule: Rule, p: Tensor, q: Tensor, drafts: tuple[int, ...], uniforms: Te
     )
 
 
-def _accept_edges(p: Tensor, q: Tensor, draft: int) -> Tensor:
+def _accept_edges(p: Tensor, q: Tensor, draft: int, lenience: float) -> Tensor:
     """Where a rule may change its mind about one draft: the ratio tests, or a draw from p."""
     ratio = p[draft] / q[draft]
     least = torch.where(p > 0, q / p, torch.inf).min()
-    return _edges(torch.stack([ratio, ratio * least]), p.cumsum(0))
+    return _edges(torch.stack([ratio, ratio / lenience, ratio * least]), p.cumsum(0))
 
 
-def _final_edges(p: Tensor, q: Tensor) -> Tensor:
+def _final_edges(p: Tensor, q: Tensor, lenience: float) -> Tensor:
     """Where the last draw may change: the steps of every law that it can be drawn from."""
-    residuals = residual(p[:-1], q)
+    residuals = torch.cat([residual(p[:-1], q), residual(p[:-1], lenience * q)])
     return _edges(p.cumsum(-1).flatten(), residuals.cumsum(-1).flatten())
 
 

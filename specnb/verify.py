@@ -56,6 +56,40 @@ def greedy_verification(
     return Outcome(accepted, best.gather(-1, accepted.unsqueeze(-1)).squeeze(-1))
 
 
+def lenient_verification(lenience: float) -> Rule:
+    """Algorithm 1 with q multiplied by `lenience` l before it is compared (appendix A.5): a rule that is not exact.
+
+    Accepts x with probability min(1, p(x) / (l q(x))); after a rejection draws from Algorithm 1's residual.
+    No token then has more than p(x)/l; its law and distance from p are in `specnb.lenience`. l = 1 is
+    `token_verification`, bit for bit. Raises `ValueError` unless 0 < l <= 1.
+    """
+    _require_lenience(lenience)
+
+    def lenient(p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor) -> Outcome:
+        return token_verification(p, q, drafts, lenience * accept_uniforms, final_uniform)
+
+    return lenient
+
+
+def lenient_greedy_verification(lenience: float) -> Rule:
+    """Accept the target's most probable token, and any x with p(x) > l max p (appendix A.5, its inequality turned).
+
+    Reads p before it is made one-hot, so the loop is asked for temperature 1 and the drafter for 0; q and the
+    uniforms are not read. The inequality is strict, and so l = 1 is `greedy_verification`, ties included.
+    Raises `ValueError` unless 0 < l <= 1.
+    """
+    _require_lenience(lenience)
+
+    def lenient_greedy(p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor) -> Outcome:
+        best = p.argmax(dim=-1)
+        head = p[..., :-1, :]
+        near = (_at(head, drafts) > lenience * head.amax(dim=-1)) & (drafts >= 0)
+        accepted = _leading((drafts == best[..., :-1]) | near)
+        return Outcome(accepted, best.gather(-1, accepted.unsqueeze(-1)).squeeze(-1))
+
+    return lenient_greedy
+
+
 def rejection_sampling(p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor) -> Outcome:
     """Appendix A.2, one-shot: accept with probability p(x)/(M q(x)), M = max p/q, otherwise draw from p.
 
@@ -77,6 +111,11 @@ def exact_match(p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, f
     own = torch.cat([draw(p[..., :-1, :], accept_uniforms), draw(p[..., -1, :], final_uniform).unsqueeze(-1)], dim=-1)
     accepted = _leading(drafts == own[..., :-1])
     return Outcome(accepted, own.gather(-1, accepted.unsqueeze(-1)).squeeze(-1))
+
+
+def _require_lenience(lenience: float) -> None:
+    if not 0 < lenience <= 1:
+        raise ValueError(f"lenience is {lenience}; it must lie in (0, 1], where 1 is exact and less accepts more")
 
 
 def _leading(accept: Tensor) -> Tensor:
