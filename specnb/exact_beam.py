@@ -1,0 +1,120 @@
+"""Exact enumeration of speculative beam search: every tree that any draft could propose, without rounding.
+
+Whether the result is the target's own depends on the draft only through the tree. So the very function
+that the search calls is given every tree of a size, from every state of the target's search. Laws are
+powers of 1/2, scores are bits, and their sums are exact in float64: ties are ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specnb.beam import BeamSettings, Path, Rule, State, advance, start, steps
+
+Tree = tuple[tuple[Path, ...], ...]
+"""Levels of paths, each a child of one in the level before."""
+
+
+class DyadicLaws:
+    """Laws over `vocab` tokens, one for each path, drawn with `seed`; their logarithms (to base 2) are whole.
+
+    With `like` they are those of other laws, except for a share `differ` of the paths.
+    """
+
+    def __init__(self, vocab: int, seed: int, like: DyadicLaws | None = None, differ: float = 1.0) -> None:
+        self.vocab, self.seed, self.like, self.differ = vocab, seed, like, differ
+        self.shapes = _shapes(vocab)
+        self.rows: dict[Path, Tensor] = {}
+
+    def __call__(self, paths: Sequence[Path]) -> Tensor:
+        return torch.stack([self._row(path) for path in paths])
+
+    def keep(self, paths: Iterable[Path]) -> None:
+        """Nothing is forgotten."""
+
+    def _row(self, path: Path) -> Tensor:
+        if path not in self.rows:
+            rng = np.random.default_rng([self.seed, len(path), *path])
+            if self.like is not None and rng.random() >= self.differ:
+                self.rows[path] = self.like._row(path)
+            else:
+                bits = self.shapes[rng.integers(len(self.shapes))]
+                self.rows[path] = -torch.from_numpy(rng.permutation(bits)).double()
+        return self.rows[path]
+
+
+def _shapes(vocab: int) -> list[list[int]]:
+    """A sharp law, 1/2 1/4 1/8 ..., and the flattest one, in bits; each sums to 1 and has a tie."""
+    bits = (vocab - 1).bit_length()
+    short = 2**bits - vocab
+    return [[*range(1, vocab), vocab - 1], [bits - 1] * short + [bits] * (vocab - short)]
+
+
+def every_tree(state: State, vocab: int, width: int, gamma: int, settings: BeamSettings) -> Iterator[Tree]:
+    """All trees below the running beams: in each of `gamma` levels any `width` children of the level before."""
+    levels = min(gamma, settings.max_new_tokens - 1 - len(state.paths[0]))
+    yield from _grow((), state.paths, [token for token in range(vocab) if token not in settings.eos], width, levels)
+
+
+def _grow(tree: Tree, last: tuple[Path, ...], tokens: list[int], width: int, levels: int) -> Iterator[Tree]:
+    if levels == 0:
+        yield tree
+        return
+    children = [(*path, token) for path in last for token in tokens]
+    for level in combinations(children, min(width, len(children))):
+        yield from _grow((*tree, level), level, tokens, width, levels - 1)
+
+
+def trajectory(laws: DyadicLaws, settings: BeamSettings) -> list[State]:
+    """The states of the target's own search, from before its first level to its end."""
+    return [start(), *(state for states in steps(laws, settings) for state in states)]
+
+
+class Enumeration(NamedTuple):
+    """Over all states and trees: how many there were, how many gave other states, and the levels they gave.
+
+    levels   (gamma + 1,)  trees after which the search stood 1, ..., gamma + 1 levels further
+    worse, better          trees that gave some beam a lower, or a higher score than the target's own of its rank
+    """
+
+    trees: int
+    different: int
+    levels: np.ndarray
+    worse: int
+    better: int
+
+
+def enumerate_trees(
+    laws: DyadicLaws, settings: BeamSettings, width: int, gamma: int, rule: Rule = advance
+) -> Enumeration:
+    """Gives `rule` every tree from every state of the target's search and compares what it makes of it."""
+    states = trajectory(laws, settings)
+    levels = np.zeros(gamma + 1, dtype=np.int64)
+    different = worse = better = 0
+    for at, state in enumerate(states[:-1]):
+        for tree in every_tree(state, laws.vocab, width, gamma, settings):
+            paths = [*state.paths, *(path for level in tree for path in level)]
+            reached = rule(state, dict(zip(paths, laws(paths), strict=True)), settings)
+            levels[len(reached) - 1] += 1
+            own = states[at + 1 : at + 1 + len(reached)]
+            different += not (len(own) == len(reached) and all(map(same, own, reached)))
+            gains = [mine - theirs for pair in zip(reached, own) for mine, theirs in zip(*map(_scores, pair))]  # noqa: B905
+            worse += any(gain < 0 for gain in gains)
+            better += any(gain > 0 for gain in gains)
+    return Enumeration(int(levels.sum()), different, levels, worse, better)
+
+
+def same(one: State, other: State) -> bool:
+    """Whether two states are equal, their scores to the last bit."""
+    return one[:1] + one[2:] == other[:1] + other[2:] and torch.equal(one.scores, other.scores)
+
+
+def _scores(state: State) -> list[float]:
+    """Of the running beams, best first."""
+    return state.scores.tolist()

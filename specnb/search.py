@@ -1,0 +1,123 @@
+"""Beam search with models: the target's own, or the same with a draft that spares runs of it (appendix A.4).
+
+One prompt at a time; its beams, and all that is drafted, are one tree in one row of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from specnb.beam import BeamSettings, State, start, steps
+from specnb.draft import ModelDraft
+from specnb.request import Tokens, listed, require_models, require_room, require_tokens, require_whole
+from specnb.tree import TreeRunner
+
+
+@dataclass(frozen=True)
+class BeamRecord:
+    """What each step of a search did.
+
+    levels       (steps,)  levels that the target's search went down: 1 to gamma + 1
+    nodes        (steps,)  tokens that the target ran, in one run: at most width + draft_width gamma
+    draft_nodes  for each step the tokens of each run of the draft
+    states       the search after 0, 1, ... levels
+    """
+
+    levels: NDArray[np.int64]
+    nodes: NDArray[np.int64]
+    draft_nodes: list[tuple[int, ...]]
+    states: list[State]
+
+    @property
+    def target_runs(self) -> int:
+        """Serial runs of the target, one a step, after the prompt's."""
+        return len(self.levels)
+
+
+@dataclass(frozen=True)
+class BeamSearch:
+    """The beams found, best first: their new tokens and their scores; and the record of every step."""
+
+    tokens: list[list[int]]
+    scores: list[float]
+    record: BeamRecord
+
+
+def beam_search(
+    target: PreTrainedModel,
+    prompt: Sequence[int],
+    draft: PreTrainedModel | None = None,
+    *,
+    width: int = 4,
+    draft_width: int | None = None,
+    gamma: int = 4,
+    max_new_tokens: int = 64,
+    length_penalty: float = 1.0,
+    early_stopping: bool | Literal["never"] = False,
+    eos: Tokens = None,
+    sampling: None = None,
+    progress: bool = True,
+) -> BeamSearch:
+    """The `width` best beams after `prompt`, as `generate(num_beams=width)` of transformers finds them.
+
+    With a `draft`, its beams, `draft_width` of them (2 `width` unless given) for `gamma` levels, spare runs of
+    the target; the result is the same. Log-probabilities are float32 or better and summed in float64; see
+    `BeamSettings` for the rest. A progress bar shows after 3 seconds.
+
+    Raises `ValueError` or `TypeError`, before anything is run, for: settings out of range, `draft_width` <
+    `width`, `gamma` < 1 with a draft, a width above the number of tokens that do not end a text, anything
+    in `sampling` (beam search draws nothing), an empty prompt or tokens outside the vocabulary, a context
+    longer than a model's limit, different vocabularies or devices, a model that cannot be run.
+    """
+    if sampling is not None:
+        raise ValueError(f"sampling is {sampling}; beam search draws nothing, so it takes no temperature: use generate")
+    settings = BeamSettings(width, max_new_tokens, length_penalty, early_stopping, tuple(sorted(set(listed(eos)))))
+    draft_width = 2 * width if draft_width is None else draft_width
+    drafter = ModelDraft(draft) if draft is not None else None
+    require_models(target, drafter)
+    require_tokens([prompt], [0], eos, target.config.vocab_size)
+    require_room(target, drafter, len(prompt), max_new_tokens)
+    _require_widths(settings, draft_width if draft is not None else width, gamma, target.config.vocab_size)
+
+    capacity = width * max_new_tokens + width + draft_width * gamma
+    laws = TreeRunner(target, prompt, capacity)
+    draft_laws = TreeRunner(draft, prompt, capacity) if draft is not None else None
+    states = [start()]
+    levels: list[int] = []
+    nodes: list[int] = []
+    draft_nodes: list[tuple[int, ...]] = []
+    with tqdm(total=max_new_tokens, desc="levels", delay=3, leave=False, disable=not progress) as bar:
+        for reached in steps(laws, settings, draft_laws, draft_width, gamma):
+            states += reached
+            levels.append(len(reached))
+            nodes.append(sum(laws.runs))
+            draft_nodes.append(tuple(draft_laws.runs) if draft_laws is not None else ())
+            for model_laws in (laws, draft_laws):
+                if model_laws is not None:
+                    model_laws.runs.clear()
+            bar.update(len(reached))
+    record = BeamRecord(np.array(levels), np.array(nodes), draft_nodes, states)
+    found = states[-1].finished
+    return BeamSearch([list(beam.path) for beam in found], [beam.score for beam in found], record)
+
+
+def _require_widths(settings: BeamSettings, draft_width: int, gamma: int, vocab: int) -> None:
+    require_whole(draft_width=(draft_width, 1), gamma=(gamma, 1))
+    if draft_width < settings.width:
+        raise ValueError(
+            f"draft_width is {draft_width} and width {settings.width}: fewer drafts than beams can never hold all of "
+            "them; draft at least as many"
+        )
+    most = vocab - len(settings.eos)
+    for name, value in (("width", settings.width), ("draft_width", draft_width)):
+        if value > most:
+            raise ValueError(
+                f"{name} is {value}, and {most} tokens of the vocabulary do not end a text; choose at most {most}"
+            )

@@ -1,0 +1,180 @@
+"""Beam search with models: as transformers finds it, and the same with any draft; what it ran, and what it refuses."""
+
+import pytest
+import torch
+from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
+from transformers import PreTrainedModel
+from tree_mutants import TREE_MUTANTS
+
+from specnb import corpus, search
+from specnb.law import Sampling
+from specnb.models import load_pair
+from specnb.search import beam_search
+
+VOCAB, NEW, PROMPT = 7, 8, [1, 2, 3]
+MODELS = {"llama": llama, "gpt2": gpt2, "neox": neox, "qwen2": qwen2}
+ENDS = {"no end": None, "one end": 1, "two ends": [1, 4]}
+FLOAT32 = 2e-6
+"""transformers sums float32 log-probabilities whatever the model's dtype; this is how far its means may be off."""
+
+
+def tiny(name="llama"):
+    return MODELS[name](VOCAB, dtype=torch.float64)
+
+
+def of_transformers(model: PreTrainedModel, prompt, width, eos, **more):
+    """Beams and scores of `generate`, without the padding behind an end."""
+    tokens = torch.tensor([prompt])
+    with torch.inference_mode():
+        made = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), num_beams=width, num_return_sequences=width,
+            do_sample=False, eos_token_id=eos, pad_token_id=model.config.vocab_size - 1,
+            output_scores=True, return_dict_in_generate=True, **more,
+        )  # fmt: skip
+    ends = eos if isinstance(eos, list) else [eos]
+    rows = [row[len(prompt) :] for row in made.sequences.tolist()]
+    cut = [next((at + 1 for at, token in enumerate(row) if token in ends), len(row)) for row in rows]
+    return [row[:end] for row, end in zip(rows, cut, strict=True)], made.sequences_scores.tolist()
+
+
+def assert_same(found, tokens, scores, tolerance):
+    assert found.tokens == tokens
+    assert found.scores == pytest.approx(scores, abs=tolerance)
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("eos", ENDS)
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_beams_and_scores_are_those_of_transformers(width, eos, early_stopping):
+    for name, length_penalty in (("llama", 1.0), ("gpt2", 0.0), ("neox", 2.0), ("qwen2", -0.5), ("gpt2", 1.0)):
+        model = tiny(name)
+        wanted = {"max_new_tokens": NEW, "length_penalty": length_penalty, "early_stopping": early_stopping}
+        own = beam_search(model, PROMPT, width=width, eos=ENDS[eos], **wanted)
+        assert_same(own, *of_transformers(model, PROMPT, width, ENDS[eos], **wanted), FLOAT32 * NEW)
+        draft = near_copy(model, 0.05)
+        for draft_width, gamma in ((width, 1), (width, 3), (5, 2)):
+            made = beam_search(
+                model, PROMPT, draft, width=width, draft_width=draft_width, gamma=gamma, eos=ENDS[eos], **wanted
+            )
+            assert_same(made, own.tokens, own.scores, 1e-12)
+
+
+@pytest.mark.parametrize("eos", ENDS)
+def test_one_beam_is_greedy_decoding(eos):
+    tokens = torch.tensor([PROMPT])
+    for make in MODELS.values():
+        model = make(VOCAB, dtype=torch.float64)
+        with torch.inference_mode():
+            greedy = model.generate(
+                tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=NEW,
+                eos_token_id=ENDS[eos], pad_token_id=0,
+            )  # fmt: skip
+        made = beam_search(
+            model, PROMPT, gpt2(VOCAB, layers=1), width=1, draft_width=3, max_new_tokens=NEW, eos=ENDS[eos]
+        )
+        assert made.tokens == [greedy[0, len(PROMPT) :].tolist()]
+
+
+@pytest.mark.parametrize("newline_ends", [False, True])
+def test_the_trained_pair_finds_what_transformers_finds(newline_ends):
+    """In float64. With the newline as an end, beams of different lengths finish and compete."""
+    pair = load_pair(dtype=torch.float64)
+    prompt = pair.encode(corpus.read("held-out", limit=1)[0][:400])[:24]
+    eos = pair.encode("\n")[-1] if newline_ends else pair.tokenizer.eos_token_id
+    own = beam_search(pair.target, prompt, width=3, max_new_tokens=12, eos=eos)
+    assert_same(own, *of_transformers(pair.target, prompt, 3, eos, max_new_tokens=12), FLOAT32 * 12)
+    made = beam_search(pair.target, prompt, pair.draft, width=3, draft_width=8, gamma=3, max_new_tokens=12, eos=eos)
+    assert_same(made, own.tokens, own.scores, 1e-12)
+    assert made.record.target_runs <= own.record.target_runs
+    assert newline_ends == (len(set(map(len, own.tokens))) > 1)
+
+
+@pytest.mark.parametrize("mutant", TREE_MUTANTS)
+def test_bugs_of_the_tree_change_the_beams(monkeypatch, mutant):
+    """Planted in the speculative search alone, against the right one."""
+    model = tiny("gpt2")
+    right = [beam_search(model, [1, 2, token], width=3, max_new_tokens=10) for token in range(VOCAB)]
+    monkeypatch.setattr(search, "TreeRunner", TREE_MUTANTS[mutant])
+    draft = near_copy(model, 0.05)
+    wrong = [beam_search(model, [1, 2, token], draft, width=3, gamma=2, max_new_tokens=10) for token in range(VOCAB)]
+    assert any(made.tokens != own.tokens for made, own in zip(wrong, right, strict=True))
+
+
+# What was run.
+
+
+def test_the_record_says_what_was_run(monkeypatch):
+    seen = []
+    run = search.TreeRunner._run
+    monkeypatch.setattr(
+        search.TreeRunner, "_run", lambda self, paths: (seen.append((self, len(paths))), run(self, paths))
+    )
+    model = tiny()
+    record = beam_search(
+        model, PROMPT, near_copy(model, 0.05), width=3, draft_width=5, gamma=2, max_new_tokens=NEW
+    ).record
+    target = [nodes for laws, nodes in seen if laws.runner.model is model]
+    draft = [nodes for laws, nodes in seen if laws.runner.model is not model]
+    assert record.nodes.tolist() == target
+    assert [nodes for step in record.draft_nodes for nodes in step] == draft
+    assert record.levels.sum() == NEW == len(record.states) - 1
+    assert record.target_runs == len(target) < NEW
+    assert max(target) <= 3 + 5 * 2
+    assert record.levels.max() <= 3
+
+
+def test_a_search_alone_runs_its_beams_once_a_level():
+    record = beam_search(tiny(), PROMPT, width=3, max_new_tokens=NEW).record
+    assert record.nodes.tolist() == [1] + [3] * (NEW - 1)
+    assert record.levels.tolist() == [1] * NEW
+    assert record.draft_nodes == [()] * NEW
+
+
+def test_a_perfect_draft_needs_one_run_for_gamma_plus_one_levels():
+    model = tiny()
+    record = beam_search(model, PROMPT, model, width=3, draft_width=3, gamma=3, max_new_tokens=NEW).record
+    assert record.levels.tolist() == [4, 4]
+    assert record.nodes.tolist() == [10, 12]
+
+
+def test_the_last_positions_can_be_searched():
+    model = gpt2(VOCAB, dtype=torch.float64)
+    prompt = [1] * (LIMIT - 3)
+    own = beam_search(model, prompt, width=2, max_new_tokens=3)
+    assert beam_search(model, prompt, model, width=2, gamma=5, max_new_tokens=3).tokens == own.tokens
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"width": 0}, "width is 0"),
+        ({"draft_width": 0}, "draft_width is 0"),
+        ({"draft_width": 2}, "draft_width is 2 and width 3: fewer drafts than beams"),
+        ({"gamma": 0}, "gamma is 0; it must be a whole number from 1"),
+        ({"gamma": 1.5}, r"gamma is 1\.5"),
+        ({"sampling": Sampling(temperature=0.7)}, "beam search draws nothing, so it takes no temperature"),
+        ({"sampling": 0.7}, r"sampling is 0\.7"),
+        ({"width": 9, "draft_width": 9}, "width is 9, and 7 tokens of the vocabulary do not end a text"),
+        ({"draft_width": 6, "eos": [1, 4]}, "draft_width is 6, and 5 tokens"),
+        ({"eos": 7}, "eos has the token 7"),
+        ({"prompt": []}, "prompt 0 is empty"),
+        ({"prompt": [9]}, "prompt 0 has the token 9"),
+        ({"max_new_tokens": LIMIT}, f"and LlamaForCausalLM has {LIMIT}"),
+        ({"early_stopping": None}, "early_stopping is None"),
+        ({"draft": llama(5)}, "target has 7 tokens and the draft 5"),
+    ],
+)
+def test_bad_input_is_refused(wrong, message):
+    good = {"prompt": PROMPT, "draft": llama(VOCAB), "width": 3, "draft_width": 4, "gamma": 2, "max_new_tokens": 4}
+    with pytest.raises(ValueError, match=message):
+        beam_search(llama(VOCAB), **(good | wrong))
+
+
+def test_models_that_cannot_be_run_are_refused():
+    with pytest.raises(TypeError, match="training mode"):
+        beam_search(llama(VOCAB).train(), PROMPT, max_new_tokens=2)
+    with pytest.raises(TypeError, match="no model of transformers"):
+        beam_search(llama(VOCAB), PROMPT, "a draft", max_new_tokens=2)
