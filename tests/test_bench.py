@@ -58,7 +58,8 @@ def test_goals_of_walltime_are_measured_over_predicted(pair):
     table = pd.DataFrame(
         [
             {"pair": "dialled", "gamma": gamma, "predicted": 2.0, "measured": 1.8, "measured_low": 1.7,
-             "measured_high": 1.9, "rest": 0.02, "own": 0.04} | settings(pair, False)
+             "measured_high": 1.9, "tokens_per_step": 2.4, "c": 0.0, "v": 1.0, "rest": 0.02,
+             "own": 0.04} | settings(pair, False)
             for gamma in (1, GAMMA)
         ]
     )  # fmt: skip
@@ -66,7 +67,8 @@ def test_goals_of_walltime_are_measured_over_predicted(pair):
     assert rows["dialled: measured over predicted, gamma 1"]["ratio"] == pytest.approx(0.9)
     assert rows["dialled: own share of a step, outside both models' parts"]["ratio"] == 0.02
     assert rows["dialled: own share of a step, outside both models' runs"]["ratio"] == 0.04
-    assert len(rows) == 4
+    assert rows["dialled: measured over predicted, gamma 1, tokens as counted"]["ratio"] == pytest.approx(0.75)
+    assert len(rows) == 6
 
 
 def test_a_trace_has_every_part_of_every_step(pair, monkeypatch):

@@ -61,7 +61,7 @@ def test_runs_see_the_tokens_they_are_meant_to(pair: Pair, monkeypatch: pytest.M
         hook.remove()
     runs_each = 4 + 3  # repetitions and warm-up
     assert seen[:4] == [("target", 7, 0)] * 3 + [("draft", 7, 0)]  # a cache for each length
-    each = [("target", n, 7) for n in (1, 2, 3)] + [("draft", 1, 7)] * DRAFT_RUNS
+    each = [("target", n, 7) for n in (1, 2, 3)] * 2 + [("target", 1, 7)] + [("draft", 1, 7)] * DRAFT_RUNS
     assert sorted(seen[4:]) == sorted(each * runs_each)
 
 

@@ -10,7 +10,7 @@ PACKAGE = Path(specnb.__file__).parent
 
 
 def _floors() -> dict[str, int]:
-    lines = re.findall(r"^ {4}([a-z, ]+?) {2,}\S", specnb.__doc__ or "", flags=re.MULTILINE)
+    lines = re.findall(r"^ {4}([a-z_, ]+?) {2,}\S", specnb.__doc__ or "", flags=re.MULTILINE)
     return {room: floor for floor, line in enumerate(lines) for room in line.split(", ")}
 
 

@@ -1,0 +1,177 @@
+"""The laws that a target gives to texts that exist already: one run over each text (teacher forcing).
+
+A target is a model of transformers, or a function from all tokens before to a law `(vocab,)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.bets import Margin, Row
+from specnb.law import Sampling, standardise
+from specnb.models import context_limit
+
+LawOf = Callable[[tuple[int, ...]], Any]
+Source = PreTrainedModel | LawOf
+
+LOGITS = 2**23
+"""Logits that one run may give: it decides how many texts run at once, and cuts long ones into pieces."""
+
+
+class Text(NamedTuple):
+    """A prompt, what was generated after it, and the tokens emitted by each step, if known."""
+
+    prompt: list[int]
+    tokens: list[int]
+    steps: list[int] | None = None
+
+
+def vocabulary(source: Source, prompt: Sequence[int]) -> int:
+    """The number of tokens that `source` gives laws about."""
+    return int(source.config.vocab_size) if isinstance(source, PreTrainedModel) else len(_asked(source, tuple(prompt)))
+
+
+def forced_rows(
+    target: Source, texts: Sequence[Text], sampling: Sampling, draft: Source | None, draft_sampling: Sampling
+) -> Iterator[Row]:
+    """The rows of all `texts`, in order; long ones in pieces."""
+    at = 0
+    vocab = vocabulary(target, texts[0].prompt)
+    while at < len(texts):
+        count = _fitting(texts[at:], vocab)
+        chosen = texts[at : at + count]
+        both = [None] * count if draft is None else _logits(draft, chosen, vocab)
+        for logits, drafted in zip(_logits(target, chosen, vocab), both, strict=True):
+            yield _row(*logits, sampling, None if drafted is None else drafted[2], draft_sampling)
+        at += count
+
+
+def _row(text: Text, start: int, logits: Tensor, sampling: Sampling, drafted: Tensor | None, drafting: Sampling) -> Row:
+    tokens = text.tokens[start : start + len(logits)]
+    p = standardise(logits, sampling)
+    q = None if drafted is None else standardise(drafted, drafting)
+    raw = None if drafted is None or drafting == Sampling() else standardise(drafted)
+    zero = (p.gather(-1, torch.as_tensor(tokens, device=p.device)[:, None])[:, 0] == 0).nonzero()[:, 0].tolist()
+    margins = {start + at: margin(logits[at], sampling, tokens[at]) for at in zero}
+    steps = text.steps if len(tokens) == len(text.tokens) else None
+    more = start + len(tokens) < len(text.tokens)
+    return Row(tokens, p, q, raw, text.prompt, steps, margins, continues=start > 0, more=more)
+
+
+def margin(logits: Tensor, sampling: Sampling, token: int) -> Margin:
+    """How far `token` is from what `sampling` keeps of `logits` `(vocab,)`; both numbers are 0 if it keeps it."""
+    logits = logits.double()
+    kept = 1 if sampling.temperature == 0 else sampling.top_k or len(logits)
+    weakest = logits.topk(min(kept, len(logits))).values[-1]
+    gap = float((weakest - logits[token]).clamp_min(0))
+    if sampling.temperature == 0 or sampling.top_p == 1:
+        return Margin(gap, 0.0)
+    law = standardise(logits, Sampling(sampling.temperature, sampling.top_k))
+    return Margin(gap, max(0.0, float(law[law > law[token]].sum()) - sampling.top_p))
+
+
+def _fitting(texts: Sequence[Text], vocab: int) -> int:
+    """How many of the first texts run together."""
+    longest, count = 0, 0
+    for text in texts:
+        longest = max(longest, len(text.prompt) + len(text.tokens))
+        if (count + 1) * longest * vocab > LOGITS:
+            break
+        count += 1
+    return max(count, 1)
+
+
+def _logits(source: Source, texts: Sequence[Text], vocab: int) -> Iterator[tuple[Text, int, Tensor]]:
+    """Of each text, or piece of one: the text, the place of its first token here, and logits `(n, vocab)`."""
+    if not isinstance(source, PreTrainedModel):
+        for text in texts:
+            yield text, 0, _function_logits(source, text, vocab)
+    elif len(texts) == 1 and (len(texts[0].prompt) + len(texts[0].tokens)) * vocab > LOGITS:
+        yield from _in_pieces(source, texts[0], max(1, LOGITS // vocab))
+    else:
+        yield from _at_once(source, texts)
+
+
+def _at_once(model: PreTrainedModel, texts: Sequence[Text]) -> Iterator[tuple[Text, int, Tensor]]:
+    # Padding stands behind each text, where causal attention does not look.
+    longest = max(len(text.prompt) + len(text.tokens) for text in texts) - 1
+    rows = [[*text.prompt, *text.tokens[:-1]] for text in texts]
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=model.device)
+    first = min(len(text.prompt) for text in texts) - 1
+    logits = _run(model, ids, keep=longest - first, use_cache=False).logits
+    for text, row in zip(texts, logits, strict=True):
+        start = len(text.prompt) - 1 - first
+        yield text, 0, row[start : start + len(text.tokens)]
+
+
+def _in_pieces(model: PreTrainedModel, text: Text, piece: int) -> Iterator[tuple[Text, int, Tensor]]:
+    ids = torch.tensor([[*text.prompt, *text.tokens[:-1]]], device=model.device)
+    cache = None
+    done = 1 - len(text.prompt)  # places before 0 belong to the prompt
+    for part in ids.split(piece, dim=1):
+        output = _run(model, part, keep=part.shape[1], use_cache=True, past_key_values=cache)
+        cache = output.past_key_values
+        if done + part.shape[1] > 0:
+            yield text, max(done, 0), output.logits[0, max(-done, 0) :]
+        done += part.shape[1]
+
+
+def _run(model: PreTrainedModel, ids: Tensor, keep: int, **more: Any) -> Any:
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        return model(input_ids=ids, logits_to_keep=keep, **more)
+    output = model(input_ids=ids, **more)
+    output.logits = output.logits[:, -keep:]
+    return output
+
+
+def _function_logits(law: LawOf, text: Text, vocab: int) -> Tensor:
+    laws = []
+    for at in range(len(text.tokens)):
+        laws.append(_asked(law, (*text.prompt, *text.tokens[:at])))
+        if len(laws[-1]) != vocab:
+            raise ValueError(
+                f"a law has {len(laws[-1])} entries and the target's vocabulary {vocab}; target and draft must "
+                "share a vocabulary that never changes"
+            )
+    return torch.stack(laws).log()
+
+
+def _asked(law: LawOf, prefix: tuple[int, ...]) -> Tensor:
+    asked = torch.as_tensor(law(prefix))
+    asked = asked if asked.is_floating_point() else asked.double()
+    if asked.ndim != 1 or not bool((asked >= 0).all()) or not abs(float(asked.sum()) - 1) < 1e-3:
+        raise ValueError(
+            f"the law after {len(prefix)} tokens has shape {tuple(asked.shape)} and sum {float(asked.sum()):.6g}; "
+            "it must be one row of probabilities that sum to 1"
+        )
+    return asked
+
+
+def require_texts(source: Source, texts: Sequence[Text], name: str = "text") -> None:
+    """Raises `ValueError`, naming the text, for one that `source` cannot judge."""
+    if isinstance(source, PreTrainedModel) and source.training:
+        raise ValueError("the model is in training mode, where dropout makes its laws random; call its eval() first")
+    vocab = vocabulary(source, texts[0].prompt)
+    limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
+    for number, text in enumerate(texts):
+        if isinstance(source, PreTrainedModel) and not text.prompt:
+            raise ValueError(
+                f"{name} {number} has no prompt; a model needs at least one token before, the begin-of-text one say"
+            )
+        outside = [token for token in (*text.prompt, *text.tokens) if not 0 <= token < vocab]
+        if outside:
+            raise ValueError(
+                f"{name} {number} has the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}: "
+                "was it written with another tokenizer?"
+            )
+        if limit is not None and len(text.prompt) + len(text.tokens) - 1 > limit:
+            raise ValueError(
+                f"{name} {number} has {len(text.prompt) + len(text.tokens)} tokens with its prompt, and the model has "
+                f"{limit} positions; cut it, or generate shorter ones"
+            )

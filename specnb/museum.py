@@ -1,0 +1,254 @@
+"""The museum of bugs: every mutant that one machine can show, running in the real loop.
+
+`MUSEUM` holds the bugs of a step (`specnb.mutants`) and, here, those that only a loop can have: ends of text,
+noise, caches and positions. A bug of the loop is planted: while it generates, one name of the loop's own code
+stands for something else. `generate` writes text with a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb import decode, draft, models, verify
+from specnb.draft import Drafter, ModelDraft, Proposal
+from specnb.law import Sampling
+from specnb.models import Runner
+from specnb.mutants import FILTERS, Mutant, mutants
+from specnb.randomness import Uniforms, uniforms
+from specnb.verify import Outcome
+
+Set = Callable[[Any, str, Any], None]
+"""Sets a name of a module for as long as the bug is planted."""
+
+
+# What a step emits.
+
+
+def eos_inside(plant: Set) -> None:
+    class State(decode._State):
+        def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
+            eos, self.eos = self.eos, self.eos[:0]
+            emitted = super().append(proposal, outcome)
+            self.eos = eos
+            last = self.tokens.gather(1, self.lengths[:, None] - 1)[:, 0]
+            self.done |= (emitted > 0) & torch.isin(last, eos)
+            return emitted
+
+    plant(decode, "_State", State)
+
+
+def after_the_end(plant: Set) -> None:
+    class State(decode._State):
+        def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
+            done = self.done.clone()
+            self.done = torch.zeros_like(done)
+            emitted = super().append(proposal, outcome)
+            self.done |= done
+            return emitted
+
+    plant(decode, "_State", State)
+
+
+def always_accepting(plant: Set) -> None:
+    plant(verify, "_leading", lambda accept: torch.ones_like(accept, dtype=torch.int64).sum(dim=-1))
+
+
+# Randomness.
+
+
+def _noise(plant: Set, change: Callable[[Uniforms], Uniforms]) -> None:
+    plant(decode, "uniforms", lambda *settings: change(uniforms(*settings)))
+
+
+def shared_noise(plant: Set) -> None:
+    _noise(plant, lambda noise: replace(noise, final=noise.draft[..., 0]))
+
+
+def reseeded(plant: Set) -> None:
+    """Behind the first test, a generator that is seeded again before each test gives the same numbers each time."""
+
+    def repeated(noise: Uniforms) -> Uniforms:
+        draft = torch.cat([noise.draft[:, :1], noise.draft[:, 1:2].expand_as(noise.draft[:, 1:])], dim=1)
+        accept = noise.accept[:, :1, :1].expand_as(noise.accept)
+        return Uniforms(draft, accept, noise.final[:, :1].expand_as(noise.final))
+
+    _noise(plant, repeated)
+
+
+def rows_share_noise(plant: Set) -> None:
+    def first_row(noise: Uniforms) -> Uniforms:
+        return Uniforms(*(x[:1].expand_as(x) for x in (noise.draft, noise.accept, noise.final)))
+
+    _noise(plant, first_row)
+
+
+# Caches and positions.
+
+
+def _shifted(plant: Set, shift: Callable[[Tensor, int], Tensor]) -> None:
+    """The target's cache moves by `shift(accepted, gamma)` after each step; positions stay right."""
+    runners: list[Shifted] = []
+
+    class Shifted(Runner):
+        def __init__(self, model: PreTrainedModel, capacity: int) -> None:
+            super().__init__(model, 2 * capacity)  # room for what is left behind, however long the text
+            self.shift = torch.zeros(())
+            runners.append(self)
+
+        def run(self, tokens: Tensor, slots: Tensor, keep: int, *rest: Any, **more: Any) -> Tensor:
+            return super().run(tokens, slots + self.shift.long(), keep, positions=slots)
+
+    class State(decode._State):
+        def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
+            moved = shift(outcome.accepted, proposal.drafts.shape[1])
+            runners[-1].shift = runners[-1].shift + moved[:, None]
+            return super().append(proposal, outcome)
+
+    plant(decode, "Runner", Shifted)
+    plant(decode, "_State", State)
+
+
+def rejected_stays(plant: Set) -> None:
+    _shifted(plant, lambda accepted, gamma: (accepted < gamma).long())
+
+
+def accepted_is_lost(plant: Set) -> None:
+    _shifted(plant, lambda accepted, gamma: -((accepted < gamma) & (accepted > 0)).long())
+
+
+def bonus_wrong_in_target(plant: Set) -> None:
+    """The last draft is run in the bonus token's place."""
+
+    class State(decode._State):
+        full = None
+
+        def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
+            self.full = outcome.accepted == proposal.drafts.shape[1]
+            return super().append(proposal, outcome)
+
+    def logits(runner: Runner, state: State, drafts: Tensor) -> Tensor:
+        slots = state.lengths[:, None] - 1 + state.offsets
+        late = torch.zeros_like(state.done) if state.full is None else state.full
+        newest = state.tokens.gather(1, slots[:, :1] - late[:, None].long())
+        return runner.run(torch.cat([newest, drafts.clamp_min(0)], dim=1), slots, keep=len(state.offsets))
+
+    plant(decode, "_State", State)
+    plant(decode, "_verify_logits", logits)
+
+
+def bonus_missing_in_draft(plant: Set) -> None:
+    """The draft model never runs the last draft. The text keeps its law: q is still what was drawn from."""
+
+    class Forgetful(Runner):
+        def run(self, tokens: Tensor, slots: Tensor, keep: int, *rest: Any, **more: Any) -> Tensor:
+            newest_only = slots.shape[1] == 2 and keep == 1
+            return super().run(tokens[:, -1:], slots[:, -1:], 1) if newest_only else super().run(tokens, slots, keep)
+
+    plant(draft, "Runner", Forgetful)
+
+
+def padding_visible(plant: Set) -> None:
+    mask = models.ragged_mask
+    plant(models, "ragged_mask", lambda slots, *rest: mask(slots.amax(0, keepdim=True).expand_as(slots), *rest))
+
+
+def positions_of_the_longest(plant: Set) -> None:
+    class Misplaced(Runner):
+        def run(self, tokens: Tensor, slots: Tensor, keep: int, *rest: Any, **more: Any) -> Tensor:
+            return super().run(tokens, slots, keep, positions=slots.amax(0, keepdim=True).expand_as(slots))
+
+    plant(decode, "Runner", Misplaced)
+
+
+LOOP = [
+    Mutant("eos-inside", "an end of text among the accepted tokens is not noticed", "transformers#47931",
+           plant=eos_inside),
+    Mutant("after-the-end", "a row that has ended goes on while others run", "LLMSpeculativeSampling",
+           plant=after_the_end),
+    Mutant("always-accepting", "every draft is accepted", "-", plant=always_accepting),
+    Mutant("shared-noise", "the final draw reuses the noise of the draft it replaces", "vLLM#47386",
+           plant=shared_noise),
+    Mutant("rows-share-noise", "all rows of a batch draw the same uniforms", "-", plant=rows_share_noise),
+    Mutant("rejected-stays", "crop is one short: the rejected token stays in the target's cache",
+           "several; mlx-lm#1109", plant=rejected_stays),
+    Mutant("accepted-is-lost", "crop is one too many: the last accepted token leaves the target's cache", "several",
+           plant=accepted_is_lost),
+    Mutant("bonus-cache", "the bonus token is never run: the last draft stands in its place in the target's cache",
+           "vLLM#9730", plant=bonus_wrong_in_target),
+    Mutant("bonus-missing-in-draft", "the last draft is missing in the draft's cache", "vLLM#9730",
+           plant=bonus_missing_in_draft, lossless=True),
+    Mutant("padding-visible", "short rows of a batch see padding", "lucidrains/speculative-decoding",
+           plant=padding_visible),
+    Mutant("positions-of-the-longest", "all rows of a batch get the positions of the longest",
+           "batches without position ids", plant=positions_of_the_longest),
+]  # fmt: skip
+
+
+def museum(filters: Sampling = FILTERS) -> dict[str, Mutant]:
+    """Every bug by name: those of a step, asked for `filters` where they need some, and those of the loop."""
+    everything = mutants(filters) | {mutant.name: mutant for mutant in LOOP}
+    everything["reseeded"] = replace(everything["reseeded"], plant=reseeded)
+    return everything
+
+
+MUSEUM = museum()
+EXACT = Mutant("exact", "nothing", "-", lossless=True)
+
+
+class MutantDraft(ModelDraft):
+    """A model that draws its drafts from one law and reports another, as a mutant says."""
+
+    def __init__(self, model: PreTrainedModel, mutant: Mutant) -> None:
+        raw = mutant.drawn is not None or mutant.q is not None
+        super().__init__(model, Sampling() if raw else mutant.asked)
+        self.mutant = mutant
+
+    def draw(self, law: Tensor, uniform: Tensor) -> Tensor:
+        return super().draw(self.mutant.drawn(law) if self.mutant.drawn else law, uniform)
+
+    def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
+        drafts, q = super().propose(tokens, lengths, uniforms)
+        return Proposal(drafts, self.mutant.q(q) if self.mutant.q else q)
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    """Plants a bug of the loop, and takes it out again at the end."""
+    with ExitStack() as stack:
+        if mutant.plant:
+            mutant.plant(lambda place, name, value: stack.enter_context(mock.patch.object(place, name, value)))
+        yield
+
+
+def generate(
+    mutant: Mutant,
+    target: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    drafter: PreTrainedModel | Drafter,
+    **settings: Any,
+) -> decode.Generation:
+    """`specnb.decode.generate` with the bug, in text that should be drawn as `mutant.asked` says.
+
+    A bug of where drafts come from needs a model as drafter. `settings` are those of `decode.generate` but for
+    sampling and rule. Raises what that raises, and `TypeError` for a drafter that cannot have the bug.
+    """
+    changes_draft = mutant.drawn is not None or mutant.q is not None
+    if isinstance(drafter, PreTrainedModel):
+        drafter = MutantDraft(drafter, mutant)
+    elif changes_draft:
+        raise TypeError(f"{mutant.name} changes how a draft model is sampled; give the model, not a drafter")
+
+    def rule(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+        return mutant.rule(mutant.p(p) if mutant.p else p, q, drafts, accept, final)
+
+    sampling = Sampling() if mutant.p else mutant.asked
+    with planted(mutant):
+        return decode.generate(target, prompts, drafter, sampling=sampling, rule=rule, **settings)

@@ -1,0 +1,162 @@
+"""The audit of models and functions: what it accepts, what it finds, what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tiny import llama
+from transformers import PreTrainedModel
+
+from specnb.audit import assert_exact, audit, audit_laws
+from specnb.decode import generate
+from specnb.law import Sampling, draw
+from specnb.verify import Outcome, token_verification
+
+PROMPTS = [[1], [2, 3], [0, 1, 2]] * 40
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    return llama()
+
+
+@pytest.fixture(scope="module")
+def draft() -> PreTrainedModel:
+    return llama(seed=9, layers=1)
+
+
+def no_residual(p, q, drafts, accept, final) -> Outcome:
+    accepted = token_verification(p, q, drafts, accept, final).accepted
+    return Outcome(accepted, draw(p.take_along_dim(accepted[..., None, None], dim=-2).squeeze(-2), final))
+
+
+def test_exact_texts_of_a_model_pass(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    made = generate(target, PROMPTS, draft, gamma=2, max_new_tokens=12, progress=False)
+    steps = [[size for size in row if size] for row in made.record.emitted.tolist()]
+    for aim in ({}, {"draft": draft}, {"draft": draft, "steps": steps}):
+        report = assert_exact(target, made.tokens, prompts=PROMPTS, **aim)
+        assert report.tokens == sum(map(len, made.tokens))
+        assert report.rows == len(PROMPTS)
+        assert len(report.running) == report.tokens
+        assert report.numerics.logit < 1e-4
+        assert report.detectable["argmax"] > 0
+        assert "no deviation was found" in str(report)
+
+
+def test_a_broken_sampler_is_found(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    prompts = PROMPTS * 3
+    made = generate(target, prompts, draft, gamma=2, max_new_tokens=12, rule=no_residual, progress=False)
+    report = audit(target, made.tokens, prompts=prompts, draft=draft, progress=False)
+    assert report.rejected
+    assert report.kind == "no-residual"
+    with pytest.raises(AssertionError, match="REJECTED"):
+        assert_exact(target, made.tokens, prompts=prompts, draft=draft)
+    stopped = audit(target, made.tokens, prompts=prompts, draft=draft, stop=True, progress=False)
+    assert stopped.found_after == report.found_after <= stopped.tokens < report.tokens
+
+
+def test_prompts_and_starts_say_the_same(target: PreTrainedModel) -> None:
+    texts = [[0, 1, 3], [2, 2]]
+    by_prompt = audit(target, texts, prompts=[[1], [2, 3]], progress=False)
+    by_start = audit(target, [[1, 0, 1, 3], [2, 3, 2, 2]], starts=[1, 2], progress=False)
+    assert by_prompt.to_dict() == by_start.to_dict()
+
+
+def test_wrong_settings_are_found(target: PreTrainedModel) -> None:
+    """Sampled at one temperature, claimed at another; drawn without top-k, claimed with it."""
+    made = generate(target, PROMPTS, max_new_tokens=12, sampling=Sampling(0.5), progress=False)
+    report = audit(target, made.tokens, prompts=PROMPTS, progress=False)
+    assert report.kind in {"sharper", "argmax", "tail-cut"}
+    assert not audit(target, made.tokens, prompts=PROMPTS, sampling=Sampling(0.5), progress=False).rejected
+    report = audit(target, made.tokens, prompts=PROMPTS, sampling=Sampling(0.5, top_k=2), progress=False)
+    assert report.kind == "impossible"
+    assert report.impossible[0].logit > 0
+
+
+def test_greedy_texts_show_the_first_difference_and_its_gap(target: PreTrainedModel) -> None:
+    made = generate(target, PROMPTS[:3], max_new_tokens=6, sampling=Sampling(0), progress=False)
+    greedy = {"prompts": PROMPTS[:3], "sampling": Sampling(0), "progress": False}
+    assert not audit(target, made.tokens, **greedy).rejected
+    texts = [list(text) for text in made.tokens]
+    with torch.inference_mode():
+        logits = target(input_ids=torch.tensor([[*PROMPTS[1], *texts[1][:2]]])).logits[0, -1]
+    texts[1][2] = int(logits.topk(2).indices[1])
+    report = audit(target, texts, **greedy)
+    first = report.impossible[0]
+    assert (first.row, first.offset, first.token) == (1, 2, texts[1][2])
+    top = logits.topk(2).values
+    assert first.logit == pytest.approx(float(top[0] - top[1]), abs=1e-4)
+
+
+def test_functions_are_targets_too() -> None:
+    generator = np.random.default_rng(3)
+    table = generator.dirichlet(np.ones(5), size=6)
+
+    def law(prefix: tuple[int, ...]) -> np.ndarray:
+        return table[prefix[-1] if prefix else 5]
+
+    texts = []
+    for _ in range(30):
+        text: list[int] = []
+        for _ in range(20):
+            text.append(int(generator.choice(5, p=law(tuple(text)))))
+        texts.append(text)
+    assert_exact(law, texts, prompts=[[]] * 30)
+    assert_exact(law, texts, starts=[0] * 30, draft=lambda prefix: np.full(5, 0.2))
+    turned = [[(token + 1) % 5 for token in text] for text in texts]
+    assert audit(law, turned, prompts=[[]] * 30, progress=False).rejected
+
+
+def test_texts_that_go_on_behind_an_end_are_mentioned(target: PreTrainedModel) -> None:
+    target.config.eos_token_id = 2
+    try:
+        told = audit(target, [[0, 2, 1], [1, 2]], prompts=[[1], [1]], progress=False)
+        ended = audit(target, [[0, 2, 1], [1, 2]], prompts=[[1], [1]], eos=2, progress=False)
+    finally:
+        target.config.eos_token_id = None
+    assert told.notes == ["1 texts go on behind an end-of-text [2]; give eos if it ends them"]
+    assert ended.kind == "after-the-end"
+
+
+def test_an_interrupt_still_gives_a_report(target: PreTrainedModel) -> None:
+    from specnb.bets import Row
+
+    def rows():
+        yield Row([0, 1], torch.full((2, 4), 0.25))
+        raise KeyboardInterrupt
+
+    report = audit_laws(rows(), progress=False)
+    assert report.tokens == 2
+    assert "stopped by hand" in str(report)
+
+
+def test_the_report_is_json(target: PreTrainedModel) -> None:
+    report = audit(target, [[0, 1, 2]], prompts=[[1]], sampling=Sampling(top_k=1), progress=False)
+    read = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert read["verdict"] == "rejected"
+    assert read["log10_e"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"texts": []}, "no tokens"),
+        ({"texts": [[]], "prompts": [[1]]}, "no tokens"),
+        ({"texts": [[1]], "prompts": [[1], [2]]}, "1 texts and 2 prompts"),
+        ({"texts": [[1]]}, "either prompts, or starts"),
+        ({"texts": [[1]], "prompts": [[1]], "starts": [0]}, "either prompts, or starts"),
+        ({"texts": [[1, 9]], "prompts": [[1]]}, "has the token 9"),
+        ({"texts": [[1]], "prompts": [[]]}, "no prompt"),
+        ({"texts": [[1]], "prompts": [[1]], "steps": [[2]]}, "steps add up to 2"),
+        ({"texts": [[1] * 40], "prompts": [[1]]}, "16 positions"),
+        ({"texts": [[1]], "prompts": [[1]], "draft": llama(vocab=5)}, "same vocabulary"),
+        ({"texts": [[1]], "prompts": [[1]], "delta": 0.0}, "delta is 0"),
+    ],
+)
+def test_bad_input_is_refused(target: PreTrainedModel, given: dict[str, object], words: str) -> None:
+    settings = {"prompts": []} | given if not given["texts"] else given
+    with pytest.raises(ValueError, match=words):
+        audit(target, settings.pop("texts"), progress=False, **settings)

@@ -1,0 +1,245 @@
+"""The auditor: fair to exact samplers by enumeration, finds broken ones and says what they look like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from laws import law_pair, laws_along
+from samplers import BROKEN, sample, tables
+
+from specnb.auditor import Auditor
+from specnb.bets import Margin, Row
+from specnb.law import draw
+from specnb.numerics import Numerics
+from specnb.verify import token_verification
+
+RANDOMISED = {"along-p", "along-q/p", "along-ids", "tail-cut"}
+"""Kinds that bet on the transform, which has uniforms of its own; `test_pit` shows that those are fair."""
+
+
+def judged(rows: list[Row], **settings: object) -> Auditor:
+    auditor = Auditor(**settings)  # type: ignore[arg-type]
+    for row in rows:
+        auditor.add(row)
+    return auditor
+
+
+@pytest.mark.parametrize("kind", ["dense", "zeros in p", "zeros in q", "disjoint", "equal", "one-hot q"])
+@pytest.mark.parametrize("with_steps", [False, True])
+def test_an_exact_sampler_gains_nothing_on_average(kind: str, with_steps: bool) -> None:
+    """The evidence of each kind, summed over all pairs of texts of two tokens times their probability, is at most 1."""
+    p, q = law_pair(kind, 3, seed=5)
+    steps = [1, 1] if with_steps else None
+    expected: dict[str, float] = {}
+    whole = 0.0
+    for tokens in product(range(3), repeat=4):
+        rows, chance = [], 1.0
+        for text in (tokens[:2], tokens[2:]):
+            laws = laws_along(p, text, 2)
+            chance *= float(laws.gather(-1, torch.tensor(text)[:, None]).prod())
+            rows.append(Row(text, laws, laws_along(q, text, 2), prompt=(1,), steps=steps))
+        if chance > 0:
+            whole += chance
+            for name, value in judged(rows).report(detect=False).kinds.items():
+                expected[name] = expected.get(name, 0.0) + chance * 10**value
+    assert whole == pytest.approx(1)
+    for name in expected.keys() - RANDOMISED:
+        assert expected[name] <= 1 + 1e-6, name  # kinds are added up in float32
+        if kind == "dense":
+            assert expected[name] == pytest.approx(1), name
+
+
+def test_exact_samplers_raise_no_alarm() -> None:
+    """Thirty audits at delta = 0.01, looked at after every token: none, or hardly any, is rejected."""
+    alarms = 0
+    for seed in range(30):
+        p, q = tables(seed)
+        auditor = judged([sample(p, q, 60, 10 * seed + row) for row in range(3)], delta=0.01, seed=seed)
+        alarms += auditor.found_after is not None
+    assert alarms <= 4  # five or more have a chance of 1e-5
+
+
+def test_a_sampler_seeded_like_the_audit_is_still_exact() -> None:
+    """Its uniforms and those of the randomised transform would otherwise be the same numbers."""
+    p = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).expand(2000, -1)
+    u = torch.from_numpy(np.random.default_rng(0).random(2000))
+    assert not judged([Row(draw(p, u).tolist(), p)], seed=0).report().rejected
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_sampler_is_found_and_named(name: str) -> None:
+    broken, kinds = BROKEN[name]
+    p, q = tables()
+    auditor = Auditor()
+    for row in range(25):
+        auditor.add(sample(p, q, 120, row, **broken))  # type: ignore[arg-type]
+    report = auditor.report()
+    assert report.rejected
+    assert report.kind in kinds, report.kinds
+    assert report.running[report.found_after - 1] >= 6 > report.running[report.found_after - 2]
+    assert not report.detectable
+    assert "REJECTED" in str(report)
+
+
+def test_without_a_draft_broken_samplers_are_found_too() -> None:
+    p, q = tables()
+    rows = [sample(p, q, 150, row, **BROKEN["greedy draft"][0]) for row in range(20)]  # type: ignore[arg-type]
+    assert judged([replace(row, q=None, steps=None) for row in rows]).found_after is not None
+
+
+def test_texts_that_share_their_noise_are_found() -> None:
+    """Two texts in a hundred tokens are each exact; that they are the same is not."""
+    p, q = tables()
+    row = sample(p, q, 30, 0)
+    report = judged([row, row]).report()
+    assert report.kind in {"same-tokens", "noise-of-texts"}
+    assert report.kinds["same-tokens"] > 6
+    assert 30 < report.found_after < 50
+    assert judged([row, sample(p, q, 30, 1)]).found_after is None
+
+
+def test_with_steps_the_audit_sees_where_a_step_is_wrong() -> None:
+    """Only the first token after a full acceptance has another law, as when the bonus token is not in the cache."""
+    p, q = tables(closeness=0.97)
+    rows = [sample(p, q, 120, seed, AfterFullAcceptance()) for seed in range(40)]
+    aware, blind = judged(rows).report(), judged([replace(row, steps=None) for row in rows]).report()
+    assert aware.rejected
+    assert aware.log10_e > blind.log10_e
+    places = aware.where["at the place in a step"]
+    assert places[0][0] == "0"
+    assert places[0][2] > 0.8 * aware.kinds[aware.kind]
+
+
+class AfterFullAcceptance:
+    """Algorithm 1, whose target is another one in the first position of a step that follows a full acceptance."""
+
+    full = False
+
+    def __call__(self, p, q, drafts, accept, final):
+        if self.full:
+            p = torch.cat([0.5 * (p[:1] + p[:1].roll(1, dims=-1)), p[1:]])
+        outcome = token_verification(p, q, drafts, accept, final)
+        self.full = int(outcome.accepted) == len(drafts)
+        return outcome
+
+
+def test_pieces_of_texts_are_judged_as_the_whole() -> None:
+    p, q = tables()
+    rows = [replace(sample(p, q, 50, seed), steps=None) for seed in range(3)]
+    pieces = []
+    for row in rows:
+        for start, end in ((0, 1), (1, 20), (20, 50)):
+            part = [law[start:end] for law in (row.p, row.q)]
+            pieces.append(Row(row.tokens[start:end], *part, prompt=row.prompt, continues=start > 0, more=end < 50))
+    whole, parts = judged(rows).report(), judged(pieces).report()
+    assert parts.running == pytest.approx(whole.running)
+    assert parts.rows == whole.rows == 3
+
+
+def test_rows_without_draft_in_places_and_long_vocabularies() -> None:
+    generator = np.random.default_rng(0)
+    p = torch.from_numpy(generator.dirichlet(np.full(500, 0.1), size=40)).float()
+    q = torch.from_numpy(generator.dirichlet(np.full(500, 0.1), size=40)).float()
+    q[::3] = 0
+    tokens = [int(generator.choice(500, p=law / law.sum())) for law in p.double().numpy()]
+    report = judged([Row(tokens, p, q)]).report()
+    assert not report.rejected
+    assert np.isfinite(report.running).all()
+
+
+# What needs no statistics
+
+
+def test_an_impossible_token_is_named() -> None:
+    p = torch.tensor([[0.5, 0.5, 0.0]] * 4, dtype=torch.float64)
+    report = judged([Row([0, 1, 0, 1], p), Row([0, 2, 1, 2], p, margins={1: Margin(0.5, 0.0)})]).report()
+    assert report.rejected
+    assert report.kind == "impossible"
+    assert report.found_after == 6
+    assert report.certain == {"impossible": 2}
+    assert report.impossible[0] == (1, 1, 2, 0.5, 0.0)
+    assert np.isinf(report.running[5:]).all()
+    assert np.isfinite(report.running[:5]).all()
+    assert "text 1, place 1: token 2 (its logit is 0.5 below the least one kept)" in str(report)
+
+
+def test_an_impossible_token_at_the_border_is_left_to_numerics() -> None:
+    numerics = Numerics(positions=8, logit=0.01, tv=0.001, tv_mean=0.001, nats=0.0)
+    p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
+    near, far = Row([2], p, margins={0: Margin(0.015, 0.0)}), Row([2], p, margins={0: Margin(0.03, 0.0)})
+    report = judged([near], numerics=numerics).report()
+    assert not report.rejected
+    assert len(report.border) == 1
+    assert "numerics decide" in str(report)
+    assert judged([far], numerics=numerics).report().certain == {"impossible": 1}
+    assert judged([near]).report().certain == {"impossible": 1}
+
+
+def test_tokens_after_the_end_are_found_and_not_judged() -> None:
+    p = torch.full((5, 4), 0.25, dtype=torch.float64)
+    report = judged([Row([0, 3, 1, 1, 2], p)], eos=3).report()
+    assert report.certain == {"after-the-end": 3}
+    assert report.tokens == 2
+    assert report.found_after == 3
+    assert not judged([Row([0, 3], p[:2])], eos=[3, 2]).report().rejected
+    assert judged([Row([0, 3], p[:2]), Row([1], p[:1], continues=True)], eos=3).report().rejected
+
+
+def test_wrong_lengths_are_found() -> None:
+    p = torch.full((5, 4), 0.25, dtype=torch.float64)
+    whole, long, ended = Row([0, 1, 2], p[:3]), Row([0, 1, 2, 0], p[:4]), Row([0, 3], p[:2])
+    short = Row([0, 1], p[:2])
+    assert judged([long, ended], eos=3, max_new_tokens=3).report().certain == {"wrong-length": 1}
+    assert not judged([whole, ended], eos=3, max_new_tokens=3).report().rejected
+    assert judged([short, whole], eos=3, max_new_tokens=3).report().certain == {"wrong-length": 1}
+
+
+def test_evidence_that_numerics_account_for_is_no_rejection() -> None:
+    """The target differs from itself by 0.05 nats a token; what a bet gains by that is not held against the sampler."""
+    generator = np.random.default_rng(0)
+    p, r = torch.tensor([0.5, 0.5], dtype=torch.float64), np.array([0.65, 0.35])
+    row = Row(generator.choice(2, p=r, size=900).tolist(), p.expand(900, -1))
+    nats = float((r * np.log(r / 0.5)).sum())
+    numerics = Numerics(positions=8, logit=0.6, tv=0.15, tv_mean=0.15, nats=nats)
+    assert judged([row]).report().verdict == "rejected"
+    report = judged([row], numerics=numerics).report()
+    assert report.verdict == "numerics"
+    assert not report.rejected
+    assert "NUMERICS" in str(report)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (Row([0, 1], torch.full((3, 2), 0.5)), "one law per token"),
+        (Row([0], torch.full((1, 2), 0.5), torch.full((1, 3), 1 / 3)), "same vocabulary"),
+        (Row([2], torch.full((1, 2), 0.5)), "vocabulary of 2"),
+        (Row([-1], torch.full((1, 2), 0.5)), "vocabulary of 2"),
+        (Row([0], torch.tensor([[2.0, -1.5]])), "sum to 1"),
+        (Row([0], torch.tensor([[1.5, -0.5]])), "negative"),
+        (Row([0], torch.tensor([[float("nan"), 1.0]])), "sum to 1"),
+        (Row([0, 1], torch.full((2, 2), 0.5), steps=[1]), "steps add up to 1"),
+        (Row([0, 1], torch.full((2, 2), 0.5), steps=[2, 0]), "steps"),
+    ],
+)
+def test_rows_that_make_no_sense_are_refused(row: Row, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Auditor().add(row)
+
+
+def test_settings_and_texts_must_agree() -> None:
+    p = torch.full((1, 2), 0.5)
+    with pytest.raises(ValueError, match="delta is 2"):
+        Auditor(delta=2)
+    with pytest.raises(ValueError, match="no tokens"):
+        Auditor().report()
+    auditor = judged([Row([0], p, p)])
+    with pytest.raises(ValueError, match="give them for all"):
+        auditor.add(Row([0], p))

@@ -1,0 +1,59 @@
+"""The record of how many tokens the audit needs, and what is made of it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from tiny import llama, near_copy
+
+from specnb import detection
+from specnb.detection import CAP, EXHIBITS, FIELDS, GROUP, SEEDS, audited, groups, recorded, summary
+from specnb.models import Pair
+
+
+def runs(name, found, tokens=100):
+    rows = [(name, seed, tokens, after, "draft-leak" if after else None, 0.1, 0.05, 0.15, 1000 + seed // GROUP)
+            for seed, after in enumerate(found)]  # fmt: skip
+    return pd.DataFrame(rows, columns=list(FIELDS))
+
+
+def test_the_summary_counts_what_was_not_found_as_more_than_the_cap():
+    line = summary(runs("a", [10, 20, 30, 40, None])).iloc[0]
+    assert (line.audits, line.found, line["median"]) == (5, 4, 30)
+    assert np.isnan(line["90%"])
+    assert line["looks like"] == "draft-leak"
+    assert line.tv == pytest.approx(0.1)
+
+
+def test_a_bug_that_no_audit_found_has_no_median():
+    line = summary(runs("a", [None] * 5)).iloc[0]
+    assert line.found == 0
+    assert np.isnan(line["median"])
+    assert line["looks like"] == "-"
+
+
+def test_what_is_recorded_is_not_made_again(tmp_path):
+    assert next(groups(recorded(tmp_path / "none.csv"), ["a"])) == ("a", list(range(GROUP)))
+    assert list(groups(runs("a", [None] * GROUP), ["a"])) == []  # five in vain: the others are left out
+    assert next(groups(runs("a", [1] * GROUP), ["a"])) == ("a", list(range(GROUP, 2 * GROUP)))
+    assert list(groups(runs("a", [1] * SEEDS), ["a"])) == []
+
+
+@pytest.fixture
+def tiny_pair(monkeypatch):
+    target = llama()
+    monkeypatch.setattr(detection, "prompts_of", lambda pair: [[0], [1, 2], [3]])
+    monkeypatch.setattr(detection, "line_breaks", lambda pair: [3])
+    monkeypatch.setattr(detection, "CHUNKS", [(4, 12), (8, 12), (16, 12)])
+    return Pair(target, near_copy(target, noise=1.0), None)
+
+
+def test_audits_of_a_gross_bug_find_it_and_those_of_an_exact_sampler_do_not(tiny_pair):
+    wrong = audited(EXHIBITS["inverted-residual"], tiny_pair, [0, 1])
+    assert all(one.found_after is not None and one.found_after <= one.tokens for one in wrong)
+    right = audited(EXHIBITS["exact"], tiny_pair, [0, 1])
+    assert [one.found_after for one in right] == [None, None]
+    assert all(one.tokens == (4 + 8 + 16) * 12 <= CAP for one in right)
+
+
+def test_text_behind_the_end_is_found_at_once(tiny_pair):
+    assert {one.kind for one in audited(EXHIBITS["after-the-end"], tiny_pair, [0])} == {"after-the-end"}

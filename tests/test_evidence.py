@@ -1,0 +1,105 @@
+"""Evidence is a wealth that no exact sampler makes grow: enumerated, simulated, and grown by real deviations."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from laws import examples
+from scipy import stats
+
+from specnb.evidence import STRENGTHS, Evidence, total
+
+KINDS = ["a", "b", "a", "c"]
+
+
+def random_ratios(generator: np.random.Generator, vocab: int) -> tuple[np.ndarray, np.ndarray]:
+    """A law and four fair bets on it, one with zeros: `(vocab,)` and `(vocab, 4)`."""
+    p = generator.dirichlet(np.ones(vocab))
+    laws = generator.dirichlet(np.full(vocab, 0.3), size=4).T
+    return p, laws / p[:, None]
+
+
+@given(st.integers(2, 4), st.integers(0, 2), st.integers(0, 10**6))
+@examples
+def test_the_expected_wealth_of_every_kind_is_one(vocab: int, places: int, seed: int) -> None:
+    """Summed over all texts of three tokens, whose laws and places depend on the tokens before."""
+
+    def drawn(context: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        generator = np.random.default_rng([seed, len(context), *context])
+        p, ratios = random_ratios(generator, vocab)
+        return p, ratios, generator.random(places) < 0.5
+
+    expected = np.zeros(3)
+    for text in product(range(vocab), repeat=3):
+        seen = [drawn(text[:at]) for at in range(3)]
+        chance = np.prod([law[token] for (law, _, _), token in zip(seen, text, strict=True)])
+        evidence = Evidence(KINDS, places)
+        ratios = np.stack([bets[token] for (_, bets, _), token in zip(seen, text, strict=True)])
+        log_e = evidence.add(ratios, np.stack([mask for _, _, mask in seen]))
+        expected += chance * np.exp(log_e[-1])
+    assert expected == pytest.approx(np.ones(3))
+
+
+def test_the_total_is_the_average() -> None:
+    logs = np.log([[1.0, 3.0], [2.0, 1e-300]])
+    assert np.exp(total(logs)) == pytest.approx([2.0, 1.0])
+
+
+def test_pieces_give_what_the_whole_gives() -> None:
+    generator = np.random.default_rng(0)
+    ratios, masks = generator.exponential(size=(300, 4)), generator.random((300, 2)) < 0.5
+    whole, pieces = Evidence(KINDS, 2), Evidence(KINDS, 2)
+    parts = [pieces.add(a, b) for a, b in zip(np.split(ratios, [1, 140]), np.split(masks, [1, 140]), strict=True)]
+    assert np.concatenate(parts) == pytest.approx(whole.add(ratios, masks))
+    assert whole.add(ratios[:0], masks[:0]).shape == (0, 3)
+
+
+def test_evidence_of_one_bet_is_what_the_formula_says() -> None:
+    ratios = np.array([[2.0], [0.0], [3.0]])
+    log_e = Evidence(["a"], 0).add(ratios, np.zeros((3, 0), dtype=bool))[-1, 0]
+    wealth = [(1 + s) * (1 - s) * (1 + 2 * s) for s in STRENGTHS]
+    assert np.exp(log_e) == pytest.approx(np.mean(wealth))
+
+
+def test_evidence_hardly_ever_reaches_one_over_delta() -> None:
+    """Ville: of many exact samplers looked at after every token, at most delta ever cross 1/delta."""
+    generator, delta, crossed, runs = np.random.default_rng(1), 0.05, 0, 400
+    p, bets = random_ratios(generator, 5)
+    for _ in range(runs):
+        tokens = generator.choice(5, p=p, size=400)
+        log_e = total(Evidence(KINDS, 0).add(bets[tokens], np.zeros((400, 0), dtype=bool)))
+        crossed += log_e.max() >= -np.log(delta)
+    assert stats.binomtest(crossed, runs, delta, alternative="greater").pvalue > 1e-6
+
+
+def test_what_is_called_detectable_is_detected() -> None:
+    """A deviation as large as the audit says it would have found is found with power near 0.9."""
+    generator, n, delta = np.random.default_rng(2), 2000, 1e-6
+    p, r = generator.dirichlet(np.ones(6)), generator.dirichlet(np.ones(6))
+    ratios = (r / p)[:, None]
+    nowhere = np.zeros((n, 0), dtype=bool)
+    quiet = Evidence(["a"], 0)
+    quiet.add(ratios[generator.choice(6, p=p, size=n)], nowhere)
+    distance = quiet.detectable(delta)["a"]
+    share = distance / (np.abs(p - r).sum() / 2)
+    assert 0 < share < 1
+
+    def power(share: float) -> float:
+        found = 0
+        for _ in range(200):
+            tokens = generator.choice(6, p=(1 - share) * p + share * r, size=n)
+            found += Evidence(["a"], 0).add(ratios[tokens], nowhere)[-1, 0] >= -np.log(delta)
+        return found / 200
+
+    assert 0.8 < power(share) <= 1
+    assert power(share / 2) < 0.3
+
+
+def test_at_a_length_that_shows_nothing_nothing_is_detectable() -> None:
+    evidence = Evidence(["a"], 0)
+    evidence.add(np.full((3, 1), 1.1), np.zeros((3, 0), dtype=bool))
+    assert np.isnan(evidence.detectable(1e-6)["a"])

@@ -1,0 +1,92 @@
+"""Bets on noise that is used twice: fair, and right about what they are named after."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from laws import PAIRS, examples, law_pair
+
+from specnb.law import draw
+from specnb.noise import Interval, interval, reused, same_uniform
+from specnb.verify import token_verification
+
+KEYS = st.tuples(st.sampled_from(sorted(PAIRS)), st.integers(2, 8), st.integers(0, 10**6))
+
+
+def both(key: tuple[str, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """p and q, a row for every token of the vocabulary."""
+    p, q = (law(()) for law in law_pair(*key))
+    return p.expand(len(p), -1), q.expand(len(q), -1)
+
+
+@given(KEYS)
+@examples
+def test_intervals_tile_the_unit_interval(key: tuple[str, int, int]) -> None:
+    p, _ = both(key)
+    laid = interval(p, torch.arange(len(p)))
+    assert laid.low[0] == 0
+    assert np.array_equal(laid.low[1:], laid.high[:-1])
+    assert laid.high[-1] == 1
+    assert np.allclose(laid.width, p[0].numpy(), atol=1e-12)
+
+
+@given(KEYS, st.floats(0, 1), st.floats(0, 1), st.booleans())
+@examples
+def test_a_uniform_used_twice_is_a_fair_bet(key: tuple[str, int, int], low: float, width: float, drafted: bool) -> None:
+    p, q = both(key)
+    tokens = torch.arange(len(p))
+    own, law = interval(p, tokens), interval(q if drafted else p, tokens)
+    earlier = Interval(np.full(len(p), low), np.full(len(p), min(low + width, 1.0)))
+    ratio = same_uniform(own, earlier, law)
+    mean = float((own.width * ratio).sum())
+    assert (ratio >= 0).all()
+    assert mean <= 1 + 1e-9
+    if bool((p > 0).all()):
+        assert mean == pytest.approx(1)
+
+
+def test_a_uniform_used_twice_gives_what_the_bet_says() -> None:
+    """Draw with one uniform from two laws: the second token has the law that the first one's interval implies."""
+    generator = np.random.default_rng(0)
+    first, second = (torch.from_numpy(generator.dirichlet(np.ones(5))) for _ in range(2))
+    u = torch.linspace(0, 1, 200_001, dtype=torch.float64)[:-1]
+    tokens = torch.stack([draw(law.expand(len(u), -1), u) for law in (first, second)])
+    everything = torch.arange(5)
+    own = interval(second.expand(5, -1), everything)
+    for token in range(5):
+        given_first = tokens[1][tokens[0] == token]
+        seen = torch.bincount(given_first, minlength=5) / len(given_first)
+        earlier = interval(first[None], torch.tensor([token]))
+        expected = same_uniform(own, Interval(*(np.repeat(x, 5) for x in earlier)), own) * own.width
+        assert np.allclose(seen.numpy(), expected, atol=1e-3)
+
+
+@given(KEYS)
+@examples
+def test_reused_noise_is_a_fair_bet(key: tuple[str, int, int]) -> None:
+    p, q = both(key)
+    for ratio in reused(p, q, torch.arange(len(p))):
+        mean = float((p[0].numpy() * ratio).sum())
+        assert (ratio >= 0).all()
+        assert mean == pytest.approx(1, abs=1e-9)  # both bugs emit only what p allows
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_reused_noise_has_the_law_of_the_bug(seed: int) -> None:
+    """Both bugs run on a fine grid of uniforms, and give the law that is bet on."""
+    p, q = both(("dense", 5, seed))
+    n = 1500
+    grid = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    first, accept = (axis.flatten() for axis in torch.meshgrid(grid, grid, indexing="ij"))
+    drafts = draw(q[0].expand(len(first), -1), first)[:, None]
+    # A step with one draft; the law behind it does not matter for the first token.
+    laws = torch.stack([p[0], p[0]]).expand(len(first), -1, -1)
+    tests = (laws, q[0].expand(len(first), 1, -1), drafts, accept[:, None])
+    for final, ratio in zip((accept, first), reused(p, q, torch.arange(5)), strict=True):
+        accepted, token = token_verification(*tests, final)
+        emitted = torch.where(accepted > 0, drafts[:, 0], token)
+        seen = torch.bincount(emitted, minlength=5) / len(first)
+        assert np.allclose(seen.numpy(), p[0].numpy() * ratio, atol=3e-3)

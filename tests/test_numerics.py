@@ -1,0 +1,55 @@
+"""A target against itself: next to nothing in float64, little in other dtypes; what evidence that excuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny import llama
+
+from specnb.forced import Text
+from specnb.law import Sampling
+from specnb.numerics import crossing, measure_numerics
+
+TEXTS = [Text([1, 2], [0, 2, 3, 1, 1, 0]), Text([3], [2, 2, 0, 1, 0, 0]), Text([0], [])]
+
+
+def test_the_two_kinds_of_run_agree_to_the_dtype() -> None:
+    exact = measure_numerics(llama(dtype=torch.float64), TEXTS, positions=12)
+    single = measure_numerics(llama(), TEXTS, positions=12)
+    half = measure_numerics(llama(dtype=torch.bfloat16), TEXTS, positions=12)
+    assert exact.positions == single.positions == half.positions == 12
+    assert exact.logit < 1e-12
+    assert exact.logit < single.logit < 1e-4
+    assert half.logit < 0.1
+    for measured in (exact, single, half):
+        assert 0 <= measured.tv_mean <= measured.tv
+        assert 0 <= measured.nats < 0.01
+    assert "differs from itself" in str(half)
+
+
+def test_positions_are_bounded() -> None:
+    assert measure_numerics(llama(), TEXTS, positions=4).positions == 4
+    assert measure_numerics(llama(), TEXTS, Sampling(0), positions=100).positions == 12
+
+
+def test_evidence_must_pass_one_over_delta() -> None:
+    log_e = np.array([1.0, 5.0, 20.0, 3.0])
+    assert crossing(log_e, 1e-6, 0.0) == 3
+    assert crossing(log_e, 1e-6, 0.0, before=100) == 103
+    assert crossing(log_e[:2], 1e-6, 0.0) is None
+    assert crossing(log_e, 1e-6, 1.0) is None
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.2])
+def test_numerics_are_no_alarm(spread: float) -> None:
+    """Tokens from laws that differ from p by noise in the logits; the bet is the best there is, r itself."""
+    generator, n, runs, alarms = np.random.default_rng(0), 4000, 100, 0
+    p = generator.dirichlet(np.ones(10))
+    r = p * np.exp(spread * generator.standard_normal(10))
+    r /= r.sum()
+    nats = float((r * np.log(r / p)).sum())
+    for _ in range(runs):
+        log_e = np.log(r / p)[generator.choice(10, p=r, size=n)].cumsum()
+        alarms += crossing(log_e, 0.01, nats) is not None
+    assert alarms <= 7  # eight or more have a chance of 1e-5 at a rate of 0.01
