@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: reproduce test lint lab bench models notebooks lock clean
+.PHONY: reproduce test lint lab bench models notebooks paper lock clean
 
 reproduce: .venv/ready  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
 	snakemake --cores $(CORES) --rerun-incomplete --nolock --quiet rules host
@@ -20,8 +20,9 @@ lint: .venv/ready
 lab: .venv/ready  ## explore in JupyterLab
 	jupyter lab notebooks
 
+bench: export OMP_NUM_THREADS = $(or $(THREADS),1)
 bench: .venv/ready  ## measure what is promised about time, on a machine that does nothing else
-	OMP_NUM_THREADS=$(or $(THREADS),1) python -m specnb.bench
+	python -m specnb.bench
 
 models: .venv/ready  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
 	python -m specnb.train --preset $(or $(PRESET),cpu)
@@ -29,6 +30,9 @@ models: .venv/ready  ## train the pair anew (PRESET=cpu takes about an hour on t
 
 notebooks: .venv/ready  ## execute the notebooks in place, as they are committed
 	python -m specnb.notebooks
+
+paper: .venv/ready  ## typeset the paper from results and figures; a missing or stale one stops it by name
+	python -m specnb.paper
 
 lock: .venv/ready  ## resolve constraints.txt anew, for all platforms
 	pip install -q uv

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from specnb.record import PARTS, now
 
 Array = NDArray[np.float64]
 WARM_UP = 3  # runs of everything before the first one that counts
-DRAFT_RUNS = 4  # in a row, as in a step: the first of them finds the target's weights in the processor's cache
+DRAFT_RUNS = 4  # in a row, as in a step
 
 
 def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, seed: int = 0) -> Estimate:
@@ -104,19 +105,27 @@ def measure_costs(
     generator = np.random.default_rng(seed)
     tokens = torch.from_numpy(generator.integers(pair.target.config.vocab_size, size=(1, context + lengths[-1])))
     tokens = tokens.to(pair.target.device)
-    jobs = [_job(pair.target, n, 1, tokens, context, compile) for n in lengths]
-    jobs.append(_job(pair.draft, 1, DRAFT_RUNS, tokens, context, compile))
+    runs = [_run(pair.target, n, tokens, context, compile) for n in lengths]
+    draft = _run(pair.draft, 1, tokens, context, compile)
+    # A loop finds its target's weights where its last target run left them, and its draft's behind a target run:
+    # so every run that is timed comes after a target run that is not, for target runs the same one.
+    jobs = [(run, run, 1) for run in runs] + [(runs[0], draft, DRAFT_RUNS)]
 
     seconds = np.empty((repetitions, len(jobs)))
     rounds = range(-WARM_UP, repetitions)
     for repetition in tqdm(rounds, desc="timing runs", delay=3, leave=False, disable=not progress):
         for job in generator.permutation(len(jobs)):
-            seconds[max(repetition, 0), job] = jobs[job]()
+            before, run, times = jobs[job]
+            before()
+            began = now(tokens.device)
+            for _ in range(times):
+                run()
+            seconds[max(repetition, 0), job] = (now(tokens.device) - began) / times
     return Costs(seconds[:, -1], seconds[:, :-1], lengths)
 
 
-def _job(model: PreTrainedModel, n: int, runs: int, tokens: Tensor, context: int, compile: bool) -> Callable[[], float]:
-    """Mean seconds of `runs` runs over the `n` tokens after `context`; each overwrites what the last one wrote."""
+def _run(model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool) -> Callable[[], Tensor]:
+    """A run over the `n` tokens after `context`, which overwrites what the last one wrote."""
     runner = Runner(model, tokens.shape[1])
     prefill(runner, tokens, torch.tensor([context + 1], device=tokens.device))
     newest = tokens[:, context : context + n].contiguous()
@@ -125,15 +134,7 @@ def _job(model: PreTrainedModel, n: int, runs: int, tokens: Tensor, context: int
     def once(newest: Tensor, slots: Tensor) -> Tensor:
         return runner.run(newest, slots, keep=n)
 
-    run = Compiled(once) if compile else once
-
-    def timed() -> float:
-        began = now(tokens.device)
-        for _ in range(runs):
-            run(newest, slots)
-        return (now(tokens.device) - began) / runs
-
-    return timed
+    return partial(Compiled(once) if compile else once, newest, slots)
 
 
 @dataclass(frozen=True)

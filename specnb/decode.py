@@ -63,8 +63,9 @@ def generate(
     part of a step, and makes the host wait for the device to do so. A progress bar shows after 3 seconds.
 
     `compile` compiles the parts of a step before the first one: half a minute for a new number of rows, gamma
-    or length (in steps of 128), seconds if this machine did it before, nothing if this process did. The law
-    stays, the last bits of the logits do not. The models' weights and the last 16 settings stay in memory.
+    or length (in steps of 128), some ten seconds if this machine did it before, nothing if this process did. The law
+    stays, the last bits of the logits do not. The last eight settings stay in memory, each with
+    weights of its own.
 
     Raises `ValueError` or `TypeError`, before anything is run, for: no prompts, an empty prompt, tokens
     outside the vocabulary, numbers that are not whole, a negative `gamma`, `seed` or row, `max_new_tokens`
@@ -158,7 +159,7 @@ class _Batch:
         p = standardise(logits, self.sampling, check=False)
         outcome = self.rule(p, q, drafts, accept, final)
         emitted = self.state.append(Proposal(drafts, q), outcome)
-        self.state.healthy &= ~(p.isnan().any() | q.isnan().any())
+        self.state.healthy &= ~(p.sum() + q.sum()).isnan()
         return drafts, *outcome, emitted, overlap(p[:, :-1], q)
 
     def warm_up(self, progress: bool) -> None:
@@ -178,7 +179,7 @@ class _Batch:
         self.cold = False
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def _compiled(target: PreTrainedModel, draft: Any, sampling: Sampling, *settings: Any) -> _Batch:
     """A batch whose parts are compiled; kept, because what is compiled belongs to its tensors."""
     drafter: Any = ModelDraft(draft, sampling, compile=True) if isinstance(draft, PreTrainedModel) else draft

@@ -47,8 +47,10 @@ def standardise(logits: Tensor, sampling: Sampling = Sampling(), check: bool = T
         _require_finite_peak(logits)
     if sampling.temperature == 0:
         return _argmax_law(logits)
-    # The peak goes first: divided by a low temperature, large logits would overflow.
-    law = torch.softmax((logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature, dim=-1)
+    if sampling.temperature != 1:
+        # The peak goes first: divided by a low temperature, large logits would overflow.
+        logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
+    law = torch.softmax(logits, dim=-1)
     if sampling.top_k is not None and sampling.top_k < law.shape[-1]:
         weakest = law.topk(sampling.top_k, dim=-1).values[..., -1:]
         law = normalise(law.where(law >= weakest, 0.0))
