@@ -87,7 +87,7 @@ def ragged_mask(slots: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask `(batch, 1, n, capacity)` to add to attention scores: 0 where `visible` `(batch, n, capacity)` is true."""
+    """The mask `(batch, 1, n, capacity)` to add to scores: 0 where `visible` `(batch, n, capacity)` is true."""
     hidden = torch.finfo(dtype).min
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, hidden)[:, None]
 

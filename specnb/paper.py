@@ -1,0 +1,155 @@
+"""The paper: `python -m specnb.paper` makes `paper/paper.pdf` and, as LaTeX, `paper/tables/`.
+
+It is made from `paper/`'s sources, the results and the figures, and from nothing else: what it needs is put into
+an empty folder first, so that what is not there cannot be used. A result that is missing or stale stops it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import typst
+import yaml
+
+from specnb.numbers import museum, numbers
+from specnb.reading import Missing, Results
+from specnb.results import CLAIMS, ROOT, collect, out, write
+
+SOURCES = ("paper.typ", "style.typ", "references.bib")
+FIGURE = re.compile(r"\"(\d\d_\w+)\"")
+
+
+def require_fresh(folder: Path) -> None:
+    """Raises `Missing` with the names of the tables, verdicts and figures that `config.yml` promises and `folder`
+    lacks, and of verdicts in `claims.csv` that are not what the notebooks' own files say.
+
+    What depends on this machine's clock (`_timed`) is no part of the paper.
+    """
+    promised = yaml.safe_load((ROOT / "config.yml").read_text(encoding="utf-8"))["notebooks"]
+    wanted = []
+    for name, notebook in promised.items():
+        wanted += [f"data/results/{name[:2]}.claims.csv"]
+        wanted += [f"data/results/{name[:2]}_{table}.csv" for table in notebook["tables"]]
+        wanted += [f"figures/{name[:2]}_{figure}.{kind}" for figure in notebook["figures"] for kind in ("svg", "pdf")]
+    lacking = [path for path in wanted if "_timed." not in path and not (folder / path).exists()]
+    if lacking:
+        raise Missing(f"missing: {', '.join(lacking)}; `make reproduce` writes them")
+    path = folder / "data" / "results" / "claims.csv"
+    if not path.exists():
+        raise Missing("missing: data/results/claims.csv; `python -m specnb.results` writes it")
+    ours, theirs = pd.read_csv(path, dtype=str).set_index("id"), collect().set_index("id")
+    stale = [claim for claim in theirs.index if claim not in ours.index or any(ours.loc[claim] != theirs.loc[claim])]
+    if stale:
+        raise Missing(f"stale: data/results/claims.csv on {', '.join(stale)}; `python -m specnb.results` collects it")
+
+
+def claims_table(results: Results) -> pd.DataFrame:
+    """Every claim with its source, verdict and what decided it; an open one names the notebook that is to come."""
+    stated = pd.read_csv(CLAIMS, dtype=str)
+    table = results.claims().loc[stated.id].reset_index()
+    undecided = "notebook " + table.notebook.str.zfill(2)
+    return pd.DataFrame(
+        {
+            "claim": table.id,
+            "source": stated.source + ", " + stated.locus,
+            "verdict": table.verdict,
+            "evidence": table.evidence.where(table.verdict != "open", undecided),
+        }
+    )
+
+
+def expected_table(results: Results) -> pd.DataFrame:
+    """Table 4 of the paper, remade: what Theorem 3.8 gives, and the range that rounding of alpha and c allows."""
+    table = results.table("03_table4")
+    return pd.DataFrame(
+        {
+            "task": table.task,
+            "draft": table.draft,
+            "T": table.temperature.map("{:g}".format),
+            "gamma": table.gamma.map("{:g}".format),
+            "alpha": table.alpha.map("{:.2f}".format),
+            "c": table.cost_ratio.map("{:.2f}".format),
+            "printed": table.expected.map("{:.1f}".format),
+            "computed": table.computed.map("{:.2f}".format),
+            "range": table.least.map("{:.2f}".format) + " to " + table["most"].map("{:.2f}".format),
+        }
+    )
+
+
+def museum_table(results: Results) -> pd.DataFrame:
+    """The museum as printed: tokens until found, or never; share of passes (· where a test cannot meet it)."""
+    table = museum(results)
+    tokens = {name: table[name].map(lambda n: "never" if pd.isna(n) else f"{n:,.0f}") for name in ("median", "90%")}
+    passes = {
+        name: table[name].map(lambda passed: "·" if pd.isna(passed) else f"{passed:.0%}")
+        for name in ("vLLM V1", "vLLM V2", "TensorRT-LLM", "transformers")
+    }
+    named = {"bug": table.index, "tv": table.tv.map("{:.3f}".format), "median": tokens["median"], "most": tokens["90%"]}
+    return pd.DataFrame(named | passes)
+
+
+TABLES = {"claims": claims_table, "expected": expected_table, "museum": museum_table}
+
+
+def latex(table: pd.DataFrame) -> str:
+    """A LaTeX fragment for documents that load booktabs and longtable."""
+    long = len(table) > 40
+    columns = "llp{0.1\\textwidth}p{0.5\\textwidth}" if "evidence" in table else "l" * len(table.columns)
+    return table.to_latex(index=False, escape=True, longtable=long, column_format=columns)
+
+
+def compiled(files: dict[str, bytes]) -> bytes:
+    """The PDF of `paper.typ` among `files`, with the fonts that come with the compiler only.
+
+    Raises `RuntimeError` for an error and for a warning.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for path, content in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        try:
+            pdf, warnings = typst.compile_with_warnings(folder / "paper.typ", root=folder, ignore_system_fonts=True)
+        except typst.TypstError as error:
+            raise RuntimeError(f"the paper does not compile: {error.diagnostic}") from error
+    if warnings:
+        raise RuntimeError(f"the paper compiles with warnings: {'; '.join(warning.message for warning in warnings)}")
+    assert isinstance(pdf, bytes)
+    return pdf
+
+
+def build() -> dict[str, bytes]:
+    """All files of the paper by name, made from the results and figures under `out()`. Raises `Missing`."""
+    folder = out()
+    require_fresh(folder)
+    results = Results(folder / "data" / "results")
+    files = {name: (ROOT / "paper" / name).read_bytes() for name in SOURCES}
+    for name in sorted(set(FIGURE.findall(files["paper.typ"].decode()))):
+        path = folder / "figures" / f"{name}.pdf"
+        if not path.exists():
+            raise Missing(f"missing: figures/{path.name}; `make reproduce` writes it")
+        files[f"figures/{path.name}"] = path.read_bytes()
+    tables = {name: table(results) for name, table in TABLES.items()}
+    values = numbers(results) | {"tables": {name: table.to_dict("records") for name, table in tables.items()}}
+    files["numbers.json"] = (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()
+    made = {"paper.pdf": compiled(files), "numbers.json": files["numbers.json"]}
+    return made | {f"tables/{name}.tex": latex(table).encode() for name, table in tables.items()}
+
+
+def main() -> None:
+    """Writes everything under `paper/`, or stops with the name of what is missing."""
+    try:
+        made = build()
+    except Missing as missing:
+        raise SystemExit(f"no paper: {missing}") from None
+    for name, content in made.items():
+        write(out() / "paper" / name, content)
+    print(", ".join(f"paper/{name}" for name in made))
+
+
+if __name__ == "__main__":
+    main()
