@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specnb.exact import Emissions, Laws, completed, joint_law, step_law
 from specnb.law import Sampling, draw, normalise, one_hot, residual, standardise, total_variation
-from specnb.verify import Outcome, Rule, exact_match, token_verification
+from specnb.verify import Outcome, Rule, exact_match, lenient_verification, token_verification
 
 Change = Callable[[Tensor], Tensor]
 """Of the laws `(..., positions, vocab)` that a model has at temperature 1."""
@@ -91,11 +91,6 @@ def zero_uniform(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Te
 def same_uniform(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """All tests of a step use one uniform."""
     return token_verification(p, q, drafts, accept[..., :1].expand_as(accept), final)
-
-
-def lenient(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """Accepts with probability min(1, p(x) / (l q(x)))."""
-    return token_verification(p, q, drafts, LENIENCE * accept, final)
 
 
 def unverified(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
@@ -190,7 +185,8 @@ def mutants(filters: Sampling = FILTERS) -> dict[str, Mutant]:
                soft_greedy, asked=Sampling(temperature=0), p=unchanged, q=unchanged, drawn=argmax_law),
         Mutant("no-residual", "after a rejection p itself is sampled", "teaching code", no_residual),
         Mutant("inverted-residual", "after a rejection max(0, q - p) is sampled", "-", inverted_residual),
-        Mutant("lenience-left-on", f"lenience {LENIENCE} by default", "-", lenient),
+        Mutant("lenience-left-on", f"lenience {LENIENCE} by default", "-",
+               lenient_verification(LENIENCE)),
         Mutant("unverified", f"{UNVERIFIED:.0%} of the drafts are not tested", "- (a yardstick)", unverified),
         Mutant("merged-children", "two equal drafts become one child of a tree, tested once", "SpecInfer as printed",
                merged_children),
