@@ -5,7 +5,7 @@ import yaml
 
 configfile: "config.yml"
 
-CODE = sorted(map(str, Path("specnb").glob("*.py")))
+CODE = sorted(map(str, Path("specnb").rglob("*.py")))
 DATA = ["data/claims.csv", "data/corpus.csv", *sorted(map(str, Path("data/reference").glob("*.csv")))]
 # What was measured once and is read since: by `make bench` and by the audit's own checks.
 DATA += sorted(str(path) for path in Path("data/results").glob("[a-z]*.csv") if path.name != "claims.csv")

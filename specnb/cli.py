@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from specnb.audit import audit
+from specnb.audit.report import Report
 from specnb.law import Sampling
 from specnb.models import load_model, load_pair
-from specnb.report import Report
 
 LINE = '{"prompt": [ids], "tokens": [ids]}'
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from specnb.detection import CAP, DELTA, EXHIBITS, summary
+from specnb.audit.detection import CAP, DELTA, EXHIBITS, summary
 from specnb.reading import Results, count, interval, share, with_minus
 from specnb.results import VERDICTS
 from specnb.theory import walltime_improvement

@@ -109,8 +109,8 @@ def stamp(parameters: dict[str, Any]) -> dict[str, Any]:
 def code_digest() -> str:
     """A SHA-256 over the module's files: what the commit cannot say while something is uncommitted."""
     digest = hashlib.sha256()
-    for file in sorted((ROOT / "specnb").glob("*.py")):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    for file in sorted((ROOT / "specnb").rglob("*.py")):
+        digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 
 

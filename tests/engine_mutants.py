@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from engine_law import Case
 
+from specnb.audit.museum import museum
 from specnb.law import Sampling
-from specnb.museum import museum
 
 FILTERED = Sampling(0.7, top_k=3)
 ROWS = 3_000  # far fewer than the real test draws, and mostly already enough

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specnb.bets import Row
+from specnb.audit.bets import Row
 from specnb.law import draw, normalise, one_hot, residual
 from specnb.verify import Outcome, Rule, token_verification
 

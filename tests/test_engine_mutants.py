@@ -8,7 +8,7 @@ from engine_mutants import CASES as SHOWN
 from engine_mutants import DRAFT_CASES, MUSEUM, ROWS, TOO_SMALL
 from test_engine_law import CASES, GPU_CASES, LEVEL, TESTS, overlap_error
 
-from specnb import museum
+from specnb.audit import museum
 
 
 def test_every_bug_has_its_test():

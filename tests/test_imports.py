@@ -1,41 +1,58 @@
-"""Imports only go down: the order of the rooms in the package's docstring is the order of the code."""
+"""Imports only go down: the order of the rooms in a package's docstring is the order of the code."""
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 import specnb
 
-PACKAGE = Path(specnb.__file__).parent
+ROOT = Path(specnb.__file__).parent
+PACKAGES = [".".join(file.parent.relative_to(ROOT.parent).parts) for file in sorted(ROOT.rglob("__init__.py"))]
+FLOOR_LINE = re.compile(r"^ {4}([a-z_, ]+?) {2,}\S", flags=re.MULTILINE)
 
 
-def _floors() -> dict[str, int]:
-    lines = re.findall(r"^ {4}([a-z_, ]+?) {2,}\S", specnb.__doc__ or "", flags=re.MULTILINE)
+def _floors(package: str) -> dict[str, int]:
+    lines = FLOOR_LINE.findall(import_module(package).__doc__ or "")
     return {room: floor for floor, line in enumerate(lines) for room in line.split(", ")}
 
 
-def _imported(file: Path) -> set[str]:
+def _rooms(package: str) -> dict[str, list[Path]]:
+    """The files of each room: one, or all those of a package inside this one."""
+    folder = ROOT.parent / package.replace(".", "/")
+    files = {file.stem: [file] for file in folder.glob("*.py") if file.stem != "__init__"}
+    return files | {inner.parent.name: sorted(inner.parent.rglob("*.py")) for inner in folder.glob("*/__init__.py")}
+
+
+def _imported(file: Path, package: str) -> set[str]:
+    """The rooms of `package` that `file` imports from, wherever in the file it does."""
     froms = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom) and node.module]
-    direct = {alias.name for node in froms if node.module == "specnb" for alias in node.names}
-    return direct | {node.module.split(".")[1] for node in froms if (node.module or "").startswith("specnb.")}
+    direct = {alias.name for node in froms if node.module == package for alias in node.names}
+    below = [(node.module or "").removeprefix(package + ".") for node in froms]
+    inside = {name.split(".")[0] for name, node in zip(below, froms, strict=True) if name != node.module}
+    return (direct | inside) & set(_rooms(package))
 
 
-def test_every_room_has_its_floor() -> None:
-    rooms = {file.stem for file in PACKAGE.glob("*.py")} - {"__init__"}
-    assert set(_floors()) == rooms
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_room_has_its_floor(package: str) -> None:
+    assert set(_floors(package)) == set(_rooms(package))
 
 
-def test_imports_only_go_down_or_stay() -> None:
-    floors = _floors()
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_only_go_down_or_stay(package: str) -> None:
+    floors = _floors(package)
     wrong = [
-        f"{file.stem} imports {room}"
-        for file in PACKAGE.glob("*.py")
-        for room in _imported(file)
-        if floors.get(file.stem, 99) < floors[room]
+        f"{file.stem} imports {other}"
+        for room, files in _rooms(package).items()
+        for file in files
+        for other in _imported(file, package) - {room}
+        if floors[room] < floors[other]
     ]
     assert not wrong
 
 
 def test_laws_and_rules_know_no_model() -> None:
     for room in ("law", "theory", "verify", "exact"):
-        assert not re.search(r"^(from|import) transformers", (PACKAGE / f"{room}.py").read_text(), flags=re.MULTILINE)
+        assert not re.search(r"^(from|import) transformers", (ROOT / f"{room}.py").read_text(), flags=re.MULTILINE)

@@ -15,7 +15,7 @@ import specnb
 from specnb.kinds import KINDS, kinds_of_characters, kinds_of_tokens
 from specnb.models import PAIR
 
-SOURCES = sorted(Path(specnb.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(specnb.__file__).parent.rglob("*.py"))
 TOKENIZER = AutoTokenizer.from_pretrained(PAIR / "target")
 
 

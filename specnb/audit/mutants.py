@@ -1,7 +1,7 @@
 """Planted bugs of a step: what implementations have got wrong, each as one change of a correct step.
 
 A `Mutant` is data. What it changes is the rule, the laws that the rule reads, or where the drafts come from;
-`step` makes of it a step that can be enumerated, `specnb.museum` runs it in the real loop, together with the
+`step` makes of it a step that can be enumerated, `specnb.audit.museum` runs it in the real loop, together with the
 bugs that only a loop can have. `seen` says where it happened.
 """
 
@@ -35,7 +35,7 @@ class Mutant:
     rule    decides, from what it is given as p and q
     p, q    make what the rule reads of the target's and the draft's laws at temperature 1
     drawn   makes of the draft's the law that the drafts really come from, position by position
-    plant   for bugs of the loop: changes its code (see `specnb.museum`)
+    plant   for bugs of the loop: changes its code (see `specnb.audit.museum`)
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""In the wild: what `transformers` as installed writes, for the audit. `python -m specnb.wild` records it.
+"""In the wild: what `transformers` as installed writes, for the audit. `python -m specnb.audit.wild` records it.
 
 Every sampler here is called as its users call it. Rows of a batch, where there is one, come from one call.
 """
@@ -13,11 +13,11 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.audit import audit
-from specnb.detection import prompts_of
+from specnb.audit.detection import prompts_of
+from specnb.audit.judge import audit
+from specnb.audit.report import Report
 from specnb.law import Sampling
 from specnb.models import Pair, load_pair
-from specnb.report import Report
 from specnb.results import out, write
 
 DELTA = 1e-6

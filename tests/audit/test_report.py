@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from specnb.audit.numerics import Numerics
+from specnb.audit.report import CERTAIN, Impossible, Report
+from specnb.audit.suspects import KINDS
 from specnb.estimate import Estimate
-from specnb.numerics import Numerics
-from specnb.report import CERTAIN, Impossible, Report
-from specnb.suspects import KINDS
 
 
 def report(**changed: object) -> Report:

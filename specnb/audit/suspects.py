@@ -2,7 +2,7 @@
 
 Each is a law r made of p, q and what came before, so r(x)/p(x) at the emitted x is a fair bet against
 p: its expectation under p is 1 (or less, where p is zero). A sampler with that bug makes it grow.
-Where the bugs were seen is told in `specnb.museum`.
+Where the bugs were seen is told in `specnb.audit.museum`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from specnb.cells import View
+from specnb.audit.cells import View
 from specnb.law import normalise, one_hot, residual
 
 KINDS = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from laws import examples
 from scipy import stats
 
-from specnb.evidence import STRENGTHS, Evidence, total
+from specnb.audit.evidence import STRENGTHS, Evidence, total
 
 KINDS = ["a", "b", "a", "c"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.bets import Margin, Row
+from specnb.audit.bets import Margin, Row
 from specnb.law import Sampling, standardise
 from specnb.models import context_limit
 

@@ -11,10 +11,10 @@ import torch
 from laws import law_pair, laws_along
 from samplers import BROKEN, sample, tables
 
-from specnb.auditor import Auditor
-from specnb.bets import Margin, Row
+from specnb.audit.auditor import Auditor
+from specnb.audit.bets import Margin, Row
+from specnb.audit.numerics import Numerics
 from specnb.law import draw
-from specnb.numerics import Numerics
 from specnb.verify import token_verification
 
 RANDOMISED = {"along-p", "along-q/p", "along-ids", "tail-cut"}

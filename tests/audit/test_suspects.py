@@ -11,9 +11,9 @@ from laws import PAIRS, examples, law_pair
 from torch import Tensor
 
 from specnb import exact
-from specnb.cells import view
+from specnb.audit.cells import view
+from specnb.audit.suspects import KINDS, suspect_laws
 from specnb.law import normalise, residual
-from specnb.suspects import KINDS, suspect_laws
 from specnb.verify import token_verification
 
 KEYS = st.tuples(st.sampled_from(sorted(PAIRS)), st.integers(2, 9), st.integers(0, 10**6))

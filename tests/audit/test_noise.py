@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import PAIRS, examples, law_pair
 
+from specnb.audit.noise import Interval, interval, reused, same_uniform
 from specnb.law import draw
-from specnb.noise import Interval, interval, reused, same_uniform
 from specnb.verify import token_verification
 
 KEYS = st.tuples(st.sampled_from(sorted(PAIRS)), st.integers(2, 8), st.integers(0, 10**6))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny import ARCHITECTURES, llama, next_laws
 
-from specnb import forced
-from specnb.bets import Margin
-from specnb.forced import Text, forced_rows, margin, require_texts
+from specnb.audit import forced
+from specnb.audit.bets import Margin
+from specnb.audit.forced import Text, forced_rows, margin, require_texts
 from specnb.law import Sampling
 
 TEXTS = [Text([1], [0, 2, 3, 1]), Text([2, 3, 0], [1]), Text([0, 0], [3, 2, 1, 0, 2])]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from laws import law_pair
 
+from specnb.audit.joint import audit_joint
 from specnb.exact import joint_law
-from specnb.joint import audit_joint
 
 
 def drawn(joint: np.ndarray, n: int, seed: int = 0) -> list[list[int]]:

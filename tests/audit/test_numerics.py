@@ -7,9 +7,9 @@ import pytest
 import torch
 from tiny import llama
 
-from specnb.forced import Text
+from specnb.audit.forced import Text
+from specnb.audit.numerics import crossing, measure_numerics
 from specnb.law import Sampling
-from specnb.numerics import crossing, measure_numerics
 
 TEXTS = [Text([1, 2], [0, 2, 3, 1, 1, 0]), Text([3], [2, 2, 0, 1, 0, 0]), Text([0], [])]
 

@@ -2,7 +2,7 @@
 
 `audit` runs the target once over the texts, `audit_laws` takes laws that are there already, and
 `Auditor` judges text by text and can be stopped at any time. What a verdict means: an exact sampler is
-rejected with probability at most `delta`, however long one looks on (`specnb.evidence`).
+rejected with probability at most `delta`, however long one looks on (`specnb.audit.evidence`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.auditor import Auditor, Ends
-from specnb.bets import Row
-from specnb.forced import Source, Text, forced_rows, require_texts
+from specnb.audit.auditor import Auditor, Ends
+from specnb.audit.bets import Row
+from specnb.audit.forced import Source, Text, forced_rows, require_texts
+from specnb.audit.numerics import Numerics, measure_numerics
+from specnb.audit.report import Report
 from specnb.law import Sampling
 from specnb.models import require_same_vocabulary
-from specnb.numerics import Numerics, measure_numerics
-from specnb.report import Report
-
-__all__ = ["Auditor", "Report", "Row", "assert_exact", "audit", "audit_laws"]
 
 
 def audit_laws(

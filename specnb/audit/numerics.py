@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.forced import Text, _at_once
+from specnb.audit.forced import Text, _at_once
 from specnb.law import Sampling, standardise, total_variation
 
 TEXTS = 4

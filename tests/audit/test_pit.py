@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from laws import PAIRS, examples, law_pair
 from scipy import stats
 
-from specnb import pit
+from specnb.audit import pit
 
 GRID = np.linspace(0.0, 1.0, 41)
 

@@ -1,6 +1,6 @@
 """The museum of bugs: every mutant that one machine can show, running in the real loop.
 
-`MUSEUM` holds the bugs of a step (`specnb.mutants`) and, here, those that only a loop can have: ends of text,
+`MUSEUM` holds the bugs of a step (`specnb.audit.mutants`) and, here, those that only a loop can have: ends of text,
 noise, caches and positions. A bug of the loop is planted: while it generates, one name of the loop's own code
 stands for something else. `generate` writes text with a bug.
 """
@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb import decode, draft, models, verify
+from specnb.audit.mutants import FILTERS, Mutant, mutants
 from specnb.draft import Drafter, ModelDraft, Proposal
 from specnb.law import Sampling
 from specnb.models import Runner
-from specnb.mutants import FILTERS, Mutant, mutants
 from specnb.randomness import Uniforms, uniforms
 from specnb.verify import Outcome
 

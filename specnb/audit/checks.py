@@ -1,7 +1,7 @@
 """The checks with which engines test their own samplers, built again from their design: what they let through.
 
 Each looks at one rule in isolation, with one law p and one q at every position, whatever was emitted before. So
-nothing that lives in a cache, in a position or between the steps is in front of them. `python -m specnb.checks`
+nothing that lives in a cache, in a position or between the steps is in front of them. `python -m specnb.audit.checks`
 runs them on the bugs of the museum and records how often each bug passes, in `data/results/checks.csv`.
 """
 
@@ -17,12 +17,12 @@ from scipy import stats
 from torch import Tensor
 from tqdm import tqdm
 
+from specnb.audit.museum import EXACT, MUSEUM
+from specnb.audit.museum import generate as generate_wrong
+from specnb.audit.mutants import PLAIN, Mutant, argmax_law, unchanged
 from specnb.decode import generate
 from specnb.law import Sampling, draw, normalise
 from specnb.models import Pair, load_pair
-from specnb.museum import EXACT, MUSEUM
-from specnb.museum import generate as generate_wrong
-from specnb.mutants import PLAIN, Mutant, argmax_law, unchanged
 from specnb.results import out, write
 from specnb.verify import token_verification
 

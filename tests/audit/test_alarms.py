@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from samplers import sample, tables
 
-from specnb.alarms import _drawn_anew, peaks, table
+from specnb.audit.alarms import _drawn_anew, peaks, table
 
 
 def test_exact_samplers_stay_below_what_ville_allows() -> None:

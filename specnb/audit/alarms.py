@@ -1,6 +1,6 @@
 """How often the audit rejects an exact sampler: the check behind the rate of false alarms, run once and recorded.
 
-`python -m specnb.alarms` writes `data/results/audit_false_alarms.csv`. Tokens are drawn by the speculative
+`python -m specnb.audit.alarms` writes `data/results/audit_false_alarms.csv`. Tokens are drawn by the speculative
 rule itself, from the laws of the trained pair at prefixes that the target wrote; each audit draws
 them anew, all of them with the draft's laws and so with every bet. It takes a quarter of an hour on one core.
 """
@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from specnb.auditor import Auditor
-from specnb.bets import Row
+from specnb.audit.auditor import Auditor
+from specnb.audit.bets import Row
+from specnb.audit.forced import Text, forced_rows
 from specnb.decode import generate
-from specnb.forced import Text, forced_rows
 from specnb.law import Sampling, draw
 from specnb.models import Pair, load_pair
 from specnb.results import out, write

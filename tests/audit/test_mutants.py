@@ -8,8 +8,8 @@ import pytest
 import torch
 from laws import law_pair
 
+from specnb.audit.mutants import deviation, deviation_on_points, mended, merged_law, mutants, step
 from specnb.law import Sampling, residual
-from specnb.mutants import deviation, deviation_on_points, mended, merged_law, mutants, step
 
 VOCAB, GAMMA = 4, 2
 P, Q = law_pair("dense", VOCAB)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specnb.bets import Bets, Margin, Row
-from specnb.evidence import Evidence, total
-from specnb.numerics import Numerics, crossing
-from specnb.report import Impossible, Report
-from specnb.witness import Follower
+from specnb.audit.bets import Bets, Margin, Row
+from specnb.audit.evidence import Evidence, total
+from specnb.audit.numerics import Numerics, crossing
+from specnb.audit.report import Impossible, Report
+from specnb.audit.witness import Follower
 
 Ends = int | Sequence[int] | None
 LISTED = 100

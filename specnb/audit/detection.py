@@ -1,4 +1,4 @@
-"""How many tokens the audit needs to notice each bug of the museum: `python -m specnb.detection [NAME ...]`.
+"""How many tokens the audit needs to notice each bug of the museum: `python -m specnb.audit.detection [NAME ...]`.
 
 For every bug, `SEEDS` audits of texts that the trained pair writes with it; an audit ends when exactness is
 rejected at `DELTA`, or after `CAP` tokens. One line per audit is added to `data/results/museum.csv`, and what is
@@ -19,12 +19,12 @@ import torch
 from tqdm import tqdm
 
 from specnb import corpus
-from specnb.audit import Auditor
-from specnb.forced import Text, forced_rows
+from specnb.audit.auditor import Auditor
+from specnb.audit.forced import Text, forced_rows
+from specnb.audit.museum import EXACT, MUSEUM, generate
+from specnb.audit.mutants import Mutant
+from specnb.audit.numerics import measure_numerics
 from specnb.models import Pair, load_pair
-from specnb.museum import EXACT, MUSEUM, generate
-from specnb.mutants import Mutant
-from specnb.numerics import measure_numerics
 from specnb.results import out, write
 
 SEEDS, GROUP, CAP, DELTA = 20, 5, 20_000, 1e-6

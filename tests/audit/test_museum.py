@@ -4,9 +4,9 @@ import pytest
 from tiny import gpt2, llama, near_copy
 
 from specnb import decode
+from specnb.audit.museum import EXACT, LOOP, MUSEUM, generate, museum, planted
 from specnb.draft import ModelDraft
 from specnb.law import Sampling
-from specnb.museum import EXACT, LOOP, MUSEUM, generate, museum, planted
 
 TARGET = llama()
 DRAFT = near_copy(TARGET, noise=0.3)

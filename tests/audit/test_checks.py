@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny import llama, near_copy
 
-from specnb.checks import (
+from specnb.audit.checks import (
     CHECKS,
     at_temperature_0,
     emitted,
@@ -15,9 +15,9 @@ from specnb.checks import (
     tensorrt_llm,
     vllm_v1,
 )
+from specnb.audit.museum import EXACT, MUSEUM
 from specnb.estimate import goodness_of_fit
 from specnb.models import Pair
-from specnb.museum import EXACT, MUSEUM
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)

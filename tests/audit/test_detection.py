@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 from tiny import llama, near_copy
 
-from specnb import detection
-from specnb.detection import CAP, EXHIBITS, FIELDS, GROUP, SEEDS, audited, groups, recorded, summary
+from specnb.audit import detection
+from specnb.audit.detection import CAP, EXHIBITS, FIELDS, GROUP, SEEDS, audited, groups, recorded, summary
 from specnb.models import Pair
 
 

@@ -3,10 +3,10 @@
 import pytest
 from tiny import llama, near_copy
 
-from specnb import wild
+from specnb.audit import wild
+from specnb.audit.wild import SAMPLERS, audited, line, written
 from specnb.law import Sampling
 from specnb.models import Pair
-from specnb.wild import SAMPLERS, audited, line, written
 
 
 @pytest.fixture

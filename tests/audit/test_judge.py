@@ -122,7 +122,7 @@ def test_texts_that_go_on_behind_an_end_are_mentioned(target: PreTrainedModel) -
 
 
 def test_an_interrupt_still_gives_a_report(target: PreTrainedModel) -> None:
-    from specnb.bets import Row
+    from specnb.audit.bets import Row
 
     def rows():
         yield Row([0, 1], torch.full((2, 4), 0.25))

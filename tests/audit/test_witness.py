@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specnb.witness import Follower
+from specnb.audit.witness import Follower
 
 
 def followed(generator: np.random.Generator, p: np.ndarray, r: np.ndarray, n: int) -> Follower:

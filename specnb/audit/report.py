@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specnb.audit.numerics import Numerics
+from specnb.audit.suspects import KINDS
 from specnb.estimate import Estimate
-from specnb.numerics import Numerics
-from specnb.suspects import KINDS
 
 Array = NDArray[np.float64]
 
@@ -47,12 +47,12 @@ class Report:
     found_after    number of tokens after which the evidence passed 1/delta, None if it did not
     numerics_only  whether it passed 1/delta, but by no more than the target's own numerics account for
     running        (tokens,) decimal logarithm of the e-value after each token
-    running_kinds  the same of each kind of suspect, of `specnb.suspects.KINDS`
+    running_kinds  the same of each kind of suspect, of `specnb.audit.suspects.KINDS`
     certain        kind -> how many findings that need no statistics, of `CERTAIN`
     impossible     the tokens of probability zero (the first 100)
     border         those that numerics may have put there: no farther outside than the target from itself
     where          of the leading kind, where its evidence comes from: lists of (what, tokens, decimal log evidence)
-    tv             what the best witness sees of the total variation per token; see `specnb.witness`
+    tv             what the best witness sees of the total variation per token; see `specnb.audit.witness`
     detectable     kind -> the total variation per token that would have been found with power 0.9
     """
 

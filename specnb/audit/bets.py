@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb import pit
-from specnb.cells import View, view
-from specnb.noise import Interval, interval, reused, same_uniform
-from specnb.suspects import suspect_laws
+from specnb.audit import pit
+from specnb.audit.cells import View, view
+from specnb.audit.noise import Interval, interval, reused, same_uniform
+from specnb.audit.suspects import suspect_laws
 
 Array = NDArray[np.float64]
 
