@@ -9,7 +9,7 @@ Rooms, from the ground up; each imports only from those before it:
     cache, fast, models    the rooms that know transformers; the same models sooner
     dialled                models of any shape at a chosen acceptance
     draft, ngram, record   drafters; what a generation remembers
-    request, decode        what may be asked of the loop; the loop
+    request, step, decode  what may be asked of the loop; one step of a batch; the loop
     tree, search           a model run over a tree; beam search with models
     estimate, cost         what was measured: intervals, tests, time
     beam_cost              what speculative beam search gains

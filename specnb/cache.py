@@ -41,11 +41,11 @@ class RaggedLayer(CacheLayerMixin):
         assert self.keys is not None
         assert self.values is not None
         # Written by index and not by scatter, for which compiled code would copy the whole cache.
-        slots = self.cache.slots
-        rows = torch.arange(len(slots), device=slots.device)[:, None]
-        self.keys[rows, :, slots] = key_states.transpose(1, 2)
-        self.values[rows, :, slots] = value_states.transpose(1, 2)
-        return self.keys, self.values
+        slots, some = self.cache.slots, self.cache.rows
+        rows = torch.arange(len(slots), device=slots.device) if some is None else some
+        self.keys[rows[:, None], :, slots] = key_states.transpose(1, 2)
+        self.values[rows[:, None], :, slots] = value_states.transpose(1, 2)
+        return (self.keys, self.values) if some is None else (self.keys[some], self.values[some])
 
     def clear(self) -> None:
         """Zeros everywhere: what is hidden must be finite, since 0 times NaN is NaN."""
@@ -66,9 +66,11 @@ class RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache(Cache):
-    """A cache whose rows have lengths of their own; `slots` `(batch, n)` says where the next n tokens go."""
+    """A cache whose rows have lengths of their own; `slots` `(batch, n)` says where the next n tokens go, and
+    `rows` `(batch,)` into which rows, if not into all."""
 
     slots: Tensor
+    rows: Tensor | None = None
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity

@@ -32,8 +32,9 @@ class Drafter(Protocol):
 
     vocab: int
 
-    def start(self, tokens: Tensor, lengths: Tensor) -> None:
-        """Forget what went before; a new batch begins. Raises before anything is generated."""
+    def start(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
+        """Forget what went before; a new batch begins. Raises before anything is generated. Or only the texts in
+        `rows` `(n,)` are new, and the others go on: that is asked only where texts follow each other in a row."""
 
     def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
         """One draft for each of the `uniforms` `(batch, gamma)`, which are all the randomness there is."""
@@ -41,6 +42,8 @@ class Drafter(Protocol):
 
 class ModelDraft:
     """A smaller model of transformers, sampled one token after the other; with `compile`, in one compiled piece."""
+
+    runner: Runner
 
     def __init__(self, model: PreTrainedModel, sampling: Sampling = Sampling(), *, compile: bool = False) -> None:
         require_supported(model)
@@ -50,8 +53,11 @@ class ModelDraft:
         self.compile = compile
         self.shape: tuple[int, ...] = ()
 
-    def start(self, tokens: Tensor, lengths: Tensor) -> None:
+    def start(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
         """Fills the cache with the prompts; see `Drafter.start`."""
+        if rows is not None:
+            prefill(self.runner, tokens, lengths, rows)
+            return
         if not self.compile or self.shape != tokens.shape:
             self.runner = Runner(self.model, tokens.shape[1])
             self.shape = tuple(tokens.shape)
@@ -81,13 +87,15 @@ class ModelDraft:
         return draw(law, uniform)
 
 
-def prefill(runner: Runner, tokens: Tensor, lengths: Tensor) -> None:
-    """Runs the prompts through a model, all but the last token of the longest.
+def prefill(runner: Runner, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
+    """Runs the prompts, all or those in `rows`, through a model, but for the last token of the longest.
 
     Shorter rows run some tokens that are not theirs; those lie behind the row's length, invisible
     until they are overwritten.
     """
+    if rows is not None:
+        tokens, lengths = tokens[rows], lengths[rows]
     longest = int(lengths.max())
     if longest > 1:
         slots = torch.arange(longest - 1, device=tokens.device).expand(len(tokens), -1)
-        runner.run(tokens[:, : longest - 1], slots, keep=1)
+        runner.run(tokens[:, : longest - 1], slots, keep=1, rows=rows)

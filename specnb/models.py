@@ -140,14 +140,21 @@ class Runner:
         self.cache.clear()
 
     def run(
-        self, tokens: Tensor, slots: Tensor, keep: int, positions: Tensor | None = None, visible: Tensor | None = None
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        keep: int,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Logits `(batch, keep, vocab)` of the last `keep` of `tokens` `(batch, n)` put at `slots` `(batch, n)`.
 
         Where tokens do not stand in a line (a tree), `positions` `(batch, n)` says where each is in its text,
-        and `visible` `(batch, n, capacity)` which slots it sees, its own among them.
+        and `visible` `(batch, n, capacity)` which slots it sees, its own among them. `rows` `(batch,)` are the rows
+        of the cache that these tokens belong to, if they are not all of it.
         """
-        self.cache.slots = slots
+        self.cache.slots, self.cache.rows = slots, rows
         if visible is None:
             mask = ragged_mask(slots, self.capacity, self.model.dtype)
         else:

@@ -119,7 +119,7 @@ class NgramDraft:
         self.sampling = sampling
         self.vocab = model.vocab
 
-    def start(self, tokens: Tensor, lengths: Tensor) -> None:
+    def start(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
         """Nothing to prepare; see `Drafter.start`."""
 
     def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:

@@ -6,12 +6,13 @@ Every analysis reads this; nothing prints from inside the loop. This module know
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 PARTS = ("draft", "target", "rest")
 
@@ -25,7 +26,8 @@ class StepRecord:
     token     (batch, steps)         the token that the target added
     emitted   (batch, steps)         tokens emitted: accepted + 1, or fewer where the text ended
     beta      (batch, steps, gamma)  overlap of p and q at each draft: its chance of being accepted
-    seconds   part -> (steps,)       for each of `PARTS`, where the generation was timed
+    seconds   part -> (steps,)       for each of `PARTS`, where the generation was timed; steps of the batch,
+                                     which are more than those of any row where rows were taken over
     """
 
     drafts: NDArray[np.int64]
@@ -82,35 +84,46 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-class Recorder:
-    """Collects tensors step by step without looking at them; `finish` brings them to the host at once."""
+class Told(NamedTuple):
+    """What came of one prompt: its new tokens; of each step `(steps, gamma + 3)` the drafts, how many were
+    accepted, the token that the target added, how many were emitted; and the overlaps `(steps, gamma)`."""
 
-    def __init__(self, timed: bool, device: torch.device) -> None:
-        self.timed = timed
+    text: list[int]
+    record: NDArray[np.int64]
+    beta: NDArray[np.float64]
+
+
+class Laps:
+    """The clock of steps: `start` begins one, `lap` ends a stretch of it that belongs to one of `PARTS`."""
+
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.steps: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
-        self.laps: dict[str, list[float]] = {part: [] for part in PARTS} if timed else {}
+        self.steps: list[dict[str, float]] = []
         self.last = 0.0
 
     def start(self) -> None:
-        """Begins the time of a step."""
-        if self.timed:
-            self.last = now(self.device)
+        """Begins a step; what lies between two steps counts for neither."""
+        self.steps.append(dict.fromkeys(PARTS, 0.0))
+        self.last = now(self.device)
 
     def lap(self, part: str) -> None:
-        """Ends one part of a step."""
-        if self.timed:
-            ended = now(self.device)
-            self.laps[part].append(ended - self.last)
-            self.last = ended
+        """Adds the time since the last call to `part`."""
+        before, self.last = self.last, now(self.device)
+        self.steps[-1][part] += self.last - before
 
-    def add(self, drafts: Tensor, accepted: Tensor, token: Tensor, emitted: Tensor, beta: Tensor) -> None:
-        """Keeps one step; shapes as in `StepRecord` without the steps."""
-        self.steps.append((drafts, accepted, token, emitted, beta))
+    @property
+    def seconds(self) -> dict[str, NDArray[np.float64]]:
+        """part -> (steps,); empty where nothing was timed."""
+        return {part: np.array([step[part] for step in self.steps]) for part in PARTS} if self.steps else {}
 
-    def finish(self) -> StepRecord:
-        """The record of all steps."""
-        columns = [torch.stack(column, dim=1).cpu().numpy() for column in zip(*self.steps, strict=True)]
-        drafts, accepted, token, emitted, beta = columns
-        seconds = {part: np.array(laps) for part, laps in self.laps.items()}
-        return StepRecord(drafts, accepted, token, emitted, beta.astype(np.float64), seconds)
+
+def gathered(told: Sequence[Told], seconds: dict[str, NDArray[np.float64]]) -> StepRecord:
+    """One record of all prompts, as long as the longest; behind its last step a row drafts and emits nothing."""
+    steps, gamma = max(len(one.record) for one in told), told[0].beta.shape[1]
+    record = np.zeros((len(told), steps, gamma + 3), dtype=np.int64)
+    record[..., :gamma] = -1
+    beta = np.zeros((len(told), steps, gamma))
+    for row, one in enumerate(told):
+        record[row, : len(one.record)], beta[row, : len(one.beta)] = one.record, one.beta
+    *_, accepted, token, emitted = np.moveaxis(record, -1, 0)
+    return StepRecord(record[..., :gamma], accepted, token, emitted, beta, seconds)

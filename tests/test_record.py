@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specnb.record import PARTS, Recorder, StepRecord
+from specnb.record import PARTS, Laps, StepRecord, Told, gathered
 
 # Two rows, three steps, two drafts a step. Row 0 emits 3, 1 and 2 tokens. Row 1 is cut in its first
 # step (3 could have been emitted, 2 were) and has ended.
@@ -63,34 +63,28 @@ def test_cut_steps_do_not_bias_the_mean():
     assert expected - emitted[record.whole].mean() > 0.2
 
 
-def test_a_recorder_stacks_steps_behind_rows():
-    recorder = Recorder(timed=False, device=torch.device("cpu"))
-    for step in range(3):
-        recorder.add(
-            drafts=torch.full((2, 4), step),
-            accepted=torch.tensor([step, 0]),
-            token=torch.tensor([1, step]),
-            emitted=torch.tensor([step + 1, 1]),
-            beta=torch.full((2, 4), 0.5, dtype=torch.float32),
-        )
-    record = recorder.finish()
-    assert record.drafts.shape == record.beta.shape == (2, 3, 4)
-    assert record.drafts[0, :, 0].tolist() == [0, 1, 2]
-    assert record.accepted.tolist() == [[0, 1, 2], [0, 0, 0]]
-    assert record.token.tolist() == [[1, 1, 1], [0, 1, 2]]
-    assert record.emitted.tolist() == [[1, 2, 3], [1, 1, 1]]
-    assert record.beta.dtype == np.float64
+def test_a_record_is_as_long_as_the_longest_row():
+    def told(steps):
+        record = np.arange(steps * 5).reshape(steps, 5)  # two drafts, accepted, token, emitted
+        return Told([7] * steps, record, np.full((steps, 2), 0.5))
+
+    record = gathered([told(3), told(1)], {})
+    assert record.drafts[0].tolist() == [[0, 1], [5, 6], [10, 11]]
+    assert record.accepted[0].tolist() == [2, 7, 12]
+    assert record.token[0].tolist() == [3, 8, 13]
+    assert record.emitted.tolist() == [[4, 9, 14], [4, 0, 0]]
+    assert record.drafts[1].tolist() == [[0, 1], [-1, -1], [-1, -1]]
+    assert record.beta[1].tolist() == [[0.5, 0.5], [0, 0], [0, 0]]
     assert record.seconds == {}
 
 
-def test_a_timed_recorder_has_the_seconds_of_each_part_of_each_step():
-    recorder = Recorder(timed=True, device=torch.device("cpu"))
-    one = torch.ones(1, dtype=torch.int64)
+def test_laps_are_the_seconds_of_each_part_of_each_step():
+    laps = Laps(torch.device("cpu"))
+    assert laps.seconds == {}
     for _ in range(2):
-        recorder.start()
-        for part in PARTS:
-            recorder.lap(part)
-        recorder.add(one[:, None], one, one, one, one[:, None].float())
-    seconds = recorder.finish().seconds
+        laps.start()
+        for part in (*PARTS, "rest"):
+            laps.lap(part)
+    seconds = laps.seconds
     assert list(seconds) == list(PARTS)
-    assert all(laps.shape == (2,) and (laps >= 0).all() for laps in seconds.values())
+    assert all(times.shape == (2,) and (times > 0).all() for times in seconds.values())

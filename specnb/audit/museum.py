@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb import decode, draft, models, verify
+from specnb import decode, draft, models, step, verify
 from specnb.audit.mutants import FILTERS, Mutant, mutants
 from specnb.draft import Drafter, ModelDraft, Proposal
 from specnb.law import Sampling
@@ -33,7 +33,7 @@ Set = Callable[[Any, str, Any], None]
 
 
 def eos_inside(plant: Set) -> None:
-    class State(decode._State):
+    class State(step.State):
         def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
             eos, self.eos = self.eos, self.eos[:0]
             emitted = super().append(proposal, outcome)
@@ -42,11 +42,11 @@ def eos_inside(plant: Set) -> None:
             self.done |= (emitted > 0) & torch.isin(last, eos)
             return emitted
 
-    plant(decode, "_State", State)
+    plant(step, "State", State)
 
 
 def after_the_end(plant: Set) -> None:
-    class State(decode._State):
+    class State(step.State):
         def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
             done = self.done.clone()
             self.done = torch.zeros_like(done)
@@ -54,7 +54,7 @@ def after_the_end(plant: Set) -> None:
             self.done |= done
             return emitted
 
-    plant(decode, "_State", State)
+    plant(step, "State", State)
 
 
 def always_accepting(plant: Set) -> None:
@@ -106,14 +106,14 @@ def _shifted(plant: Set, shift: Callable[[Tensor, int], Tensor]) -> None:
         def run(self, tokens: Tensor, slots: Tensor, keep: int, *rest: Any, **more: Any) -> Tensor:
             return super().run(tokens, slots + self.shift.long(), keep, positions=slots)
 
-    class State(decode._State):
+    class State(step.State):
         def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
             moved = shift(outcome.accepted, proposal.drafts.shape[1])
             runners[-1].shift = runners[-1].shift + moved[:, None]
             return super().append(proposal, outcome)
 
-    plant(decode, "Runner", Shifted)
-    plant(decode, "_State", State)
+    plant(step, "Runner", Shifted)
+    plant(step, "State", State)
 
 
 def rejected_stays(plant: Set) -> None:
@@ -127,7 +127,7 @@ def accepted_is_lost(plant: Set) -> None:
 def bonus_wrong_in_target(plant: Set) -> None:
     """The last draft is run in the bonus token's place."""
 
-    class State(decode._State):
+    class State(step.State):
         full = None
 
         def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
@@ -140,8 +140,8 @@ def bonus_wrong_in_target(plant: Set) -> None:
         newest = state.tokens.gather(1, slots[:, :1] - late[:, None].long())
         return runner.run(torch.cat([newest, drafts.clamp_min(0)], dim=1), slots, keep=len(state.offsets))
 
-    plant(decode, "_State", State)
-    plant(decode, "_verify_logits", logits)
+    plant(step, "State", State)
+    plant(step, "verify_logits", logits)
 
 
 def bonus_missing_in_draft(plant: Set) -> None:
@@ -165,7 +165,7 @@ def positions_of_the_longest(plant: Set) -> None:
         def run(self, tokens: Tensor, slots: Tensor, keep: int, *rest: Any, **more: Any) -> Tensor:
             return super().run(tokens, slots, keep, positions=slots.amax(0, keepdim=True).expand_as(slots))
 
-    plant(decode, "Runner", Misplaced)
+    plant(step, "Runner", Misplaced)
 
 
 LOOP = [

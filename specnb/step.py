@@ -1,0 +1,204 @@
+"""One step of a batch whose rows all stand somewhere else: tensors of fixed shape, changed in place.
+
+Nothing in a step waits for the device, asks how far a row is, or makes a tensor whose size depends on what
+was drawn. What a step needs (texts, noise, how far each row is) and what it leaves (tokens, the record) lies
+in tensors that stay where they are. So the same step runs as it stands, is compiled, or is captured once as a
+graph and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from specnb.draft import Drafter, Proposal, prefill
+from specnb.law import Sampling, overlap, standardise
+from specnb.models import Runner
+from specnb.randomness import Uniforms
+from specnb.record import Told
+from specnb.verify import Outcome, Rule
+
+IDLE = 0  # of `State.room`: nothing more comes
+
+
+class State:
+    """Each row's text, noise and record, how far it is, and whether it has ended; `(rows, ...)` throughout.
+
+    tokens   (rows, slots)              the text, prompt included; behind `lengths` it means nothing
+    lengths, starts, room, steps        tokens so far, those of the prompt, tokens still to come, steps so far
+    done, sick                          whether the row has ended; whether a model gave it NaN
+    noise    (rows, steps, 2 gamma + 1) what each step of the row draws with: drafts, tests, the last token
+    record   (rows, steps, gamma + 3)   what each did: drafts, accepted, the last token, emitted
+    beta     (rows, steps, gamma)       overlap of p and q at each draft
+    """
+
+    def __init__(self, rows: int, gamma: int, slots: int, steps: int, ends: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(rows, *shape, dtype=dtype, device=device)
+
+        self.gamma = gamma
+        self.tokens = zeros(slots)
+        self.lengths, self.starts, self.room, self.steps = (zeros() for _ in range(4))
+        self.done, self.sick = zeros(dtype=torch.bool), zeros(dtype=torch.bool)
+        # One more than the steps of the longest text: a row that has ended goes on pointing behind its last.
+        self.noise = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
+        self.record = zeros(steps + 1, gamma + 3)
+        self.beta = zeros(steps + 1, gamma, dtype=torch.float64)
+        self.eos = torch.zeros(ends, dtype=torch.int64, device=device)
+        self.offsets = torch.arange(gamma + 1, device=device)
+        self.rows = torch.arange(rows, device=device)
+
+    def enter(self, rows: Tensor, prompts: Sequence[Sequence[int]], noise: Uniforms, max_new_tokens: int) -> None:
+        """New texts in `rows` `(n,)`, each with the noise of a text of its own; the other rows go on."""
+        longest = max(map(len, prompts))
+        device = self.tokens.device
+        padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
+        self.tokens[rows, :longest] = padded
+        self.lengths[rows] = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self.starts[rows] = self.lengths[rows]
+        self.room[rows], self.steps[rows] = max_new_tokens, 0
+        self.done[rows], self.sick[rows] = False, False
+        drawn = torch.cat([noise.draft, noise.accept, noise.final[..., None]], dim=-1)
+        self.noise[rows, : drawn.shape[1]] = drawn
+
+    def drawn(self) -> Tensor:
+        """The uniforms `(rows, 2 gamma + 1)` of each row's next step."""
+        return self.noise[self.rows, self.steps]
+
+    def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
+        """Puts what a step emits behind each row; returns how many tokens `(rows,)` that was.
+
+        Tokens after an end-of-text, or beyond the number asked for, are not emitted; what is cut off
+        at the end of a text changes nothing about the law of what stands before.
+        """
+        block = torch.cat([proposal.drafts, outcome.token[:, None]], dim=1)
+        at_last = self.offsets == outcome.accepted[:, None]
+        block = torch.where(at_last, outcome.token[:, None], block)
+        # Positions up to and with the first end-of-text: no end-of-text before them.
+        ends = torch.isin(block, self.eos)
+        open_before = (ends.cumsum(dim=1) - ends.to(torch.int64)) == 0
+        keep = (self.offsets <= outcome.accepted[:, None]) & open_before
+        keep &= (self.offsets < self.room[:, None]) & ~self.done[:, None]
+
+        slots = self.lengths[:, None] + self.offsets
+        emitted = keep.sum(dim=1)
+        self.tokens.scatter_(1, slots, torch.where(keep, block, self.tokens.gather(1, slots)))
+        self.lengths += emitted
+        self.room -= emitted
+        self.done |= (keep & ends).any(dim=1) | (self.room <= 0)
+        return emitted
+
+    def remember(self, proposal: Proposal, outcome: Outcome, emitted: Tensor, beta: Tensor) -> None:
+        """Writes the step into the record of the rows that were still going on, and counts it."""
+        told = torch.cat([proposal.drafts, outcome.accepted[:, None], outcome.token[:, None], emitted[:, None]], dim=1)
+        self.record[self.rows, self.steps] = told
+        self.beta[self.rows, self.steps] = beta.double()
+        self.steps += (emitted > 0).to(torch.int64)
+
+    def told(self, rows: list[int]) -> list[Told]:
+        """What came of the texts in `rows`, brought to the host at once."""
+        index = torch.tensor(rows, device=self.tokens.device)
+        own = (self.tokens, self.starts, self.lengths, self.steps, self.record, self.beta)
+        columns = zip(*(tensor[index].cpu().numpy() for tensor in own), strict=True)
+        return [
+            Told(tokens[start:end].tolist(), record[:steps], beta[:steps])
+            for tokens, start, end, steps, record, beta in columns
+        ]
+
+    def left(self) -> Tensor:
+        """Tokens still to come `(rows,)`: `IDLE` for a row that has ended, below that where a model gave NaN."""
+        return torch.where(self.done, IDLE, self.room).masked_fill(self.sick, IDLE - 1)
+
+
+class Batch:
+    """Rows that are generated together: their state, their caches, and the three parts of a step."""
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        drafter: Drafter | None,
+        sampling: Sampling,
+        rule: Rule,
+        rows: int,
+        gamma: int,
+        slots: int,
+        steps: int,
+        ends: int,
+    ) -> None:
+        self.drafter = drafter if gamma else None
+        self.sampling, self.rule = sampling, rule
+        self.vocab = target.config.vocab_size
+        self.state = State(rows, gamma, slots, steps, ends, target.device)
+        self.runner = Runner(target, slots)
+        self.cold = False  # whether there is something to compile first
+
+    def clear(self, eos: list[int]) -> None:
+        """Forgets the texts of before; the new ones end with `eos`. To be called before rows enter."""
+        self.runner.clear()
+        self.state.eos.copy_(torch.tensor(eos, dtype=torch.int64))
+
+    def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], noise: Uniforms, max_new_tokens: int) -> None:
+        """Puts prompts into `rows`, and runs them through both models."""
+        state = self.state
+        index = torch.tensor(rows, device=state.tokens.device)
+        state.enter(index, prompts, noise, max_new_tokens)
+        some = None if len(rows) == len(state.rows) else index
+        prefill(self.runner, state.tokens, state.lengths, some)
+        if self.drafter is not None:
+            # A drafter that is never asked to take up single rows need not know of them.
+            self.drafter.start(state.tokens, state.lengths, *([] if some is None else [some]))
+
+    def step(self, lap: Callable[[str], None] = lambda part: None) -> None:
+        """Draft, verify, emit: one round for every row. `lap` is told the name of each part as it ends."""
+        noise = self.state.drawn()
+        lap("rest")
+        proposal = self.propose(noise[:, : self.state.gamma])
+        lap("draft")
+        logits = self.verify(proposal.drafts)
+        lap("target")
+        self.settle(logits, *proposal, noise)
+
+    def propose(self, noise: Tensor) -> Proposal:
+        """The drafts of a step, from its uniforms `(rows, gamma)`."""
+        if self.drafter is None:
+            nothing = noise.new_zeros(len(noise), self.state.gamma, self.vocab, dtype=torch.float32)
+            return Proposal(self.state.lengths.new_zeros(nothing.shape[:2]), nothing)
+        return self.drafter.propose(self.state.tokens, self.state.lengths, noise)
+
+    def verify(self, drafts: Tensor) -> Tensor:
+        """The target's logits `(rows, gamma + 1, vocab)` at the last token and the drafts."""
+        return verify_logits(self.runner, self.state, drafts)
+
+    def settle(self, logits: Tensor, drafts: Tensor, q: Tensor, noise: Tensor) -> None:
+        """Decides, emits and remembers, with the step's uniforms `(rows, 2 gamma + 1)`."""
+        gamma = self.state.gamma
+        p = standardise(logits, self.sampling, check=False)
+        proposal = Proposal(drafts, q)
+        outcome = self.rule(p, q, drafts, noise[:, gamma : 2 * gamma], noise[:, -1])
+        # A law of which one entry is NaN is NaN throughout.
+        self.state.sick |= (p[..., 0].sum(dim=1) + q[..., 0].sum(dim=1)).isnan()
+        self.state.remember(proposal, outcome, self.state.append(proposal, outcome), overlap(p[:, :-1], q))
+
+    def warm_up(self, progress: bool) -> None:
+        """Compiles each part, or captures the step, by running it on a text of no meaning."""
+        if not self.cold:
+            return
+        rows, state = len(self.state.rows), self.state
+        self.clear([0] * len(state.eos))
+        quiet = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
+        self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(quiet, quiet, torch.zeros(rows, 1).double()), 1)
+        with tqdm(total=3, desc="compiling (half a minute, once)", leave=False, disable=not progress) as bar:
+            self.step(lambda part: bar.update(part != "rest"))
+            bar.update()
+        self.cold = False
+
+
+def verify_logits(runner: Runner, state: State, drafts: Tensor) -> Tensor:
+    """One target run over the last token and the drafts: logits `(rows, gamma + 1, vocab)`."""
+    slots = state.lengths[:, None] - 1 + state.offsets
+    newest = state.tokens.gather(1, slots[:, :1])
+    return runner.run(torch.cat([newest, drafts.clamp_min(0)], dim=1), slots, keep=state.gamma + 1)
