@@ -24,7 +24,16 @@ from specnb.fast import Captured, Compiled
 from specnb.law import Sampling
 from specnb.randomness import uniforms
 from specnb.record import Laps, StepRecord, Told, gathered
-from specnb.request import Tokens, listed, require_models, require_room, require_tokens, require_whole
+from specnb.request import (
+    Tokens,
+    listed,
+    require_compile,
+    require_models,
+    require_refill,
+    require_room,
+    require_tokens,
+    require_whole,
+)
 from specnb.step import IDLE, Batch
 from specnb.verify import Rule, token_verification
 
@@ -88,6 +97,8 @@ def generate(
     require_models(target, drafter)
     require_tokens(prompts, numbers, eos, target.config.vocab_size)
     require_room(target, drafter, max(map(len, prompts)), max_new_tokens)
+    require_refill(drafter, len(prompts), batch_size)
+    require_compile(compile, target.device)
     gamma = int(gamma) if drafter is not None else 0
     rows_at_once = min(int(batch_size), len(prompts))
     slots = max(map(len, prompts)) + max_new_tokens + gamma + 1

@@ -59,11 +59,15 @@ class ModelDraft:
             prefill(self.runner, tokens, lengths, rows)
             return
         if not self.compile or self.shape != tokens.shape:
-            self.runner = Runner(self.model, tokens.shape[1])
-            self.shape = tuple(tokens.shape)
-            self.drafts = Compiled(self._drafts) if self.compile else self._drafts
+            self.make_room(*tokens.shape)
         self.runner.clear()
         prefill(self.runner, tokens, lengths)
+
+    def make_room(self, rows: int, slots: int) -> None:
+        """A cache for so many rows and slots; what is compiled belongs to it."""
+        self.shape = (rows, slots)
+        self.runner = Runner(self.model, slots)
+        self.drafts = Compiled(self._drafts) if self.compile else self._drafts
 
     def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""

@@ -6,9 +6,11 @@ allowed and what to do.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from specnb.draft import Drafter, ModelDraft
@@ -34,6 +36,24 @@ def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
     require_same_vocabulary(target, drafter.vocab)
     if isinstance(drafter, ModelDraft) and drafter.model.device != target.device:
         raise ValueError(f"the target is on {target.device} and the draft on {drafter.model.device}; move one of them")
+
+
+def require_refill(drafter: Drafter | None, prompts: int, batch_size: int) -> None:
+    """A drafter that can begin single rows anew, where prompts take over rows."""
+    if drafter is None or prompts <= batch_size or "rows" in inspect.signature(drafter.start).parameters:
+        return
+    raise TypeError(
+        f"{prompts} prompts take turns in {batch_size} rows, and the start() of {type(drafter).__name__} has no "
+        "parameter rows to be told which of them begin anew; add it, or leave batch_size out"
+    )
+
+
+def require_compile(compile: Any, device: torch.device) -> None:
+    """A way to compile that there is on `device`."""
+    if compile not in (False, True, "graph"):
+        raise ValueError(f'compile is {compile!r}; it must be False, True or "graph"')
+    if compile == "graph" and device.type != "cuda":
+        raise ValueError(f"a graph needs a CUDA device, and the target is on {device}; try compile=True")
 
 
 def require_tokens(prompts: Sequence[Sequence[int]], numbers: list[int], eos: Tokens, vocab: int) -> None:

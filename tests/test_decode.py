@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from engine_law import PROMPTS, SHARP, VOCAB, check_record
+from engine_law import PROMPTS, SHARP, VOCAB, PatchyDraft, check_record
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from laws import examples
@@ -18,6 +18,7 @@ from specnb.draft import ModelDraft
 from specnb.law import Sampling
 from specnb.ngram import NgramDraft, NgramModel
 from specnb.record import PARTS
+from specnb.step import State
 from specnb.verify import exact_match, greedy_verification, rejection_sampling
 
 GREEDY = Sampling(temperature=0)
@@ -32,6 +33,7 @@ def pair(architecture):
 
 
 PAIRS = {architecture: pair(architecture) for architecture in ARCHITECTURES}
+COUNTED = NgramDraft(NgramModel(np.random.default_rng(0).integers(0, VOCAB, 200), 3, VOCAB))
 
 
 def greedy_text(model, prompt, tokens):
@@ -173,6 +175,63 @@ def test_a_row_does_not_feel_the_others(architecture, gamma, eos):
         assert made.record.accepted[0].tolist() == together.record.accepted[row, :steps].tolist()
 
 
+# Rows that are taken over.
+
+
+@settings(examples, max_examples=60)
+@given(
+    architecture=st.sampled_from(list(ARCHITECTURES)),
+    chosen=settings_of_a_run,
+    eos=st.sets(st.integers(0, VOCAB - 1), max_size=2).map(sorted),
+    batch_size=st.integers(1, 5),
+    drafter=st.sampled_from(["model", "ngram", "patchy", "alone"]),
+)
+def test_prompts_that_take_turns_get_the_texts_they_would_get_together(architecture, chosen, eos, batch_size, drafter):
+    target, draft = PAIRS[architecture]
+    drafter = {"model": draft, "ngram": COUNTED, "patchy": PatchyDraft(draft), "alone": None}[drafter]
+    prompts = chosen.pop("prompts") * 2
+    together = generate(target, prompts, drafter, **chosen, eos=eos, progress=False)
+    in_turn = generate(target, prompts, drafter, **chosen, eos=eos, batch_size=batch_size, progress=False)
+    assert in_turn.tokens == together.tokens
+    for field in ("drafts", "accepted", "token", "emitted"):
+        assert np.array_equal(getattr(in_turn.record, field), getattr(together.record, field)), field
+    assert np.allclose(in_turn.record.beta, together.record.beta)
+    check_record(in_turn)
+
+
+def test_rows_are_never_empty_while_prompts_wait(monkeypatch):
+    """Six texts of very different lengths in two rows: each next one begins as soon as one has ended."""
+    seen = []
+    left = State.left
+    monkeypatch.setattr(State, "left", lambda state: seen.append(left(state)) or seen[-1])
+    target, _ = PAIRS["llama"]
+    made = generate(target, [(0,)] * 6, max_new_tokens=LIMIT - 1, eos=[1], batch_size=2, progress=False)
+    free = [0, 0]  # when each row is free
+    for runs in made.record.target_runs:
+        free[free.index(min(free))] += int(runs)
+    assert len(seen) == max(free)
+    assert len(set(made.record.target_runs)) > 2
+
+
+def test_a_drafter_that_cannot_begin_single_rows_is_refused():
+    class Forgetful(ModelDraft):
+        def start(self, tokens, lengths):
+            super().start(tokens, lengths)
+
+    target, draft = PAIRS["llama"]
+    made = generate(target, PROMPTS, Forgetful(draft), max_new_tokens=3, progress=False)
+    assert made.tokens == generate(target, PROMPTS, draft, max_new_tokens=3, progress=False).tokens
+    with pytest.raises(TypeError, match="3 prompts take turns in 2 rows, and the start"):
+        generate(target, PROMPTS, Forgetful(draft), max_new_tokens=3, batch_size=2, progress=False)
+
+
+def test_a_graph_needs_a_device():
+    with pytest.raises(ValueError, match="a graph needs a CUDA device, and the target is on cpu"):
+        generate(PAIRS["llama"][0], PROMPTS, max_new_tokens=3, compile="graph", progress=False)
+    with pytest.raises(ValueError, match=r"compile is 'fast'; it must be False, True or \"graph\""):
+        generate(PAIRS["llama"][0], PROMPTS, max_new_tokens=3, compile="fast", progress=False)
+
+
 def test_the_seed_decides():
     target, draft = PAIRS["llama"]
     first, again, other = (
@@ -256,6 +315,7 @@ bad_settings = st.one_of(
     (st.integers(max_value=-1) | not_whole).map(lambda x: ({"gamma": x}, x, "whole number from 0")),
     (st.integers(max_value=0) | not_whole).map(lambda x: ({"max_new_tokens": x}, x, "whole number from 1")),
     (st.integers(max_value=-1) | not_whole).map(lambda x: ({"seed": x}, x, "whole number from 0")),
+    (st.integers(max_value=0) | st.floats()).map(lambda x: ({"batch_size": x}, x, "whole number from 1")),
     st.integers(LIMIT - 2, 10**6).map(lambda x: ({"max_new_tokens": x}, 3 + x, f"has {LIMIT}")),
     outside.map(lambda x: ({"eos": x}, x, vocabulary)),
     outside.map(lambda x: ({"eos": [1, x]}, x, vocabulary)),

@@ -1,0 +1,164 @@
+"""A step keeps a graph's terms: no host, no new memory, no sizes that depend on what was drawn; on any device."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from engine_law import PROMPTS, SHARP
+from tape import Tape
+from tiny import gpt2, llama, near_copy, neox, qwen2
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from specnb import decode
+from specnb.decode import generate
+from specnb.draft import ModelDraft
+from specnb.law import Sampling
+from specnb.randomness import uniforms
+from specnb.step import Batch
+from specnb.verify import exact_match, greedy_verification, rejection_sampling, token_verification
+
+# A device of which torch knows nothing but that it is another one.
+_setup_privateuseone_for_python_backend("elsewhere")
+
+MAKERS = [llama, gpt2, neox, qwen2]
+RULES = [token_verification, exact_match, rejection_sampling, greedy_verification]
+SAMPLINGS = [Sampling(), Sampling(temperature=0), SHARP, Sampling(0.7, top_p=0.8)]
+TOKENS = 10
+
+
+def batch_of(make, rule=token_verification):
+    return _batch(make(), make(seed=5, layers=1), rule)
+
+
+def _batch(target, draft, rule):
+    return Batch(target, ModelDraft(draft), Sampling(), rule, 3, 3, 24, 8, 1)
+
+
+def _empty(tensor):
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="elsewhere")
+
+
+@contextmanager
+def batch_without_values(make, rule=token_verification):
+    """A batch on a device that computes nothing, of tensors that have no contents: reading one is an error, and
+    so is an operation on tensors of two devices."""
+    target, draft = make(), make(seed=5, layers=1)
+    with torch.inference_mode(), FakeTensorMode():
+        for module in (*target.modules(), *draft.modules()):
+            for kept in (module._parameters, module._buffers):
+                for name, tensor in kept.items():
+                    kept[name] = tensor if tensor is None else _empty(tensor)
+        batch = _batch(target, draft, rule)
+        batch.drafter.make_room(3, 24)
+        yield batch
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("make", MAKERS)
+def test_replaying_what_one_step_did_gives_the_whole_text(make, sampling, monkeypatch):
+    """What a CUDA graph would do: operations on memory, without Python."""
+    target = make(dtype=torch.float64)
+    drafts = (near_copy(target, noise=0.3), 3), (None, 0)
+    for draft, gamma in drafts:
+        asked = {"gamma": gamma, "max_new_tokens": TOKENS, "sampling": sampling, "seed": 4, "progress": False}
+        plain = generate(target, PROMPTS, draft, **asked, eos=[2])
+
+        class Taped(Batch):
+            def __init__(self, *settings):
+                super().__init__(*settings)
+                self.step = Tape(super().step)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(decode, "Batch", Taped)
+            taped = generate(target, PROMPTS, draft, **asked, eos=[2])
+        assert taped.tokens == plain.tokens
+        assert (taped.record.drafts == plain.record.drafts).all()
+        assert np.allclose(taped.record.beta, plain.record.beta, rtol=0, atol=1e-12)
+
+
+def test_a_tape_notices_what_a_step_does_on_the_host(monkeypatch):
+    class Counting(Batch):
+        """Counts its steps in Python, and so draws the same noise again when replayed."""
+
+        def __init__(self, *settings):
+            super().__init__(*settings)
+            self.count = 0
+            self.state.drawn = self.drawn
+            self.step = Tape(super().step)
+
+        def drawn(self):
+            self.count += 1
+            return self.state.noise[:, self.count - 1]
+
+    target = llama(dtype=torch.float64)
+    asked = {"gamma": 2, "max_new_tokens": TOKENS, "progress": False}
+    plain = generate(target, PROMPTS, llama(seed=5, layers=1, dtype=torch.float64), **asked)
+    monkeypatch.setattr(decode, "Batch", Counting)
+    assert generate(target, PROMPTS, llama(seed=5, layers=1, dtype=torch.float64), **asked).tokens != plain.tokens
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_step_runs_on_a_device_without_reading_anything(make, rule):
+    with batch_without_values(make, rule) as batch:
+        batch.step()
+        batch.step()
+        assert batch.state.left().device.type == "elsewhere"
+
+
+def test_tensors_without_values_notice_a_step_that_waits():
+    def waiting(p, q, drafts, accept, final):
+        return token_verification(p, q, drafts, accept * float(p.max()), final)
+
+    with batch_without_values(llama, waiting) as batch, pytest.raises(DataDependentOutputException):
+        batch.step()
+
+
+def test_tensors_without_values_notice_a_step_that_mixes_devices():
+    def elsewhere(p, q, drafts, accept, final):
+        return token_verification(p, q, drafts, accept + torch.zeros(accept.shape), final)
+
+    with batch_without_values(llama, elsewhere) as batch, pytest.raises(RuntimeError, match="device"):
+        batch.step()
+
+
+def places(batch):
+    """Where every tensor of the state and of both caches lies."""
+    caches = [batch.runner.cache, batch.drafter.runner.cache]
+    kept = [
+        *vars(batch.state).values(),
+        *(own for cache in caches for one in cache.ragged for own in vars(one).values()),
+    ]
+    return [tensor.data_ptr() for tensor in kept if isinstance(tensor, torch.Tensor)]
+
+
+@torch.inference_mode()
+def test_what_a_step_changes_stays_where_it_is():
+    batch = batch_of(llama)
+    batch.clear([2])
+    batch.enter([0, 1, 2], PROMPTS, uniforms(0, [0, 1, 2], 8, 3), 8)
+    before = places(batch)
+    for _ in range(4):
+        batch.step()
+    assert places(batch) == before
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own doings
+def test_a_whole_step_compiles_in_one_piece():
+    """No graph break, so nothing in it needs Python or the host; and the same text."""
+    target = llama(dtype=torch.float64)
+
+    class Whole(Batch):
+        def __init__(self, *settings):
+            super().__init__(*settings)
+            self.step = torch.compile(super().step, fullgraph=True, dynamic=False)
+
+    draft = near_copy(target, noise=0.3)
+    asked = {"gamma": 2, "max_new_tokens": TOKENS, "seed": 4, "progress": False}
+    plain = generate(target, PROMPTS, draft, **asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "Batch", Whole)
+        compiled = generate(target, PROMPTS, draft, **asked)
+    assert compiled.tokens == plain.tokens
