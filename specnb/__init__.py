@@ -4,23 +4,31 @@ Rooms, from the ground up; each imports only from those before it:
 
     law, theory, lenience  probability of one token; closed forms. No models, no input or output
     corpus, randomness     text that every user has; uniforms, one stream per row and purpose
-    verify, exact          acceptance rules as pure functions; their enumeration
+    verify, exact, cuts    acceptance rules as pure functions; their enumeration; rows that neighbours cut short
     beam, exact_beam       beam search over a drafted tree, likewise; its enumeration
     cache, fast, models    the rooms that know transformers; the same models sooner
-    dialled                models of any shape at a chosen acceptance
+    shapes, dialled        sizes that others published; models of any shape at a chosen acceptance
     draft, ngram, record   drafters; what a generation remembers
-    request, step, decode  what may be asked of the loop; one step of a batch; the loop
+    request, memory        what may be asked of the loop; the bytes that it takes
+    step, seats, decode    one step of a batch; who takes part in it; the loop
+    ragged, ragged_check   three ways to go on after unequal acceptance; what they must not get wrong
+    watch                  what a device would notice: waits, allocations, shapes
     tree, search           a model run over a tree; beam search with models
     estimate, cost         what was measured: intervals, tests, time
+    floor                  the time that memory traffic alone needs
     beam_cost              what speculative beam search gains
     acceptance, kinds      alpha along a text; what kind of token stands where in it
     recommend, race        which gamma to use here; our loop beside transformers'
+    origin                 what results were made of, and whether they are stale
     results, figures       verdicts and tables; one style for every picture
     audit                  is a sampler lossless: a package of its own, with its own rooms
-    bench                  what is promised about time, measured
+    bench, cell            what is promised about time, measured; one pair at one setting
+    gpu_plan, bench_gpu    the same on a GPU at published sizes, and Table 2 once more: what to do, and doing it
+    ragged_view            pictures of caches and masks
     lanes, card, train     what a reader sees of a text, of the trained pair, and how that was made
     cli                    the command
-    reading, numbers       results looked up; every number that the paper names
+    reading                results looked up
+    numbers, remarks       every number of the paper; every remark that no number carries
     paper                  the paper, made of them
     notebooks              the notebooks executed in place
 """

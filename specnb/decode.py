@@ -14,16 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.draft import Drafter, ModelDraft
 from specnb.fast import Captured, Compiled
 from specnb.law import Sampling
-from specnb.randomness import uniforms
-from specnb.record import Laps, StepRecord, Told, gathered
+from specnb.memory import predicted, require_memory
+from specnb.record import Laps, StepRecord, gathered
 from specnb.request import (
     Tokens,
     listed,
@@ -34,6 +32,7 @@ from specnb.request import (
     require_tokens,
     require_whole,
 )
+from specnb.seats import Seats, Watch, require_healthy
 from specnb.step import IDLE, Batch
 from specnb.verify import Rule, token_verification
 
@@ -99,21 +98,28 @@ def generate(
     require_room(target, drafter, max(map(len, prompts)), max_new_tokens)
     require_refill(drafter, len(prompts), batch_size)
     require_compile(compile, target.device)
+    ends = listed(eos)
+    rows_at_once, longest = min(int(batch_size), len(prompts)), max(map(len, prompts))
     gamma = int(gamma) if drafter is not None else 0
-    rows_at_once = min(int(batch_size), len(prompts))
-    slots = max(map(len, prompts)) + max_new_tokens + gamma + 1
+    slots = longest + max_new_tokens + gamma + 1
     if compile:
         slots = -(-slots // ROOM) * ROOM
         kept: Any = draft  # by identity
-        shape = (rows_at_once, gamma, slots, slots, len(listed(eos)))
-        batch = _compiled(target, kept, sampling, rule, shape, compile, timed and target.device.type == "cuda")
-        batch.warm_up(progress)
+        in_parts = timed and target.device.type == "cuda"
+        shape = (rows_at_once, gamma, slots, slots, len(ends))
+        batch = _compiled(target, kept, sampling, rule, shape, compile, in_parts)
     else:
-        shape = (rows_at_once, gamma, slots, max_new_tokens, len(listed(eos)))
-        batch = Batch(target, drafter, sampling, rule, *shape)
-    batch.clear(listed(eos))
-    seats = _Seats(batch, prompts, numbers, seed, max_new_tokens)
-    watch, laps = _Watch(batch), Laps(target.device)
+        batch = Batch(target, drafter, sampling, rule, rows_at_once, gamma, slots, max_new_tokens, len(ends))
+    if batch.cold:
+        model = drafter.model if isinstance(drafter, ModelDraft) else None
+        sizes = {"rows": rows_at_once, "prompt": longest, "new_tokens": max_new_tokens, "gamma": gamma}
+        require_memory(predicted(target, model, **sizes, sampling=sampling), rows_at_once, target.device)
+        if compile:
+            batch.warm_up(progress)
+        batch.cold = False
+    batch.clear(ends)
+    seats = Seats(batch, prompts, numbers, seed, max_new_tokens)
+    watch, laps = Watch(batch), Laps(target.device)
     with tqdm(total=seats.expected, desc="tokens", delay=3, leave=False, disable=not progress) as bar:
         while True:
             if timed:
@@ -124,7 +130,7 @@ def generate(
                 laps.lap("rest")
             if left is None:
                 continue
-            _require_healthy(left)
+            require_healthy(left)
             bar.update(seats.expected - seats.to_come(left) - bar.n)
             if seats.replace(np.flatnonzero(left == IDLE)):
                 watch.forget()
@@ -132,85 +138,6 @@ def generate(
                 break
     told = seats.told()
     return Generation([one.text for one in told], gathered(told, laps.seconds))
-
-
-class _Seats:
-    """Which prompt each row has, which wait, and what has been told of those that ended."""
-
-    def __init__(
-        self, batch: Batch, prompts: Sequence[Sequence[int]], numbers: Sequence[int], seed: int, new: int
-    ) -> None:
-        self.batch, self.prompts, self.numbers, self.seed, self.new = batch, prompts, numbers, seed, new
-        self.expected = len(prompts) * new
-        self.ended: dict[int, Told] = {}
-        self.entered = 0
-        self.prompt_of: dict[int, int] = {}
-        self._enter(range(len(batch.state.rows)))
-
-    def to_come(self, left: NDArray[np.int64]) -> int:
-        """The most tokens that can still come, of all prompts."""
-        return int(left.sum()) + (len(self.prompts) - self.entered) * self.new
-
-    def replace(self, rows: NDArray[np.int64]) -> bool:
-        """Puts waiting prompts into `rows`, whose texts have ended; whether there were any."""
-        rows = rows[: len(self.prompts) - self.entered]
-        if not len(rows):
-            return False
-        self._collect(rows.tolist())
-        self._enter(rows.tolist())
-        return True
-
-    def told(self) -> list[Told]:
-        """Of each prompt, in their order, what came of it; to be called when all rows have ended."""
-        self._collect(list(self.prompt_of))
-        return [self.ended[number] for number in range(len(self.prompts))]
-
-    def _enter(self, rows: Sequence[int]) -> None:
-        chosen = range(self.entered, self.entered + len(rows))
-        self.entered += len(rows)
-        self.prompt_of.update(zip(rows, chosen, strict=True))
-        own = uniforms(self.seed, [self.numbers[one] for one in chosen], self.new, self.batch.state.gamma)
-        self.batch.enter(list(rows), [self.prompts[one] for one in chosen], own, self.new)
-
-    def _collect(self, rows: list[int]) -> None:
-        told = self.batch.state.told(rows)
-        self.ended.update((self.prompt_of.pop(row), one) for row, one in zip(rows, told, strict=True))
-
-
-class _Watch:
-    """How far the rows are, for the host: at once where it computes itself, else as it was a step before, so
-    that it never waits for a device that is at work."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.state = batch.state
-        self.ahead = batch.state.tokens.is_cuda
-        self.pending: tuple[Tensor, torch.cuda.Event] | None = None
-
-    def look(self) -> NDArray[np.int64] | None:
-        """Tokens still to come of each row, as `State.left`; None while nothing is known."""
-        if not self.ahead:
-            return self.state.left().numpy()
-        before, left = self.pending, self.state.left()
-        copy = torch.empty(left.shape, dtype=left.dtype, pin_memory=True)
-        copy.copy_(left, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        self.pending = (copy, done)
-        if before is None:
-            return None
-        before[1].synchronize()
-        return before[0].numpy()
-
-    def forget(self) -> None:
-        """What is under way tells of texts that are no longer there."""
-        self.pending = None
-
-
-def _require_healthy(left: NDArray[np.int64]) -> None:
-    if (left < IDLE).any():
-        raise FloatingPointError(
-            "a model produced NaN, or a row without a finite logit: try another dtype, or look at its weights"
-        )
 
 
 @lru_cache(maxsize=8)
@@ -227,7 +154,6 @@ def _compiled(
     built = how is True
     drafter: Any = ModelDraft(draft, sampling, compile=built) if isinstance(draft, PreTrainedModel) else draft
     batch: Any = Batch(target, drafter, sampling, rule, *shape)
-    batch.cold = True
     if built:
         batch.verify, batch.settle = Compiled(batch.verify), Compiled(batch.settle)
     if target.device.type == "cuda":

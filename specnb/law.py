@@ -122,7 +122,7 @@ def draw(law: Tensor, uniform: Tensor) -> Tensor:
 
     Sums are float64, whatever the dtype of the law; a token of probability zero is never drawn.
     """
-    cumulated = law.double().cumsum(dim=-1)
+    cumulated = law.cumsum(dim=-1, dtype=torch.float64)
     # A float64 below 1 is at most 1 - 2^-53, and that times the total rounds to less than the total.
     passed = cumulated > uniform.double().unsqueeze(-1) * cumulated[..., -1:]
     return passed.to(torch.uint8).argmax(dim=-1)

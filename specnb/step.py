@@ -134,7 +134,7 @@ class Batch:
         self.vocab = target.config.vocab_size
         self.state = State(rows, gamma, slots, steps, ends, target.device)
         self.runner = Runner(target, slots)
-        self.cold = False  # whether there is something to compile first
+        self.cold = True  # nothing has been run yet
 
     def clear(self, eos: list[int]) -> None:
         """Forgets the texts of before; the new ones end with `eos`. To be called before rows enter."""
@@ -184,9 +184,7 @@ class Batch:
         self.state.remember(proposal, outcome, self.state.append(proposal, outcome), overlap(p[:, :-1], q))
 
     def warm_up(self, progress: bool) -> None:
-        """Compiles each part, or captures the step, by running it on a text of no meaning."""
-        if not self.cold:
-            return
+        """Runs a text of no meaning: that compiles each part, or captures the step."""
         rows, state = len(self.state.rows), self.state
         self.clear([0] * len(state.eos))
         quiet = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
@@ -194,7 +192,6 @@ class Batch:
         with tqdm(total=3, desc="compiling (half a minute, once)", leave=False, disable=not progress) as bar:
             self.step(lambda part: bar.update(part != "rest"))
             bar.update()
-        self.cold = False
 
 
 def verify_logits(runner: Runner, state: State, drafts: Tensor) -> Tensor:

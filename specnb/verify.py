@@ -40,7 +40,7 @@ def token_verification(p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Te
     """
     accept = accept_uniforms * _at(q, drafts) < _at(p[..., :-1, :], drafts)
     accepted = _leading(accept & (drafts >= 0))
-    final_law = residual(_select(p, accepted), _select(_with_nothing_after(q), accepted))
+    final_law = residual(_select(p, accepted), _select_or_nothing(q, accepted))
     return Outcome(accepted, draw(final_law, final_uniform))
 
 
@@ -128,9 +128,12 @@ def _at(laws: Tensor, tokens: Tensor) -> Tensor:
     return laws.gather(-1, tokens.clamp_min(0).unsqueeze(-1)).squeeze(-1)
 
 
-def _with_nothing_after(q: Tensor) -> Tensor:
-    """q and a zero law behind it: nothing is drafted at position gamma + 1."""
-    return torch.cat([q, q.new_zeros(*q.shape[:-2], 1, q.shape[-1])], dim=-2)
+def _select_or_nothing(q: Tensor, position: Tensor) -> Tensor:
+    """The law at `position` `(...,)` of `q` `(..., gamma, vocab)`; zero behind the last, where nothing is drafted."""
+    gamma = q.shape[-2]
+    if gamma == 0:
+        return q.new_zeros(*position.shape, q.shape[-1])
+    return _select(q, position.clamp_max(gamma - 1)).where((position < gamma).unsqueeze(-1), 0.0)
 
 
 def _select(laws: Tensor, position: Tensor) -> Tensor:

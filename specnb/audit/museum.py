@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb import decode, draft, models, step, verify
+from specnb import decode, draft, models, seats, step, verify
 from specnb.audit.mutants import FILTERS, Mutant, mutants
 from specnb.draft import Drafter, ModelDraft, Proposal
 from specnb.law import Sampling
@@ -65,7 +65,7 @@ def always_accepting(plant: Set) -> None:
 
 
 def _noise(plant: Set, change: Callable[[Uniforms], Uniforms]) -> None:
-    plant(decode, "uniforms", lambda *settings: change(uniforms(*settings)))
+    plant(seats, "uniforms", lambda *settings: change(uniforms(*settings)))
 
 
 def shared_noise(plant: Set) -> None:

@@ -1,0 +1,188 @@
+"""How many bytes a generation takes at its peak: a formula, the same number measured, and what fits.
+
+    peak = weights + caches + state + max(prefill, step)
+
+    caches   2 layers rows slots kv_heads head_dim itemsize, of the target and of the draft
+    state    8 rows (slots + (steps + 1) (4 gamma + 4)): texts, noise, record
+    prefill  rows run(prompt)
+    step     rows max(run(gamma + 1), 4 vocab laws)
+
+    run(n)   itemsize (n slots + max(n wide, 6 n width + repeated)) + n slots: the mask, and either the feed-forward
+             layer, wide = 4 width + 2 feed_forward (3 where it is gated, 5 for gelu_new, which is not fused), or the
+             attention, in which keys and values that heads share are repeated, 2 heads slots head_dim
+    laws     (itemsize/4 + 1) (gamma + 1) + gamma + more: logits, p, q, and what lies beside them for a moment:
+             more = max(gamma, 5) for overlaps or the draw; (gamma + 1) times 2 with top-k, 5 with top-p, whose
+             sort is the largest of all, and 1 with a temperature
+
+Everything but the weights grows with the rows alone, so the number of rows that fit is one division.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
+
+from specnb.law import Sampling
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Predicted bytes of a generation, by what they are for."""
+
+    weights: int
+    caches: int
+    state: int
+    prefill: int
+    step: int
+
+    @property
+    def generation(self) -> int:
+        """What is taken beside the weights, at the peak."""
+        return self.caches + self.state + max(self.prefill, self.step)
+
+    @property
+    def peak(self) -> int:
+        """All of it."""
+        return self.weights + self.generation
+
+
+def predicted(
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    *,
+    rows: int,
+    prompt: int,
+    new_tokens: int,
+    gamma: int = 4,
+    sampling: Sampling = Sampling(),
+) -> Memory:
+    """The bytes that `rows` prompts of `prompt` tokens take while `new_tokens` are generated; the module's formula."""
+    models = [target] if draft is None or gamma == 0 else [target, draft]
+    gamma = gamma if len(models) == 2 else 0
+    slots = prompt + new_tokens + gamma + 1
+    return Memory(
+        weights=sum(_weights(model) for model in {id(model): model for model in models}.values()),
+        caches=rows * slots * sum(map(cache_bytes, models)),
+        state=8 * rows * (slots + (new_tokens + 1) * (4 * gamma + 4)),
+        prefill=rows * max(_run(model, prompt - 1, slots) for model in models),
+        step=rows * max(_run(target, gamma + 1, slots), _laws(target, gamma, sampling)),
+    )
+
+
+def _run(model: PreTrainedModel, tokens: int, slots: int) -> int:
+    """Bytes of one row for a run over so many tokens."""
+    config, item = model.config, model.dtype.itemsize
+    feed_forward = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    gated = any(name.endswith("gate_proj") for name, _ in model.named_modules())
+    times = 3 if gated else 5 if getattr(config, "activation_function", None) == "gelu_new" else 2
+    width = int(config.hidden_size)
+    wide = 4 * width + times * int(feed_forward or 4 * width)
+    _, shared, heads, head = _attention(model)
+    repeated = 2 * heads * slots * head if shared < heads else 0
+    return item * (tokens * slots + max(tokens * wide, 6 * tokens * width + repeated)) + tokens * slots
+
+
+def _laws(target: PreTrainedModel, gamma: int, sampling: Sampling) -> int:
+    """Bytes of one row while a step is decided."""
+    filters = 5 if sampling.top_p < 1 else 2 if sampling.top_k is not None else 0
+    filters += sampling.temperature not in (0, 1)
+    more = max(gamma, 5, filters * (gamma + 1))
+    law = 8 if target.dtype == torch.float64 else 4
+    logits = target.dtype.itemsize * (gamma + 1)
+    return int(target.config.vocab_size * (logits + law * (2 * gamma + 1 + more)))
+
+
+def _attention(model: PreTrainedModel) -> tuple[int, int, int, int]:
+    """Layers, heads of keys and values, heads, and their width."""
+    config = model.config
+    heads = int(config.num_attention_heads)
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return int(config.num_hidden_layers), int(shared), heads, int(head)
+
+
+def cache_bytes(model: PreTrainedModel) -> int:
+    """Bytes of keys and values of one token, in all layers."""
+    layers, shared, _, head = _attention(model)
+    return 2 * layers * shared * head * model.dtype.itemsize
+
+
+def _weights(model: PreTrainedModel) -> int:
+    """Of parameters and buffers, tied ones once, packed layouts as well as what they were packed from."""
+    kept = [*model.parameters(), *model.buffers()]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in kept if tensor.layout == torch.strided}.values()) + sum(
+        tensor.numel() * tensor.dtype.itemsize for tensor in kept if tensor.layout != torch.strided
+    )
+
+
+def available(device: torch.device) -> int:
+    """Bytes that can still be taken on `device`."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return int(psutil.virtual_memory().available)
+
+
+def require_memory(need: Memory, rows: int, device: torch.device) -> None:
+    """Raises `MemoryError` with the number of rows that would fit, where `need` for `rows` is more than there is."""
+    there = available(device)
+    if need.generation > there:
+        fitting = there * rows // need.generation
+        advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for a shorter text"
+        raise MemoryError(
+            f"{rows} rows need {need.generation / GB:.3g} GB beside the weights, and {device} has {there / GB:.3g} GB "
+            f"left: {advice}"
+        )
+
+
+def measured_peak(function: Callable[[], Any], device: torch.device) -> int:
+    """The most bytes that were taken at a time while `function` ran, beside those taken before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    with _Watched() as watched:
+        function()
+    return watched.most
+
+
+class _Watched(TorchDispatchMode):
+    """Adds up the memory of all tensors that operations make, for as long as something refers to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.most = 0, 0
+        self.alive: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._see(tensor.untyped_storage(), given)
+        self.most = max(self.most, self.now)
+        return made
+
+    def _see(self, storage: Any, given: set[int]) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in given or key in self.alive:
+            return
+
+        def gone(_: Any) -> None:
+            self.now -= size
+            del self.alive[key]
+
+        self.alive[key] = weakref.ref(storage, gone)
+        self.now += size

@@ -1,0 +1,93 @@
+"""Who takes part in a batch: which prompt each row has, which wait, and how far the host knows them to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specnb.randomness import uniforms
+from specnb.record import Told
+from specnb.step import IDLE, Batch
+
+
+class Seats:
+    """Which prompt each row has, which wait, and what has been told of those that ended."""
+
+    def __init__(
+        self, batch: Batch, prompts: Sequence[Sequence[int]], numbers: Sequence[int], seed: int, new: int
+    ) -> None:
+        self.batch, self.prompts, self.numbers, self.seed, self.new = batch, prompts, numbers, seed, new
+        self.expected = len(prompts) * new
+        self.ended: dict[int, Told] = {}
+        self.entered = 0
+        self.prompt_of: dict[int, int] = {}
+        self._enter(range(len(batch.state.rows)))
+
+    def to_come(self, left: NDArray[np.int64]) -> int:
+        """The most tokens that can still come, of all prompts."""
+        return int(left.sum()) + (len(self.prompts) - self.entered) * self.new
+
+    def replace(self, rows: NDArray[np.int64]) -> bool:
+        """Puts waiting prompts into `rows`, whose texts have ended; whether there were any."""
+        rows = rows[: len(self.prompts) - self.entered]
+        if not len(rows):
+            return False
+        self._collect(rows.tolist())
+        self._enter(rows.tolist())
+        return True
+
+    def told(self) -> list[Told]:
+        """Of each prompt, in their order, what came of it; to be called when all rows have ended."""
+        self._collect(list(self.prompt_of))
+        return [self.ended[number] for number in range(len(self.prompts))]
+
+    def _enter(self, rows: Sequence[int]) -> None:
+        chosen = range(self.entered, self.entered + len(rows))
+        self.entered += len(rows)
+        self.prompt_of.update(zip(rows, chosen, strict=True))
+        own = uniforms(self.seed, [self.numbers[one] for one in chosen], self.new, self.batch.state.gamma)
+        self.batch.enter(list(rows), [self.prompts[one] for one in chosen], own, self.new)
+
+    def _collect(self, rows: list[int]) -> None:
+        told = self.batch.state.told(rows)
+        self.ended.update((self.prompt_of.pop(row), one) for row, one in zip(rows, told, strict=True))
+
+
+class Watch:
+    """How far the rows are, for the host: at once where it computes itself, else as it was a step before, so
+    that it never waits for a device that is at work."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.state = batch.state
+        self.ahead = batch.state.tokens.is_cuda
+        self.pending: tuple[Tensor, torch.cuda.Event] | None = None
+
+    def look(self) -> NDArray[np.int64] | None:
+        """Tokens still to come of each row, as `State.left`; None while nothing is known."""
+        if not self.ahead:
+            return self.state.left().numpy()
+        before, left = self.pending, self.state.left()
+        copy = torch.empty(left.shape, dtype=left.dtype, pin_memory=True)
+        copy.copy_(left, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        self.pending = (copy, done)
+        if before is None:
+            return None
+        before[1].synchronize()
+        return before[0].numpy()
+
+    def forget(self) -> None:
+        """What is under way tells of texts that are no longer there."""
+        self.pending = None
+
+
+def require_healthy(left: NDArray[np.int64]) -> None:
+    if (left < IDLE).any():
+        raise FloatingPointError(
+            "a model produced NaN, or a row without a finite logit: try another dtype, or look at its weights"
+        )

@@ -1,0 +1,91 @@
+"""The predicted peak against the measured one, and what is said when there is not enough."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from specnb import memory
+from specnb.decode import generate
+from specnb.law import Sampling
+from specnb.memory import cache_bytes, measured_peak, predicted
+from specnb.models import Runner
+
+CPU = torch.device("cpu")
+VOCAB = 2048
+SIZES = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+
+def llama(layers=4, width=128, kv=2, dtype=torch.float32):
+    config = LlamaConfig(
+        num_hidden_layers=layers, hidden_size=width, intermediate_size=3 * width, num_attention_heads=4,
+        num_key_value_heads=kv, max_position_embeddings=512, **SIZES,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+def gpt2(layers=4, width=128, dtype=torch.float32):
+    return (
+        GPT2LMHeadModel(GPT2Config(n_layer=layers, n_embd=width, n_head=4, n_positions=512, **SIZES)).to(dtype).eval()
+    )
+
+
+def neox(layers=4, width=128, dtype=torch.float32):
+    config = GPTNeoXConfig(num_hidden_layers=layers, hidden_size=width, intermediate_size=4 * width,
+                           num_attention_heads=4, max_position_embeddings=512, **SIZES)  # fmt: skip
+    return GPTNeoXForCausalLM(config).to(dtype).eval()
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, neox])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cache_of_a_token_is_as_large_as_predicted(make, dtype):
+    model = make(dtype=dtype)
+    runner = Runner(model, 10)
+    with torch.inference_mode():
+        runner.run(torch.zeros(3, 2, dtype=torch.int64), torch.arange(2).expand(3, -1), keep=1)
+    held = sum(tensor.nbytes for layer in runner.cache.ragged for tensor in (layer.keys, layer.values))
+    assert held == 3 * 10 * cache_bytes(model)
+
+
+@pytest.mark.parametrize("prompt", [2, 60])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=20), Sampling(top_p=0.9)], ids=str)
+@pytest.mark.parametrize("gamma", [0, 1, 4, 9])
+@pytest.mark.parametrize("make", [llama, gpt2, neox])
+def test_the_peak_is_the_predicted_one(make, gamma, sampling, prompt):
+    torch.manual_seed(0)
+    target, draft = make(), make(layers=1, width=64)
+    rows, new = 6, 20
+
+    def run():
+        generate(
+            target, [[1] * prompt] * rows, draft, gamma=gamma, max_new_tokens=new, sampling=sampling, progress=False
+        )
+
+    expected = predicted(target, draft, rows=rows, prompt=prompt, new_tokens=new, gamma=gamma, sampling=sampling)
+    ratio = measured_peak(run, CPU) / expected.generation
+    assert 0.9 < ratio < 1.02
+
+
+def test_too_large_a_batch_is_told_what_would_fit(monkeypatch):
+    target = llama()
+    asked = {"prompt": 50, "new_tokens": 20, "gamma": 0}
+    monkeypatch.setattr(memory, "available", lambda device: predicted(target, None, rows=7, **asked).generation)
+    generate(target, [[1] * 50] * 7, max_new_tokens=20, progress=False)
+    with pytest.raises(
+        MemoryError, match=r"8 rows need .* GB beside the weights, and cpu has .* GB left: batch_size=7"
+    ):
+        generate(target, [[1] * 50] * 8, max_new_tokens=20, progress=False)
+    made = generate(target, [[1] * 50] * 8, max_new_tokens=20, batch_size=7, progress=False)
+    assert len(made.tokens) == 8
+    monkeypatch.setattr(memory, "available", lambda device: 1000)
+    with pytest.raises(MemoryError, match="not even one row fits; ask for a shorter text"):
+        generate(target, [[1] * 50], max_new_tokens=20, progress=False)
+
+
+def test_weights_are_counted_once():
+    target = llama()
+    counted = predicted(target, target, rows=1, prompt=2, new_tokens=1).weights
+    assert counted == sum(weight.nbytes for weight in target.parameters()) + sum(b.nbytes for b in target.buffers())
+
+
+def test_there_is_memory():
+    assert 2**20 < memory.available(CPU) < 2**50
