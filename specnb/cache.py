@@ -41,10 +41,10 @@ class RaggedLayer(CacheLayerMixin):
         assert self.keys is not None
         assert self.values is not None
         # Written by index and not by scatter, for which compiled code would copy the whole cache.
-        slots, some = self.cache.slots, self.cache.rows
-        rows = torch.arange(len(slots), device=slots.device) if some is None else some
-        self.keys[rows[:, None], :, slots] = key_states.transpose(1, 2)
-        self.values[rows[:, None], :, slots] = value_states.transpose(1, 2)
+        rows, slots = self.cache.index
+        self.keys[rows, :, slots] = key_states.transpose(1, 2)
+        self.values[rows, :, slots] = value_states.transpose(1, 2)
+        some = self.cache.rows
         return (self.keys, self.values) if some is None else (self.keys[some], self.values[some])
 
     def clear(self) -> None:
@@ -66,16 +66,20 @@ class RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache(Cache):
-    """A cache whose rows have lengths of their own; `slots` `(batch, n)` says where the next n tokens go, and
-    `rows` `(batch,)` into which rows, if not into all."""
+    """A cache whose rows have lengths of their own: `write_at` says where the next tokens of each go."""
 
-    slots: Tensor
-    rows: Tensor | None = None
+    index: tuple[Tensor, Tensor]
+    rows: Tensor | None
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
         self.ragged = [RaggedLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self.ragged))
+
+    def write_at(self, slots: Tensor, rows: Tensor | None = None) -> None:
+        """The next tokens `(batch, n)` go to `slots`, of all rows or of `rows` `(batch,)`."""
+        every = torch.arange(len(slots), device=slots.device) if rows is None else rows
+        self.rows, self.index = rows, (every[:, None], slots)
 
     def clear(self) -> None:
         """Forgets everything; the tensors stay where they are."""

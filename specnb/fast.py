@@ -16,6 +16,7 @@ import torch
 import torch._inductor.config as inductor
 from torch import Tensor, nn
 from torch._inductor.cpp_builder import get_cpp_compiler
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 PACKABLE = (torch.float32, torch.bfloat16)
@@ -28,6 +29,7 @@ class PackedLinear(nn.Linear):
     """A linear layer with a second copy of its weight in oneDNN's layout, used for all but the smallest products."""
 
     packed: Tensor | None
+    least: int  # elements of an input from which on the packed weight is used
 
     @classmethod
     def of(cls, layer: nn.Linear) -> PackedLinear:
@@ -45,13 +47,15 @@ class PackedLinear(nn.Linear):
         packable = self.weight.device.type == "cpu" and self.weight.dtype in PACKABLE
         weight = self.weight.detach()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS) if packable else None
+        self.least = SMALLEST // self.out_features
 
     def forward(self, input: Tensor) -> Tensor:
-        rows = input.numel() // self.in_features
-        compiling = torch.compiler.is_compiling()  # the compiler measures which product is faster
-        if self.packed is None or (rows * self.weight.numel() < SMALLEST and not compiling):
-            return super().forward(input)
-        flat = input.reshape(rows, self.in_features)
+        # The first test is the cheapest, and for small layers the last; the compiler measures which product is faster.
+        if input.numel() < self.least and not torch.compiler.is_compiling():
+            return linear(input, self.weight, self.bias)
+        if self.packed is None:
+            return linear(input, self.weight, self.bias)
+        flat = input.reshape(-1, self.in_features)
         made = torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
         return made.view(*input.shape[:-1], self.out_features)
 

@@ -154,7 +154,7 @@ class Runner:
         and `visible` `(batch, n, capacity)` which slots it sees, its own among them. `rows` `(batch,)` are the rows
         of the cache that these tokens belong to, if they are not all of it.
         """
-        self.cache.slots, self.cache.rows = slots, rows
+        self.cache.write_at(slots, rows)
         if visible is None:
             mask = ragged_mask(slots, self.capacity, self.model.dtype)
         else:

@@ -78,18 +78,20 @@ class State:
         block = torch.cat([proposal.drafts, outcome.token[:, None]], dim=1)
         at_last = self.offsets == outcome.accepted[:, None]
         block = torch.where(at_last, outcome.token[:, None], block)
-        # Positions up to and with the first end-of-text: no end-of-text before them.
-        ends = torch.isin(block, self.eos)
-        open_before = (ends.cumsum(dim=1) - ends.to(torch.int64)) == 0
-        keep = (self.offsets <= outcome.accepted[:, None]) & open_before
-        keep &= (self.offsets < self.room[:, None]) & ~self.done[:, None]
+        keep = (self.offsets <= outcome.accepted[:, None]) & (self.offsets < self.room[:, None])
+        keep &= ~self.done[:, None]
+        if len(self.eos):
+            # Positions up to and with the first end-of-text: no end-of-text before them.
+            ends = torch.isin(block, self.eos)
+            keep &= (ends.cumsum(dim=1) - ends.to(torch.int64)) == 0
+            self.done |= (keep & ends).any(dim=1)
 
         slots = self.lengths[:, None] + self.offsets
         emitted = keep.sum(dim=1)
         self.tokens.scatter_(1, slots, torch.where(keep, block, self.tokens.gather(1, slots)))
         self.lengths += emitted
         self.room -= emitted
-        self.done |= (keep & ends).any(dim=1) | (self.room <= 0)
+        self.done |= self.room <= 0
         return emitted
 
     def remember(self, proposal: Proposal, outcome: Outcome, emitted: Tensor, beta: Tensor) -> None:

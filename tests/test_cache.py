@@ -217,8 +217,9 @@ def test_nan_in_a_hidden_slot_is_loud(attention):
 def test_a_ragged_cache_holds_what_was_written_last_at_each_slot():
     cache = RaggedCache(layers=1, capacity=5)
     for slots, value in (([[0, 1, 2], [0, 1, 2]], 1.0), ([[1], [3]], 2.0)):
-        cache.slots = torch.tensor(slots)
-        states = torch.full((2, 1, cache.slots.shape[1], 1), value)
+        at = torch.tensor(slots)
+        cache.write_at(at)
+        states = torch.full((2, 1, at.shape[1], 1), value)
         keys, values = cache.update(states, -states, 0)
     assert keys.flatten(1).tolist() == [[1, 2, 1, 0, 0], [1, 1, 1, 2, 0]]
     assert torch.equal(values, -keys)
