@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from specnb.draft import Drafter, ModelDraft
 from specnb.fast import Captured, Compiled
 from specnb.law import Sampling
-from specnb.memory import predicted, require_memory
+from specnb.memory import enough_memory, predicted
 from specnb.record import Laps, StepRecord, gathered
 from specnb.request import (
     Tokens,
@@ -110,16 +110,21 @@ def generate(
         batch = _compiled(target, kept, sampling, rule, shape, compile, in_parts)
     else:
         batch = Batch(target, drafter, sampling, rule, rows_at_once, gamma, slots, max_new_tokens, len(ends))
-    if batch.cold:
-        model = drafter.model if isinstance(drafter, ModelDraft) else None
-        sizes = {"rows": rows_at_once, "prompt": longest, "new_tokens": max_new_tokens, "gamma": gamma}
-        require_memory(predicted(target, model, **sizes, sampling=sampling), rows_at_once, target.device)
-        if compile:
+    model = drafter.model if isinstance(drafter, ModelDraft) else None
+    sizes = {"rows": rows_at_once, "prompt": longest, "new_tokens": max_new_tokens, "gamma": gamma}
+    need = predicted(target, model, **sizes, sampling=sampling)
+    with enough_memory(need, rows_at_once, target.device, ask=batch.cold):
+        if compile and batch.cold:
             batch.warm_up(progress)
         batch.cold = False
-    batch.clear(ends)
-    seats = Seats(batch, prompts, numbers, seed, max_new_tokens)
-    watch, laps = Watch(batch), Laps(target.device)
+        batch.clear(ends)
+        return _written(batch, Seats(batch, prompts, numbers, seed, max_new_tokens), timed, progress)
+
+
+def _written(batch: Batch, seats: Seats, timed: bool, progress: bool) -> Generation:
+    """Step after step, until no prompt waits and every row has ended."""
+    device = batch.state.tokens.device
+    watch, laps = Watch(batch), Laps(device)
     with tqdm(total=seats.expected, desc="tokens", delay=3, leave=False, disable=not progress) as bar:
         while True:
             if timed:

@@ -20,7 +20,8 @@ Everything but the weights grows with the rows alone, so the number of rows that
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,16 +135,24 @@ def available(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def require_memory(need: Memory, rows: int, device: torch.device) -> None:
-    """Raises `MemoryError` with the number of rows that would fit, where `need` for `rows` is more than there is."""
+@contextmanager
+def enough_memory(need: Memory, rows: int, device: torch.device, ask: bool = True) -> Iterator[None]:
+    """Raises `MemoryError` with the number of rows that would fit: where `need` for `rows` is more than there is, if
+    that is to be asked, and where the device runs out of memory inside."""
     there = available(device)
-    if need.generation > there:
-        fitting = there * rows // need.generation
-        advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for a shorter text"
-        raise MemoryError(
-            f"{rows} rows need {need.generation / GB:.3g} GB beside the weights, and {device} has {there / GB:.3g} GB "
-            f"left: {advice}"
-        )
+    if ask and need.generation > there:
+        raise MemoryError(_what_fits(need, rows, device, there))
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(_what_fits(need, rows, device, min(there, need.generation - 1))) from error
+
+
+def _what_fits(need: Memory, rows: int, device: torch.device, there: int) -> str:
+    fitting = there * rows // need.generation
+    advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for a shorter text"
+    asked = f"{rows} rows need {need.generation / GB:.3g} GB beside the weights"
+    return f"{asked}, and {device} has {there / GB:.3g} GB left: {advice}"
 
 
 def measured_peak(function: Callable[[], Any], device: torch.device) -> int:

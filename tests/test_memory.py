@@ -81,6 +81,17 @@ def test_too_large_a_batch_is_told_what_would_fit(monkeypatch):
         generate(target, [[1] * 50], max_new_tokens=20, progress=False)
 
 
+def test_running_out_of_memory_on_the_way_says_the_same():
+    target = llama()
+
+    def out_of_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    target.register_forward_pre_hook(out_of_memory)
+    with pytest.raises(MemoryError, match="batch_size=3 would fit"):
+        generate(target, [[1, 2]] * 4, max_new_tokens=20, progress=False)
+
+
 def test_weights_are_counted_once():
     target = llama()
     counted = predicted(target, target, rows=1, prompt=2, new_tokens=1).weights
