@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: reproduce test lint lab bench models notebooks paper lock clean
+.PHONY: reproduce test lint lab bench bench-gpu models notebooks paper lock clean
 
 reproduce: .venv/ready  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
 	snakemake --cores $(CORES) --rerun-incomplete --nolock --quiet rules host
@@ -23,6 +23,9 @@ lab: .venv/ready  ## explore in JupyterLab
 bench: export OMP_NUM_THREADS = $(or $(THREADS),1)
 bench: .venv/ready  ## measure what is promised about time, on a machine that does nothing else
 	python -m specnb.bench
+
+bench-gpu: .venv/ready  ## measure it on a GPU (DEVICE=cuda), at published sizes: 20 minutes; run again, it goes on
+	python -m specnb.bench_gpu --device $(or $(DEVICE),cuda)
 
 models: .venv/ready  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
 	python -m specnb.train --preset $(or $(PRESET),cpu)

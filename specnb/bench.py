@@ -46,8 +46,10 @@ PEER_GAMMA = 3  # where transformers' assisted generation is at its fastest with
 Rows = list[dict[str, Any]]
 
 
-def machine() -> str:
-    """The processor's own name and the number of its cores."""
+def machine(device: torch.device = torch.device("cpu")) -> str:
+    """The device's own name; of a processor, and the number of its cores."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
@@ -56,11 +58,11 @@ def machine() -> str:
         return platform.processor() or platform.machine()
 
 
-def settings(pair: Pair, compiled: bool) -> dict[str, Any]:
+def settings(pair: Pair, compiled: bool | str) -> dict[str, Any]:
     """The columns that say under what a row was measured."""
     threads = torch.get_num_threads()
     dtype = str(pair.target.dtype).removeprefix("torch.")
-    return {"machine": machine(), "threads": threads, "dtype": dtype, "compiled": compiled}
+    return {"machine": machine(pair.target.device), "threads": threads, "dtype": dtype, "compiled": compiled}
 
 
 def walltime(

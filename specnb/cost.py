@@ -8,8 +8,9 @@ predicts the speed-up (`specnb.theory`); what generations cost is what the predi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from transformers import PreTrainedModel
 from specnb.decode import Generation, generate
 from specnb.draft import prefill
 from specnb.estimate import Estimate, interval, resampled
-from specnb.fast import Compiled
+from specnb.fast import Captured, Compiled
 from specnb.law import Sampling
 from specnb.models import Pair, Runner
 from specnb.record import PARTS, now
@@ -84,57 +85,83 @@ def measure_costs(
     context: int = 128,
     largest: int = 9,
     lengths: Sequence[int] = (),
+    rows: int = 1,
     repetitions: int = 30,
-    compile: bool = False,
+    compile: bool | str = False,
     seed: int = 0,
     progress: bool = True,
 ) -> Costs:
     """Times draft runs over 1 token, and target runs over 1 to `largest` or over `lengths`, after `context` tokens.
 
-    One row, and runs only: no sampling, no verification, so that c and v(n) are those of Definition 3.7.
-    `compile` times compiled runs, and compiles each length first. Raises `ValueError` for context, largest < 1,
-    repetitions < 3, and lengths that do not begin with 1 and grow.
+    Runs only, of a batch of `rows`: no sampling, no verification, so that with one row c and v(n) are those of
+    Definition 3.7, and with more those of a batch. `compile` as in `generate`; each length is compiled or captured
+    first. Raises `ValueError` for context, largest, rows < 1, repetitions < 3, and lengths that do not begin with 1
+    and grow.
     """
-    if context < 1 or largest < 1 or repetitions < 3:
+    if context < 1 or largest < 1 or repetitions < 3 or rows < 1:
         raise ValueError(
-            f"context, largest and repetitions are {context}, {largest}, {repetitions}; they must be at least 1, 1, 3"
+            f"context, largest, repetitions and rows are {context}, {largest}, {repetitions}, {rows}; "
+            "they must be at least 1, 1, 3, 1"
         )
     lengths = tuple(lengths) or tuple(range(1, largest + 1))
     if lengths[0] != 1 or list(lengths) != sorted(set(lengths)):
         raise ValueError(f"lengths are {list(lengths)}; they must begin with 1, the unit of cost, and grow")
     generator = np.random.default_rng(seed)
-    tokens = torch.from_numpy(generator.integers(pair.target.config.vocab_size, size=(1, context + lengths[-1])))
+    tokens = torch.from_numpy(generator.integers(pair.target.config.vocab_size, size=(rows, context + lengths[-1])))
     tokens = tokens.to(pair.target.device)
-    runs = [_run(pair.target, n, tokens, context, compile) for n in lengths]
-    draft = _run(pair.draft, 1, tokens, context, compile)
+    runs = [run_of(pair.target, n, tokens, context, compile) for n in lengths]
+    draft = run_of(pair.draft, 1, tokens, context, compile)
     # A loop finds its target's weights where its last target run left them, and its draft's behind a target run:
     # so every run that is timed comes after a target run that is not, for target runs the same one.
-    jobs = [(run, run, 1) for run in runs] + [(runs[0], draft, DRAFT_RUNS)]
-
-    seconds = np.empty((repetitions, len(jobs)))
-    rounds = range(-WARM_UP, repetitions)
-    for repetition in tqdm(rounds, desc="timing runs", delay=3, leave=False, disable=not progress):
-        for job in generator.permutation(len(jobs)):
-            before, run, times = jobs[job]
-            before()
-            began = now(tokens.device)
-            for _ in range(times):
-                run()
-            seconds[max(repetition, 0), job] = (now(tokens.device) - began) / times
+    jobs = [Job(run, before=run) for run in runs] + [Job(draft, before=runs[0], times=DRAFT_RUNS)]
+    seconds = in_turn(jobs, tokens.device, repetitions, generator, progress)
     return Costs(seconds[:, -1], seconds[:, :-1], lengths)
 
 
-def _run(model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool) -> Callable[[], Tensor]:
-    """A run over the `n` tokens after `context`, which overwrites what the last one wrote."""
+class Job(NamedTuple):
+    """What is timed: `run`, so many `times` in a row, after `before`, which is not."""
+
+    run: Callable[[], Any]
+    before: Callable[[], Any]
+    times: int = 1
+
+
+def in_turn(
+    jobs: Sequence[Job], device: torch.device, repetitions: int, order: np.random.Generator, progress: bool
+) -> Array:
+    """Seconds `(repetitions, jobs)` of one run of each job, in a new order each time; the first few do not count."""
+    seconds = np.empty((repetitions, len(jobs)))
+    rounds = range(-WARM_UP, repetitions)
+    for repetition in tqdm(rounds, desc="timing runs", delay=3, leave=False, disable=not progress):
+        for at in order.permutation(len(jobs)):
+            run, before, times = jobs[at]
+            before()
+            began = now(device)
+            for _ in range(times):
+                run()
+            seconds[max(repetition, 0), at] = (now(device) - began) / times
+    return seconds
+
+
+def run_of(
+    model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool | str = False
+) -> Callable[[], Tensor]:
+    """A run over the `n` tokens after `context`, of `tokens` `(rows, context + n or more)`, to be made again and again.
+
+    Each overwrites what the last one wrote. `compile` as in `generate`, done at the first run.
+    """
     runner = Runner(model, tokens.shape[1])
-    prefill(runner, tokens, torch.tensor([context + 1], device=tokens.device))
+    prefill(runner, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
     newest = tokens[:, context : context + n].contiguous()
-    slots = torch.arange(context, context + n, device=tokens.device)[None]
+    slots = torch.arange(context, context + n, device=tokens.device).repeat(len(tokens), 1)
 
     def once(newest: Tensor, slots: Tensor) -> Tensor:
         return runner.run(newest, slots, keep=n)
 
-    return partial(Compiled(once) if compile else once, newest, slots)
+    made: Callable[..., Tensor] = Compiled(once) if compile is True else once
+    if compile and tokens.device.type == "cuda":
+        made = Captured(made)
+    return partial(made, newest, slots)
 
 
 @dataclass(frozen=True)
@@ -144,15 +171,21 @@ class Speeds:
     gammas   (gammas,)                             what was compared; 0 is plain decoding
     seconds  (repetitions, gammas, len(PARTS))     per emitted token, in each part of a step
     tokens_per_step  (repetitions, gammas)
+    busy     (repetitions, gammas)                 share of the rows that a mean step was still generating
     """
 
     gammas: tuple[int, ...]
     seconds: Array
     tokens_per_step: Array
+    busy: Array = field(default_factory=lambda: np.ones((1, 1)))
 
-    def improvement(self, gamma: int) -> Estimate:
-        """How many times faster than gamma = 0. Raises `ValueError` for a gamma that was not measured."""
-        total = self.seconds.sum(axis=-1)
+    def improvement(self, gamma: int, refilled: bool = False) -> Estimate:
+        """How many times faster than gamma = 0. Raises `ValueError` for a gamma that was not measured.
+
+        In a batch the rows that have ended wait for the last one, and with speculation they end apart. `refilled`
+        takes that out: the improvement where new prompts take the places of rows that have ended.
+        """
+        total = self.seconds.sum(axis=-1) * (self.busy if refilled else 1.0)
         return ratio_of_medians(total[:, self.gammas.index(0)], total[:, self.gammas.index(gamma)])
 
     def share(self, gamma: int, part: str) -> float:
@@ -169,7 +202,7 @@ def measure_speeds(
     max_new_tokens: int = 64,
     sampling: Sampling = Sampling(),
     rows: int = 1,
-    compile: bool = False,
+    compile: bool | str = False,
     seed: int = 0,
     progress: bool = True,
 ) -> Speeds:
@@ -192,11 +225,12 @@ def measure_speeds(
     for gamma in tqdm(gammas, desc="warming up", delay=3, leave=False, disable=not progress):
         run(prompts[0], gamma, 0)
     seconds = np.empty((len(prompts), len(gammas), len(PARTS)))
-    tokens_per_step = np.empty(seconds.shape[:2])
+    tokens_per_step, busy = np.empty((2, *seconds.shape[:2]))
     order = np.random.default_rng(seed)
     for row, prompt in enumerate(tqdm(prompts, desc="timing texts", delay=3, leave=False, disable=not progress)):
         for at in order.permutation(len(gammas)):
             record = run(prompt, gammas[at], row).record
             seconds[row, at] = [record.seconds[part].sum() / record.emitted.sum() for part in PARTS]
             tokens_per_step[row, at] = record.emitted.sum() / record.target_runs.sum()
-    return Speeds(tuple(gammas), seconds, tokens_per_step)
+            busy[row, at] = record.active.mean()
+    return Speeds(tuple(gammas), seconds, tokens_per_step, busy)

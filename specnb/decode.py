@@ -77,10 +77,10 @@ def generate(
     next takes its place. Results are in the order of the prompts.
 
     `compile` compiles the parts of a step before the first one: half a minute for a new number of rows, gamma
-    or length (in steps of 128), some ten seconds if this machine did it before, nothing if this process did. The law
-    stays, the last bits of the logits do not. The last eight settings stay in memory, each with
-    weights of its own. On a CUDA device the compiled step is also captured as a graph and replayed; with "graph"
-    it is captured as it stands, not compiled, and gives the tokens of the step that is neither, to the last bit.
+    or length (in steps of 128), some ten seconds if this machine did it before, nothing if this process did.
+    The law stays, the last bits of the logits do not. The last eight settings stay in memory, each with weights
+    of its own, until `forget_compiled`. On a CUDA device the compiled step is also captured as a graph and
+    replayed; "graph" captures it without compiling, and gives the tokens of the plain step to the last bit.
 
     Raises `ValueError` or `TypeError`, before anything is run, for: no prompts, an empty prompt, tokens
     outside the vocabulary, numbers that are not whole, a negative `gamma`, `seed` or row, `max_new_tokens`
@@ -111,7 +111,7 @@ def generate(
     else:
         batch = Batch(target, drafter, sampling, rule, rows_at_once, gamma, slots, max_new_tokens, len(ends))
     model = drafter.model if isinstance(drafter, ModelDraft) else None
-    sizes = {"rows": rows_at_once, "prompt": longest, "new_tokens": max_new_tokens, "gamma": gamma}
+    sizes = {"rows": rows_at_once, "prompt": longest, "new_tokens": slots - longest - gamma - 1, "gamma": gamma}
     need = predicted(target, model, **sizes, sampling=sampling)
     with enough_memory(need, rows_at_once, target.device, ask=batch.cold):
         if compile and batch.cold:
@@ -164,6 +164,11 @@ def _compiled(
     if target.device.type == "cuda":
         _capture(batch, in_parts or not isinstance(drafter, ModelDraft | None))
     return batch
+
+
+def forget_compiled() -> None:
+    """Lets go of everything that was compiled or captured, and of the memory that it keeps."""
+    _compiled.cache_clear()
 
 
 def _capture(batch: Any, in_parts: bool) -> None:

@@ -3,7 +3,8 @@
 A dialled pair spends every byte and every operation of its shapes, so its times are those of trained
 models of these shapes; only its text means nothing. Each token has one successor that both models prefer,
 by a weight that is set so that alpha comes out as asked; everything else in their logits is noise of
-their own. It is all in the weights: any program that runs transformers runs a dialled pair.
+their own. At temperature 0, where a preference is all or nothing, the draft prefers another successor after
+a share 1 - alpha of the tokens. It is all in the weights: any program that runs transformers runs a dialled pair.
 """
 
 from __future__ import annotations
@@ -16,28 +17,18 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from specnb.fast import pack
-from specnb.law import overlap, standardise
+from specnb.law import Sampling, overlap, standardise
 from specnb.models import Pair
+from specnb.shapes import DRAFT, TARGET, Shape, empty_model
 
 NOISE = 2.5  # standard deviation of the logits that the models do not share: alone they overlap by 0.08
 PROBES = 1024  # contexts on which the weight of the shared law is set
+HEAVIEST = 100.0  # weight of the shared law
+LAWS = 2**23  # probabilities that setting the weight looks at together, for each model
 BEGIN = 0
-
-
-class Shape(NamedTuple):
-    """A GPT-like decoder: layers, width, feed-forward width, heads."""
-
-    layers: int
-    width: int
-    feed_forward: int
-    heads: int
-
-
-TARGET = Shape(12, 768, 3072, 12)  # the paper's GPT-like pair on lm1b: 97M parameters
-DRAFT = Shape(2, 256, 1024, 4)  # and 6M, at a vocabulary of 8k
 
 
 @torch.inference_mode()
@@ -46,6 +37,7 @@ def dialled_pair(
     target: Shape = TARGET,
     draft: Shape = DRAFT,
     *,
+    temperature: float = 1.0,
     vocab: int = 8192,
     context: int = 1024,
     device: str = "cpu",
@@ -53,66 +45,125 @@ def dialled_pair(
     packed: bool = True,
     seed: int = 0,
 ) -> Pair:
-    """A pair of these shapes whose alpha at temperature 1 is `alpha`, up to how far contexts differ.
+    """A pair of these shapes whose alpha at `temperature` is `alpha`, up to how far contexts differ.
 
-    `packed` as in `specnb.models.load_pair`. At temperature 0 the two agree nearly always, whatever `alpha` is.
-    Raises `ValueError` for an alpha outside [0.1, 0.99]: below it the models' own noise overlaps more, above
-    it no weight is heavy enough.
+    `packed` as in `specnb.models.load_pair`. At another temperature alpha is another; at 0 a pair that was dialled
+    at 1 agrees nearly always. The models are made where and as they stay; beside them this needs for a while
+    float32 copies of the largest matrices, and 16 KiB for each token of `vocab`.
+
+    Raises `ValueError` for an alpha outside [0.1, 0.99] or that no weight reaches: below it the models' own noise
+    overlaps more (at a temperature above 1 it does so sooner), above it no weight is heavy enough.
     """
     if not 0.1 <= alpha <= 0.99:
         raise ValueError(f"alpha is {alpha}; a dialled pair has one from 0.1 to 0.99")
+    sampling = Sampling(temperature)
     generator = torch.Generator(device).manual_seed(seed)
     successor = torch.randperm(vocab, generator=generator, device=device)
     probes = torch.randint(vocab, (4, PROBES // 4), generator=generator, device=device)
-    models, shared, own = [], [], []
-    for shape in (target, draft):
-        model = _random_model(shape, vocab, context, device, dtype, generator)
-        likes, noise = _heads(model, successor, generator)
-        hidden = model.base_model(input_ids=probes, use_cache=False).last_hidden_state.flatten(0, 1).float()
-        models.append((model, likes, noise))
-        shared.append(hidden @ likes.T)
-        own.append(hidden @ noise.T)
-
-    def excess(weight: float) -> float:
-        p, q = (standardise(weight * peak + noise) for peak, noise in zip(shared, own, strict=True))
-        return float(overlap(p, q).mean()) - alpha
-
-    weight = brentq(excess, 0.0, 100.0, xtol=1e-4)
-    for model, likes, noise in models:
-        _weight(model.get_output_embeddings()).copy_(weight * likes + noise)
+    agreed = alpha if temperature == 0 else 1.0
+    halves = [
+        _half(target, successor, probes, vocab, context, dtype, generator),
+        _half(draft, _with_strangers(successor, agreed, generator), probes, vocab, context, dtype, generator),
+    ]
+    weight = _decisive_weight(halves) if temperature == 0 else _weight_for(alpha, halves, sampling)
+    for half in halves:
+        _weight(half.model.get_output_embeddings()).copy_(weight * half.likes + half.noise)
         if packed:
-            pack(model)
-    return Pair(models[0][0], models[1][0], _numbers(vocab))
+            pack(half.model)
+    return Pair(halves[0].model, halves[1].model, _numbers(vocab))
 
 
-def _random_model(
-    shape: Shape, vocab: int, context: int, device: str, dtype: torch.dtype, generator: torch.Generator
-) -> GPTNeoXForCausalLM:
-    config = GPTNeoXConfig(
-        vocab_size=vocab, num_hidden_layers=shape.layers, hidden_size=shape.width, num_attention_heads=shape.heads,
-        intermediate_size=shape.feed_forward, max_position_embeddings=context, tie_word_embeddings=False,
-        bos_token_id=BEGIN, eos_token_id=None,
-    )  # fmt: skip
-    config._attn_implementation = "sdpa"
-    with torch.device(device):
-        model = GPTNeoXForCausalLM(config)
-    for weights in model.parameters():
-        if weights.dim() > 1:
-            weights.normal_(std=0.02, generator=generator)
-    # Tall embeddings: after all layers the state still tells which token it came from.
-    _weight(model.get_input_embeddings()).normal_(generator=generator)
-    model.to(dtype)  # type: ignore[arg-type]  # the stub of `to` lacks its argument
-    return model.eval()
+class _Half(NamedTuple):
+    """A model whose head is not set yet: the two matrices it is made of, and the logits of each on the probes.
+
+    likes, noise  (vocab, width)   a head that prefers each token's successor by 1, and one of noise
+    shared, own   (PROBES, vocab)  their logits, float32
+    peak          (PROBES,)        of `shared`, at the successor
+    """
+
+    model: PreTrainedModel
+    likes: Tensor
+    noise: Tensor
+    shared: Tensor
+    own: Tensor
+    peak: Tensor
 
 
-def _heads(model: GPTNeoXForCausalLM, successor: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two output matrices: one that prefers each token's successor by 1, and one of noise."""
+def _half(
+    shape: Shape, successor: Tensor, probes: Tensor, vocab: int, context: int, dtype: torch.dtype,
+    generator: torch.Generator,
+) -> _Half:  # fmt: skip
+    model = _random_model(shape, vocab, context, dtype, generator)
     embedding = _weight(model.get_input_embeddings()).float()
     width = embedding.shape[1]
     likes = torch.empty_like(embedding)
     likes[successor] = torch.nn.functional.normalize(embedding, dim=-1) / width**0.5
     noise = torch.empty_like(embedding).normal_(std=NOISE / width**0.5, generator=generator)
-    return likes, noise
+    hidden = model.base_model(input_ids=probes, use_cache=False).last_hidden_state.flatten(0, 1).float()
+    shared = hidden @ likes.T
+    peak = shared.gather(1, successor[probes.flatten(), None])[:, 0]
+    return _Half(model, likes, noise, shared, hidden @ noise.T, peak)
+
+
+def _random_model(
+    shape: Shape, vocab: int, context: int, dtype: torch.dtype, generator: torch.Generator
+) -> PreTrainedModel:
+    model = empty_model(shape, vocab, context, str(generator.device), dtype)
+    # Deep and wide models get smaller weights, so that what the layers add does not drown the token itself.
+    reference = TARGET.layers * TARGET.width * TARGET.feed_forward
+    std = 0.02 * min(1.0, reference / (shape.layers * shape.width * shape.feed_forward)) ** 0.25
+    for weights in model.parameters():
+        if weights.dim() > 1:
+            _normal(weights, std, generator)
+    # Tall embeddings: after all layers the state still tells which token it came from.
+    _normal(_weight(model.get_input_embeddings()), 1.0, generator)
+    return model
+
+
+def _normal(weights: Tensor, std: float, generator: torch.Generator) -> None:
+    """Drawn in float32 whatever the dtype, one matrix at a time: a seed gives one model, rounded to the dtype."""
+    if weights.dtype == torch.float32:
+        weights.normal_(std=std, generator=generator)
+    else:
+        weights.copy_(torch.empty_like(weights, dtype=torch.float32).normal_(std=std, generator=generator))
+
+
+def _with_strangers(successor: Tensor, agreed: float, generator: torch.Generator) -> Tensor:
+    """`successor` `(vocab,)` with those of a share 1 - `agreed` of the tokens passed on among them."""
+    strangers = round((1 - agreed) * len(successor))
+    if strangers == 0:
+        return successor
+    chosen = torch.randperm(len(successor), generator=generator, device=successor.device)[:strangers]
+    changed = successor.clone()
+    changed[chosen] = successor[chosen.roll(1)]
+    return changed
+
+
+def _weight_for(alpha: float, halves: list[_Half], sampling: Sampling) -> float:
+    """The weight of the shared law at which the two models overlap by `alpha` on the probes."""
+
+    def excess(weight: float) -> float:
+        overlaps = []
+        for part in torch.arange(PROBES, device=halves[0].own.device).split(max(1, LAWS // halves[0].own.shape[1])):
+            p, q = (standardise(weight * half.shared[part] + half.own[part], sampling) for half in halves)
+            overlaps.append(overlap(p, q))
+        return float(torch.cat(overlaps).mean()) - alpha
+
+    least, most = excess(0.0), excess(HEAVIEST)
+    if least > 0 or most < 0:
+        raise ValueError(
+            f"alpha is {alpha}; at temperature {sampling.temperature} these shapes have one from {alpha + least:.2f} "
+            f"to {alpha + most:.2f}"
+        )
+    return float(brentq(excess, 0.0, HEAVIEST, xtol=1e-4))
+
+
+def _decisive_weight(halves: list[_Half]) -> float:
+    """Twice the weight at which on every probe both models' first choice is the successor."""
+    weight = 2 * max(float((half.own.amax(dim=1) / half.peak.clamp_min(0)).max()) for half in halves)
+    if weight > HEAVIEST:
+        raise ValueError(f"these shapes need a weight of {weight:.3g} to agree at temperature 0; take wider ones")
+    return weight
 
 
 def _weight(layer: nn.Module | None) -> Tensor:

@@ -177,10 +177,9 @@ class _Watched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor):
-                self._see(tensor.untyped_storage(), given)
+        given = {one.untyped_storage()._cdata for one in _plain((args, kwargs))}
+        for tensor in _plain(made):
+            self._see(tensor.untyped_storage(), given)
         self.most = max(self.most, self.now)
         return made
 
@@ -195,3 +194,8 @@ class _Watched(TorchDispatchMode):
 
         self.alive[key] = weakref.ref(storage, gone)
         self.now += size
+
+
+def _plain(tree: Any) -> list[Tensor]:
+    """The tensors in `tree` that have a storage; packed weights keep theirs to themselves."""
+    return [one for one in tree_leaves(tree) if isinstance(one, Tensor) and one.layout == torch.strided]

@@ -17,18 +17,19 @@ from transformers import PreTrainedModel
 
 from specnb import corpus
 from specnb.decode import generate
+from specnb.law import Sampling
 from specnb.models import Pair
 
 PROMPT_TOKENS = 32
 Entrant = Callable[[list[int]], Any]
 
 
-def prompts_for(pair: Pair, name: str, count: int) -> list[list[int]]:
-    """Beginnings of held-out files for the trained pair, any tokens for a dialled one."""
+def prompts_for(pair: Pair, name: str, count: int, length: int = PROMPT_TOKENS) -> list[list[int]]:
+    """Beginnings of held-out files for the trained pair, any tokens for a dialled one; `length` tokens each."""
     if name == "trained":
         texts = corpus.read("held-out", limit=count)
-        return [pair.encode(text[:4000])[:PROMPT_TOKENS] for text in texts]
-    return np.random.default_rng(0).integers(pair.target.config.vocab_size, size=(count, PROMPT_TOKENS)).tolist()
+        return [pair.encode(text[:4000])[:length] for text in texts]
+    return np.random.default_rng(0).integers(pair.target.config.vocab_size, size=(count, length)).tolist()
 
 
 def race(entrants: dict[str, Entrant], prompts: Sequence[list[int]], seed: int = 0) -> pd.DataFrame:
@@ -58,7 +59,7 @@ def transformers_generate(
         elif draft is not None:
             for name in ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"):
                 setattr(draft.generation_config, name, None)
-        tokens = torch.tensor([prompt])
+        tokens = torch.tensor([prompt], device=target.device)
         whole = {} if target.generation_config.eos_token_id is None else {"min_new_tokens": new_tokens}
         model: Any = target
         return model.generate(
@@ -69,12 +70,15 @@ def transformers_generate(
     return run
 
 
-def ours(pair: Pair, gamma: int, new_tokens: int, compile: bool = False) -> Entrant:
-    """Our loop at temperature 1."""
+def ours(
+    pair: Pair, gamma: int, new_tokens: int, compile: bool | str = False, rows: int = 1, sampling: Sampling = Sampling()
+) -> Entrant:
+    """Our loop, the prompt alone in its batch or there `rows` times."""
 
     def run(prompt: list[int]) -> Any:
         return generate(
-            pair.target, [prompt], pair.draft, gamma=gamma, max_new_tokens=new_tokens, compile=compile, progress=False
-        )
+            pair.target, [prompt] * rows, pair.draft, gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
+            compile=compile, progress=False,
+        )  # fmt: skip
 
     return run

@@ -13,20 +13,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GPTNeoXConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, MistralConfig, PreTrainedConfig, PreTrainedModel
 
 
 class Shape(NamedTuple):
-    """A decoder: layers, width, feed-forward width, heads; and where it is one of Llama's kind, `gated`.
+    """A decoder: layers, width, feed-forward width, heads; and whether it is `gated`.
 
-    `kv_heads` (as many as heads) and `head_dim` (width / heads) are for gated shapes only. What is not gated is
-    GPT-NeoX, with biases; what is, Llama, without.
+    One that is not gated is GPT-NeoX, with biases; one that is has none and is of Llama's kind (in the code of
+    Mistral, which lets heads and width be any numbers). `kv_heads`, as many as heads unless given, and `head_dim`,
+    width / heads, are for gated shapes only.
     """
 
     layers: int
@@ -93,14 +88,12 @@ HUNDREDTH = {
 class Size(NamedTuple):
     """What a model holds, and what a run over a few tokens reads of it.
 
-    held    weights in all
-    read    weights that every run reads: all but the input embedding, of which it reads a row for each token
-    cached  numbers that each token leaves in the key-value cache
+    held  weights in all
+    read  weights that every run reads: all but the input embedding, of which it reads a row for each token
     """
 
     held: int
     read: int
-    cached: int
 
     def bytes_held(self, dtype: torch.dtype) -> int:
         """Bytes of the weights in `dtype`."""
@@ -122,14 +115,7 @@ def size_of(model: PreTrainedModel) -> Size:
     head: Any = model.get_output_embeddings()
     held = sum(weights.numel() for weights in model.parameters())
     looked_up = 0 if head.weight is embedding.weight else embedding.weight.numel()
-    return Size(held, held - looked_up, cached(model.config))
-
-
-def cached(config: PreTrainedConfig) -> int:
-    """Numbers that one token leaves in the key-value cache: a key and a value per layer and key-value head."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * head_dim)
+    return Size(held, held - looked_up)
 
 
 def empty_model(shape: Shape, vocab: int, context: int, device: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -138,17 +124,17 @@ def empty_model(shape: Shape, vocab: int, context: int, device: str, dtype: torc
     Raises `ValueError` for key-value heads or a head's width of a shape that is not gated.
     """
     if not shape.gated and (shape.kv_heads or shape.head_dim):
-        raise ValueError(f"{shape} is not gated, so it is GPT-NeoX, which has no kv_heads or head_dim of its own")
-    common = dict(
-        vocab_size=vocab, num_hidden_layers=shape.layers, hidden_size=shape.width, num_attention_heads=shape.heads,
-        intermediate_size=shape.feed_forward, max_position_embeddings=context, tie_word_embeddings=False,
-        bos_token_id=0, eos_token_id=None,
-    )  # fmt: skip
+        raise ValueError(f"{shape} is not gated, so it is GPT-NeoX, which has no kv_heads or head_dim to choose")
+    common: dict[str, Any] = {
+        "vocab_size": vocab, "num_hidden_layers": shape.layers, "hidden_size": shape.width,
+        "num_attention_heads": shape.heads, "intermediate_size": shape.feed_forward,
+        "max_position_embeddings": context, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": None,
+    }  # fmt: skip
     config: PreTrainedConfig
     if shape.gated:
         kv_heads = shape.kv_heads or shape.heads
         head_dim = shape.head_dim or shape.width // shape.heads
-        config = LlamaConfig(**common, num_key_value_heads=kv_heads, head_dim=head_dim)
+        config = MistralConfig(**common, num_key_value_heads=kv_heads, head_dim=head_dim, sliding_window=None)
     else:
         config = GPTNeoXConfig(**common)
     with torch.device(device):

@@ -8,7 +8,17 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specnb import theory
-from specnb.cost import DRAFT_RUNS, Costs, Speeds, measure_costs, measure_speeds, ratio_of_medians
+from specnb.cost import (
+    DRAFT_RUNS,
+    WARM_UP,
+    Costs,
+    Job,
+    Speeds,
+    in_turn,
+    measure_costs,
+    measure_speeds,
+    ratio_of_medians,
+)
 from specnb.models import Pair
 from specnb.record import PARTS
 
@@ -65,7 +75,32 @@ def test_runs_see_the_tokens_they_are_meant_to(pair: Pair, monkeypatch: pytest.M
     assert sorted(seen[4:]) == sorted(each * runs_each)
 
 
-@pytest.mark.parametrize("wrong", [{"context": 0}, {"largest": 0}, {"repetitions": 2}])
+def test_a_batch_is_run_with_all_its_rows(pair: Pair) -> None:
+    seen: set[tuple[int, ...]] = set()
+    hook = pair.target.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.add(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    costs = measure_costs(pair, context=7, lengths=(1, 3), rows=4, repetitions=3, progress=False)
+    hook.remove()
+    assert seen == {(4, 7), (4, 1), (4, 3)}  # prompts, and the runs that are timed
+    assert costs.target.shape == (3, 2)
+
+
+def test_everything_is_timed_in_turn_and_what_comes_before_is_not() -> None:
+    ran: list[str] = []
+
+    def job(name: str, times: int) -> Job:
+        return Job(lambda: ran.append(name), before=lambda: ran.append(f"before {name}"), times=times)
+
+    seconds = in_turn([job("a", 1), job("b", 2)], torch.device("cpu"), 5, np.random.default_rng(0), progress=False)
+    assert seconds.shape == (5, 2)
+    rounds = [tuple(ran[at : at + 5]) for at in range(0, len(ran), 5)]
+    assert len(rounds) == 5 + WARM_UP
+    a, b = ("before a", "a"), ("before b", "b", "b")
+    assert set(rounds) == {a + b, b + a}
+
+
+@pytest.mark.parametrize("wrong", [{"context": 0}, {"largest": 0}, {"repetitions": 2}, {"rows": 0}])
 def test_measuring_nothing_is_refused(pair: Pair, wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         measure_costs(pair, progress=False, **wrong)
@@ -116,6 +151,15 @@ def test_speeds_have_all_parts_for_every_gamma(pair: Pair) -> None:
     assert ((speeds.tokens_per_step[:, 1] >= 1) & (speeds.tokens_per_step[:, 1] <= 3)).all()
     assert speeds.improvement(2).n == 3
     assert sum(speeds.share(2, part) for part in PARTS) == pytest.approx(1)
+
+
+def test_rows_that_have_ended_are_not_busy(pair: Pair) -> None:
+    speeds = measure_speeds(pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=20, rows=8, progress=False)
+    assert (speeds.busy[:, 0] == 1).all()
+    assert 0 < speeds.busy[:, 1].min() < 1 == speeds.busy.max()
+    total = speeds.seconds.sum(axis=-1)
+    refilled = np.median(total[:, 0]) / np.median((total * speeds.busy)[:, 1])
+    assert speeds.improvement(2, refilled=True).value == pytest.approx(refilled)
 
 
 def test_speeds_compare_with_plain_decoding(pair: Pair) -> None:

@@ -4,12 +4,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from specnb import dialled
 from specnb.decode import generate
-from specnb.dialled import DRAFT, TARGET, Shape, dialled_pair
-from specnb.law import overlap, standardise
+from specnb.dialled import dialled_pair
+from specnb.law import Sampling, overlap, standardise
 from specnb.models import load_pair
+from specnb.shapes import Shape
 
 LARGE, SMALL = Shape(2, 96, 192, 4), Shape(1, 48, 96, 2)
+KEPT = [53555.02276056572, 29187.000123639682]
+GATED = Shape(3, 96, 160, 4, gated=True, kv_heads=2), Shape(1, 48, 96, 3, gated=True, head_dim=32)
 
 
 def small_pair(alpha=0.7, seed=0):
@@ -17,8 +21,8 @@ def small_pair(alpha=0.7, seed=0):
 
 
 @torch.inference_mode()
-def alpha_of(pair, texts):
-    p, q = (standardise(model(input_ids=texts).logits) for model in (pair.target, pair.draft))
+def alpha_of(pair, texts, sampling=Sampling()):
+    p, q = (standardise(model(input_ids=texts).logits, sampling) for model in (pair.target, pair.draft))
     return float(overlap(p, q).mean())
 
 
@@ -54,9 +58,59 @@ def test_the_pair_is_saved_and_loaded_like_any_other(tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "draft").config.num_hidden_layers == SMALL.layers
 
 
-def test_the_default_shapes_are_the_papers():
-    assert Shape(layers=12, width=768, feed_forward=3072, heads=12) == TARGET
-    assert Shape(layers=2, width=256, feed_forward=1024, heads=4) == DRAFT
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("alpha", [0.53, 0.8])
+def test_gated_shapes_have_their_alpha_at_the_temperature_they_were_dialled_at(alpha, temperature):
+    pair = dialled_pair(alpha, *GATED, temperature=temperature, vocab=512, context=128)
+    sampling = Sampling(temperature)
+    made = generate(
+        pair.target, [[token] for token in range(48)], gamma=0, max_new_tokens=64, sampling=sampling, progress=False
+    )
+    assert alpha_of(pair, torch.tensor(made.tokens), sampling) == pytest.approx(alpha, abs=0.05)
+
+
+def test_at_temperature_0_the_draft_is_right_or_wrong_and_right_as_often_as_asked():
+    pair = dialled_pair(0.75, *GATED, temperature=0, vocab=512, context=128)
+    tokens = torch.arange(512)[None].T
+    with torch.inference_mode():
+        firsts = [model(input_ids=tokens).logits[:, -1].argmax(dim=-1) for model in (pair.target, pair.draft)]
+    assert float((firsts[0] == firsts[1]).double().mean()) == pytest.approx(0.75, abs=1 / 512)
+    assert len(firsts[0].unique()) == len(firsts[1].unique()) == 512  # both pass every token on
+
+
+def test_a_pair_in_bfloat16_is_the_pair_rounded():
+    exact, rounded = (
+        dialled_pair(0.7, *GATED, vocab=512, context=128, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert {weights.dtype for weights in rounded.target.parameters()} == {torch.bfloat16}
+    head = "lm_head.weight"  # set by an alpha that was measured in the dtype
+    for (name, weights), own in zip(exact.target.named_parameters(), rounded.target.parameters(), strict=True):
+        if name != head:
+            assert torch.equal(weights.to(torch.bfloat16), own), name
+    texts = torch.randint(512, (16, 64), generator=torch.Generator().manual_seed(5))
+    assert alpha_of(rounded, texts) == pytest.approx(0.7, abs=0.03)
+
+
+def test_laws_are_looked_at_in_parts_where_the_vocabulary_is_large(monkeypatch):
+    heads = []
+    for laws in (2**23, 3 * 512):
+        monkeypatch.setattr(dialled, "LAWS", laws)
+        heads.append(small_pair(0.6).draft.get_output_embeddings().weight)
+    torch.testing.assert_close(*heads, rtol=1e-5, atol=1e-6)
+
+
+def test_a_pair_keeps_its_weights_from_version_to_version():
+    """What was measured with a seed is about this pair: a sum over its weights, to what sums differ by on machines."""
+    pair = small_pair(0.76)
+    sums = [
+        float(sum(w.detach().double().abs().sum() for w in model.parameters())) for model in (pair.target, pair.draft)
+    ]
+    assert sums == pytest.approx(KEPT, rel=1e-6)
+
+
+def test_an_alpha_that_no_weight_reaches_is_refused():
+    with pytest.raises(ValueError, match=r"at temperature 8.0 these shapes have one from 0.[5-9]"):
+        dialled_pair(0.3, *GATED, temperature=8.0, vocab=512, context=128)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 0.0, 0.05, 1.0, 2.0, float("nan")])

@@ -6,6 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForC
 
 from specnb import memory
 from specnb.decode import generate
+from specnb.fast import pack
 from specnb.law import Sampling
 from specnb.memory import cache_bytes, measured_peak, predicted
 from specnb.models import Runner
@@ -90,6 +91,16 @@ def test_running_out_of_memory_on_the_way_says_the_same():
     target.register_forward_pre_hook(out_of_memory)
     with pytest.raises(MemoryError, match="batch_size=3 would fit"):
         generate(target, [[1, 2]] * 4, max_new_tokens=20, progress=False)
+
+
+def test_packed_weights_are_counted_and_do_not_disturb():
+    packed = pack(llama())
+    plain = predicted(llama(), None, rows=1, prompt=9, new_tokens=9)
+    both = predicted(packed, None, rows=1, prompt=9, new_tokens=9)
+    layers = sum(layer.weight.nbytes for layer in packed.modules() if isinstance(layer, torch.nn.Linear))
+    assert both.weights - plain.weights in (0, layers)  # 0 where there is no oneDNN
+    peak = measured_peak(lambda: generate(packed, [[1] * 9], max_new_tokens=9, progress=False), CPU)
+    assert 0.7 < peak / both.generation < 1.02
 
 
 def test_weights_are_counted_once():

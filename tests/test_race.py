@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from specnb.dialled import Shape, dialled_pair
+from specnb.law import Sampling
 from specnb.race import PROMPT_TOKENS, ours, prompts_for, race, transformers_generate
 
 
@@ -31,6 +32,11 @@ def test_ours_writes_as_many_tokens_as_asked(pair, gamma):
     assert [len(text) for text in ours(pair, gamma, 7)([1, 2]).tokens] == [7]
 
 
+def test_ours_runs_the_prompt_in_as_many_rows_as_asked(pair):
+    made = ours(pair, 2, 5, rows=3, sampling=Sampling(0))([1, 2])
+    assert made.tokens == [made.tokens[0]] * 3
+
+
 @pytest.mark.parametrize(("assisted", "gamma"), [(False, None), (True, 2), (True, None)])
 @pytest.mark.filterwarnings("ignore")  # transformers warns of its own settings
 def test_transformers_writes_as_many_tokens_as_asked(pair, assisted, gamma):
@@ -42,5 +48,6 @@ def test_transformers_writes_as_many_tokens_as_asked(pair, assisted, gamma):
 def test_prompts_are_of_one_length_and_the_same_each_time(pair):
     made = prompts_for(pair, "dialled", 3)
     assert np.shape(made) == (3, PROMPT_TOKENS)
+    assert np.shape(prompts_for(pair, "dialled", 2, 7)) == (2, 7)
     assert made == prompts_for(pair, "dialled", 3)
     assert max(map(max, made)) < 64

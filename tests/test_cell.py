@@ -1,0 +1,64 @@
+"""A row says what was measured and how the figures hang together; no test asks how fast anything was."""
+
+import numpy as np
+import pytest
+
+from specnb.cell import Setting, floors, measure_cell, memory, step_times, subject
+from specnb.cost import Speeds
+from specnb.dialled import dialled_pair
+from specnb.floor import floor_seconds
+from specnb.law import Sampling
+from specnb.race import prompts_for
+from specnb.shapes import Shape
+
+
+@pytest.fixture(scope="module")
+def who():
+    pair = dialled_pair(0.7, Shape(1, 64, 64, 2, gated=True), Shape(1, 32, 32, 2), vocab=256, context=64)
+    return subject("tiny", pair, prompts_for(pair, "dialled", 8, 5), Sampling(), 8)
+
+
+def test_alpha_is_measured_along_texts_of_the_target(who):
+    assert who.beta.shape == (8, 8)
+    assert who.beta.mean() == pytest.approx(0.7, abs=0.12)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_row_hangs_together(who, rows):
+    row = measure_cell(who, Setting(2, rows, False, new_tokens=6, repetitions=3), bandwidth=1e9)
+    assert (row["pair"], row["gamma"], row["rows"], row["context"]) == ("tiny", 2, rows, 8)
+    assert row["dtype"] == "float32"
+    assert row["over_predicted"] == pytest.approx(row["refilled"] / row["predicted"])
+    assert row["counted"] == pytest.approx(row["tokens_per_step"] / (2 * row["c"] + row["v"]))
+    assert row["floor_plain_ms"] == pytest.approx(1e3 * floor_seconds(who.pair.target, 1e9, rows, 1, 8))
+    assert 0 < row["busy"] <= 1
+    if rows == 1:
+        assert row["busy"] == 1
+        assert row["refilled"] == row["measured"]
+    assert all(value > 0 for value in row.values() if isinstance(value, float))
+
+
+def test_steps_are_timed_with_the_rows_that_have_ended():
+    """Two rows, 0.5 s a token; plain, each step emits two; with drafts, 3 tokens a step of each busy row."""
+    seconds = np.array([[[0.0, 0.5, 0.0], [0.1, 0.1, 0.05]]] * 3)
+    speeds = Speeds((0, 4), seconds, np.tile([1.0, 3.0], (3, 1)), np.tile([1.0, 0.75], (3, 1)))
+    times = step_times(speeds, 2)
+    assert times["plain_ms"] == pytest.approx(1000)
+    assert times["step_ms"] == pytest.approx(1000 * 0.25 * 2 * 0.75 * 3)
+    assert speeds.improvement(4).value == pytest.approx(2)
+    assert speeds.improvement(4, refilled=True).value == pytest.approx(2 / 0.75)
+
+
+def test_the_floor_of_a_step_is_that_of_all_its_runs(who):
+    step, plain = (floors(who.pair, gamma, 1, 9, 1e9)["floor_step_ms"] for gamma in (3, 0))
+    draft = 1e3 * floor_seconds(who.pair.draft, 1e9, 1, 1, 9)
+    verify = 1e3 * floor_seconds(who.pair.target, 1e9, 1, 4, 9)
+    assert step == pytest.approx(3 * draft + verify)
+    assert plain == floors(who.pair, 0, 1, 9, 1e9)["floor_plain_ms"]
+
+
+def test_memory_is_measured_beside_what_was_predicted(who):
+    one, four = (memory(who, Setting(2, rows, False, new_tokens=6)) for rows in (1, 4))
+    assert one["weights_gb"] == four["weights_gb"] > 0
+    assert four["predicted_gb"] == pytest.approx(4 * one["predicted_gb"])
+    assert four["peak_gb"] == pytest.approx(four["predicted_gb"], rel=0.25)

@@ -1,0 +1,94 @@
+"""What a run moves is counted right; no test asks how fast anything was."""
+
+import math
+
+import pytest
+import torch
+
+from specnb import floor
+from specnb.estimate import Estimate
+from specnb.fast import pack
+from specnb.floor import Moved, bandwidth, bytes_moved, floor_seconds, over_floor
+from specnb.shapes import Shape, empty_model
+
+PLAIN, GATED = Shape(2, 32, 64, 4), Shape(3, 32, 48, 4, gated=True, kv_heads=2, head_dim=16)
+VOCAB = 64
+
+
+def made(shape=GATED, dtype=torch.float32):
+    return empty_model(shape, VOCAB, 32, "cpu", dtype)
+
+
+@pytest.mark.parametrize("shape", [PLAIN, GATED])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "tokens", "context"), [(1, 1, 0), (3, 5, 11)])
+def test_everything_that_a_run_needs_is_moved_once(shape, dtype, rows, tokens, context):
+    model = made(shape, dtype)
+    moved = bytes_moved(model, rows, tokens, context)
+    embedding = model.get_input_embeddings().weight
+    others = sum(weights.nbytes for weights in model.parameters()) - embedding.nbytes
+    assert moved.weights == others + rows * tokens * embedding[0].nbytes
+    output = model(torch.zeros(rows, context + tokens, dtype=torch.int64))
+    assert moved.cache == sum(layer.keys.nbytes + layer.values.nbytes for layer in output.past_key_values.layers)
+    assert moved.logits == output.logits[:, -tokens:].nbytes
+    assert moved.total == moved.weights + moved.cache + moved.logits
+
+
+def test_a_packed_copy_is_read_in_place_of_the_weights():
+    assert bytes_moved(pack(made())) == bytes_moved(made())
+
+
+def test_a_tied_embedding_is_read_whole_once():
+    model = made()
+    apart = bytes_moved(model)
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    assert bytes_moved(model) == apart
+
+
+def test_half_the_width_is_half_the_bytes():
+    exact, half = bytes_moved(made(), 2, 3, 7), bytes_moved(made(dtype=torch.bfloat16), 2, 3, 7)
+    assert Moved(*(2 * part for part in half)) == exact
+
+
+def test_the_floor_is_bytes_over_bandwidth():
+    assert floor_seconds(made(), 1e9, 2, 3, 5) == pytest.approx(bytes_moved(made(), 2, 3, 5).total / 1e9)
+
+
+@pytest.mark.parametrize("wrong", [(0, 1, 1), (1, 0, 1), (1, 1, -1)])
+def test_nothing_moves_nothing_is_refused(wrong):
+    with pytest.raises(ValueError, match="must be at least 1, 1, 0"):
+        bytes_moved(made(), *wrong)
+
+
+def test_bandwidth_counts_what_is_read_and_what_is_written(monkeypatch):
+    """With a clock on which copying takes 2 seconds, and each way to read one, a copy of n bytes moves n a second."""
+    size = 2**20
+    seconds = torch.tensor([[2.0, 4.0, 8.0]] * 5).numpy()
+    monkeypatch.setattr(floor, "in_turn", lambda jobs, *_, **__: seconds[:, : len(jobs)])
+    assert bandwidth(size=size, repetitions=5) == Estimate(size, size, size, 5)
+    seconds[:, 1] = 0.5
+    assert bandwidth(size=size, repetitions=5).value == 2 * size
+
+
+def test_every_way_moves_all_of_its_bytes():
+    for way in floor._ways(torch.device("cpu"), 2**20):
+        assert way.bytes in (2**20, 2**21)
+        assert way.job.run() is not None
+
+
+def test_bandwidth_and_runs_are_measured_here():
+    rate = bandwidth(size=2**20, repetitions=4)
+    assert 0 < rate.low <= rate.value <= rate.high < math.inf
+    ratio = over_floor(made(), rows=2, tokens=3, context=5, repetitions=4, size=2**20, progress=False)
+    assert 0 < ratio.low <= ratio.value <= ratio.high < math.inf
+    assert ratio.n == 4
+
+
+def test_a_run_over_its_floor(monkeypatch):
+    """Three seconds for what moves in one: three times the floor, by the fastest of the ways."""
+    moved = bytes_moved(made(), 1, 1, 9).total
+    size = 2**20
+    seconds = torch.tensor([[3.0, 4 * size / moved, size / moved, 9 * size / moved]] * 3, dtype=torch.float64).numpy()
+    monkeypatch.setattr(floor, "in_turn", lambda *_: seconds)
+    ratio = over_floor(made(), context=9, repetitions=3, size=size, progress=False)
+    assert ratio.value == pytest.approx(3)
