@@ -22,7 +22,7 @@ lab: .venv/ready  ## explore in JupyterLab
 
 bench: export OMP_NUM_THREADS = $(or $(THREADS),1)
 bench: .venv/ready  ## measure what is promised about time, on a machine that does nothing else
-	python -m specnb.bench
+	python -m specnb.bench $(STAGES)
 
 bench-gpu: .venv/ready  ## measure it on a GPU (DEVICE=cuda), at published sizes: 20 minutes; run again, it goes on
 	python -m specnb.bench_gpu --device $(or $(DEVICE),cuda)

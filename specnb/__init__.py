@@ -22,6 +22,7 @@ Rooms, from the ground up; each imports only from those before it:
     origin                 what results were made of, and whether they are stale
     results, figures       verdicts and tables; one style for every picture
     audit                  is a sampler lossless: a package of its own, with its own rooms
+    ledger                 what is written down about time, and whose rows a measurement replaces
     bench, cell            what is promised about time, measured; one pair at one setting
     gpu_plan, bench_gpu    the same on a GPU at published sizes, and Table 2 once more: what to do, and doing it
     ragged_view            pictures of caches and masks

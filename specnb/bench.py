@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +22,12 @@ from specnb.decode import generate
 from specnb.dialled import DRAFT, TARGET, Shape, dialled_pair
 from specnb.estimate import Estimate, ratio_of_sums
 from specnb.law import Sampling
+from specnb.ledger import Rows, columns, counted, curve, goal_row, keep, keep_curves, keep_goals, machine, settings
 from specnb.models import Pair, load_pair
 from specnb.race import PROMPT_TOKENS, Entrant, ours, prompts_for, race, transformers_generate
 from specnb.recommend import predict
 from specnb.record import PARTS
 from specnb.results import out, stamp, write
-from specnb.theory import step_cost
 
 NEW_TOKENS = 128
 GAMMAS = tuple(range(9))
@@ -42,27 +40,6 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 TEMPERATURES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 GAMMA = 4
 PEER_GAMMA = 3  # where transformers' assisted generation is at its fastest with the dialled pair
-
-Rows = list[dict[str, Any]]
-
-
-def machine(device: torch.device = torch.device("cpu")) -> str:
-    """The device's own name; of a processor, and the number of its cores."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-        return f"{names[0]}, {len(names)} cores"
-    except (OSError, IndexError):
-        return platform.processor() or platform.machine()
-
-
-def settings(pair: Pair, compiled: bool | str) -> dict[str, Any]:
-    """The columns that say under what a row was measured."""
-    threads = torch.get_num_threads()
-    dtype = str(pair.target.dtype).removeprefix("torch.")
-    return {"machine": machine(pair.target.device), "threads": threads, "dtype": dtype, "compiled": compiled}
 
 
 def walltime(
@@ -92,11 +69,6 @@ def walltime(
     return pd.DataFrame(rows), pd.DataFrame(curve(costs, labels))
 
 
-def counted(row: dict[str, Any]) -> float:
-    """The prediction for the very texts that were timed, whatever was accepted in them, of a row of `walltime`."""
-    return float(row["tokens_per_step"] / step_cost(row["gamma"], row["c"], lambda _: row["v"]))
-
-
 def own_share(costs: Costs, speeds: Speeds, gamma: int) -> float:
     """The share of a step that is neither a draft run nor the target run, both as timed alone."""
     at = speeds.gammas.index(gamma)
@@ -112,21 +84,6 @@ def cost_curves(name: str, layout: str, pair: Pair, repetitions: int) -> pd.Data
         costs = measure_costs(pair, context=context, largest=17, repetitions=repetitions)
         rows += curve(costs, {"pair": name, "layout": layout, "context": context} | settings(pair, False))
     return pd.DataFrame(rows)
-
-
-def curve(costs: Costs, labels: dict[str, Any]) -> Rows:
-    """One row for each number of tokens of a target run, and one for the draft."""
-    runs = [("target", n, times) for n, times in zip(costs.lengths, costs.target.T, strict=True)]
-    rows: Rows = []
-    for model, n, times in [*runs, ("draft", 1, costs.draft)]:
-        low, middle, high = 1e3 * np.quantile(times, [0.25, 0.5, 0.75])
-        rows.append(labels | {"model": model, "n": n, "ms": middle, "ms_low": low, "ms_high": high})
-    return rows
-
-
-def columns(name: str, estimate: Estimate) -> dict[str, float]:
-    """An estimate as three columns."""
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def regimes(repetitions: int) -> pd.DataFrame:
@@ -241,11 +198,6 @@ def trace(pair: Pair, new_tokens: int = 40) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def goal_row(name: str, ratio: Estimate, goal: float, under: dict[str, Any]) -> dict[str, Any]:
-    """One row of `bench.csv`."""
-    return {"name": name, "ratio": ratio.value, "low": ratio.low, "high": ratio.high, "goal": goal} | under
-
-
 def walltime_goals(table: pd.DataFrame) -> Rows:
     """The goals that rest on predictions: measured over predicted, and the loop's own share at gamma = 4."""
     rows: Rows = []
@@ -265,50 +217,61 @@ def walltime_goals(table: pd.DataFrame) -> Rows:
     return rows
 
 
-def keep(name: str, table: pd.DataFrame) -> pd.DataFrame:
-    """Writes `data/results/<name>.csv`: these rows, and those of other machines that were there."""
-    path = out() / "data" / "results" / f"{name}.csv"
-    if path.exists():
-        before = pd.read_csv(path)
-        table = pd.concat([before[before.machine != machine()], table], ignore_index=True)
-    write(path, table.to_csv(index=False, lineterminator="\n", float_format="%.5g"))
-    return table
+def measure_curves(repetitions: int) -> None:
+    """Cost curves of both pairs in every layout that needs no compiler."""
+    half = torch.bfloat16
+    pairs = (
+        ("dialled", "plain", dialled_pair(packed=False)), ("trained", "plain", load_pair(packed=False)),
+        ("dialled", "packed", dialled_pair()), ("trained", "packed", load_pair()),
+        ("dialled", "packed", dialled_pair(dtype=half)), ("trained", "packed", load_pair(dtype=half)),
+    )  # fmt: skip
+    keep_curves(cost_curves(name, layout, pair, 2 * repetitions) for name, layout, pair in pairs)
+
+
+def measure_walltime(repetitions: int) -> None:
+    """Prediction and measurement for every gamma, and the goals that rest on them."""
+    pairs = {"dialled": dialled_pair(), "trained": load_pair()}
+    made = [
+        walltime(name, pair, gammas, repetitions, compile)
+        for compile, gammas in ((False, GAMMAS), (True, COMPILED_GAMMAS))
+        for name, pair in pairs.items()
+    ]
+    table = keep("bench_walltime", pd.concat([rows for rows, _ in made], ignore_index=True))
+    keep_curves(curves for _, curves in made if curves.layout[0] == "compiled")
+    keep_goals(walltime_goals(table[table.machine == machine()]))
+
+
+def measure_peers(repetitions: int) -> None:
+    """Our loop and transformers' on the same prompts, and the goals that rest on that."""
+    timed, reached = peers(repetitions)
+    keep("bench_peers", timed)
+    keep_goals(reached)
+
+
+STAGES: dict[str, Callable[[int], Any]] = {
+    "peers": measure_peers,
+    "walltime": measure_walltime,
+    "trace": lambda repetitions: keep("bench_trace", trace(load_pair())),
+    "regimes": lambda repetitions: keep("bench_regimes", regimes(repetitions)),
+    "curves": measure_curves,
+}
 
 
 def main() -> None:
-    """Measures everything, prints the goals, and writes the tables."""
-    parser = argparse.ArgumentParser(description="Measures what is promised about time; a quarter of an hour.")
+    """Measures everything, or the stages that are named, writes the tables, and prints the goals."""
+    parser = argparse.ArgumentParser(description="Measures what is promised about time; about twenty minutes.")
+    parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="what to measure (default: everything)")
     parser.add_argument("--repetitions", type=int, default=7, help="prompts for each figure (default 7)")
-    repetitions = parser.parse_args().repetitions
-    dialled, trained = dialled_pair(), load_pair()
-    pairs = {"dialled": dialled, "trained": trained}
-    half = torch.bfloat16
-    curves = [
-        cost_curves(name, layout, pair, 2 * repetitions)
-        for name, layout, pair in (
-            ("dialled", "plain", dialled_pair(packed=False)), ("trained", "plain", load_pair(packed=False)),
-            ("dialled", "packed", dialled), ("trained", "packed", trained),
-            ("dialled", "packed", dialled_pair(dtype=half)), ("trained", "packed", load_pair(dtype=half)),
-        )
-    ]  # fmt: skip
-    tables = []
-    for compile, gammas in ((False, GAMMAS), (True, COMPILED_GAMMAS)):
-        for name, pair in pairs.items():
-            table, costs = walltime(name, pair, gammas, repetitions, compile)
-            tables.append(table)
-            curves += [costs] if compile else []
-    predicted = pd.concat(tables, ignore_index=True)
-    timed, goals = peers(repetitions)
-    bench = pd.DataFrame([*goals, *walltime_goals(predicted)])
-    keep("bench_walltime", predicted)
-    keep("bench_trace", trace(trained))
-    keep("bench_peers", timed)
-    keep("bench_costs", pd.concat(curves, ignore_index=True))
-    keep("bench_regimes", regimes(repetitions))
-    keep("bench", bench)
-    about = stamp({"repetitions": repetitions, "machine": machine(), "new_tokens": NEW_TOKENS})
-    write(out() / "data" / "results" / "bench.json", json.dumps(about, indent=1) + "\n")
-    print(bench.drop(columns="machine").round(3).to_string(index=False))
+    asked = parser.parse_args()
+    path = out() / "data" / "results" / "bench.json"
+    about = json.loads(path.read_text()) if path.exists() else {}
+    for stage in asked.stages or STAGES:
+        STAGES[stage](asked.repetitions)
+        under = {"repetitions": asked.repetitions, "machine": machine(), "new_tokens": NEW_TOKENS}
+        about[stage] = stamp(under)
+        write(path, json.dumps(about, indent=1) + "\n")
+    bench = pd.read_csv(out() / "data" / "results" / "bench.csv")
+    print(bench[bench.machine == machine()].drop(columns="machine").round(3).to_string(index=False))
 
 
 if __name__ == "__main__":

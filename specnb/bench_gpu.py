@@ -21,7 +21,6 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.bench import columns, goal_row, machine, settings
 from specnb.cell import Row, Setting, Subject, empty, measure_cell, subject
 from specnb.cost import ratio_of_medians
 from specnb.dialled import dialled_pair
@@ -29,6 +28,7 @@ from specnb.estimate import Estimate
 from specnb.floor import bandwidth
 from specnb.gpu_plan import LARGE, LLAMA, SIZES, TINY, Task, plan, small_plan
 from specnb.law import Sampling
+from specnb.ledger import columns, goal_row, machine, settings
 from specnb.models import Pair, load_pair
 from specnb.race import Entrant, ours, prompts_for, race, transformers_generate
 from specnb.results import out, stamp, write

@@ -1,0 +1,87 @@
+"""What is written down about time: columns that say under what, goals, and whose rows a measurement replaces."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from specnb.cost import Costs
+from specnb.estimate import Estimate
+from specnb.models import Pair
+from specnb.results import out, write
+from specnb.theory import step_cost
+
+Row = dict[str, Any]
+Rows = list[Row]
+
+
+def machine(device: torch.device = torch.device("cpu")) -> str:
+    """The device's own name; of a processor, and the number of its cores."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+        return f"{names[0]}, {len(names)} cores"
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()
+
+
+def settings(pair: Pair, compiled: bool | str) -> dict[str, Any]:
+    """The columns that say under what a row was measured."""
+    threads = torch.get_num_threads()
+    dtype = str(pair.target.dtype).removeprefix("torch.")
+    return {"machine": machine(pair.target.device), "threads": threads, "dtype": dtype, "compiled": compiled}
+
+
+def columns(name: str, estimate: Estimate) -> dict[str, float]:
+    """An estimate as three columns."""
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def goal_row(name: str, ratio: Estimate, goal: float, under: dict[str, Any]) -> dict[str, Any]:
+    """One row of `bench.csv`."""
+    return {"name": name, "ratio": ratio.value, "low": ratio.low, "high": ratio.high, "goal": goal} | under
+
+
+def counted(row: dict[str, Any]) -> float:
+    """The prediction for the very texts that were timed, whatever was accepted in them, of a row of `walltime`."""
+    return float(row["tokens_per_step"] / step_cost(row["gamma"], row["c"], lambda _: row["v"]))
+
+
+def curve(costs: Costs, labels: dict[str, Any]) -> Rows:
+    """One row for each number of tokens of a target run, and one for the draft."""
+    runs = [("target", n, times) for n, times in zip(costs.lengths, costs.target.T, strict=True)]
+    rows: Rows = []
+    for model, n, times in [*runs, ("draft", 1, costs.draft)]:
+        low, middle, high = 1e3 * np.quantile(times, [0.25, 0.5, 0.75])
+        rows.append(labels | {"model": model, "n": n, "ms": middle, "ms_low": low, "ms_high": high})
+    return rows
+
+
+def keep(name: str, table: pd.DataFrame, same: Sequence[str] = ("machine",)) -> pd.DataFrame:
+    """Writes `data/results/<name>.csv`: these rows, and those that were there and differ in a column of `same`."""
+    path = out() / "data" / "results" / f"{name}.csv"
+    if path.exists():
+        before = pd.read_csv(path)
+        new = set(map(tuple, table[list(same)].astype(str).to_numpy()))
+        old = [tuple(row) not in new for row in before[list(same)].astype(str).to_numpy()]
+        table = pd.concat([before[old], table], ignore_index=True)
+    write(path, table.to_csv(index=False, lineterminator="\n", float_format="%.5g"))
+    return table
+
+
+def keep_curves(curves: Iterable[pd.DataFrame]) -> None:
+    """Adds cost curves to `bench_costs.csv`."""
+    keep("bench_costs", pd.concat(curves, ignore_index=True), ("machine", "pair", "layout", "dtype"))
+
+
+def keep_goals(rows: Rows) -> None:
+    """Adds goals to `bench.csv`."""
+    keep("bench", pd.DataFrame(rows), ("machine", "name", "compiled"))
