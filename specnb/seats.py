@@ -67,10 +67,10 @@ class Watch:
         self.pending: tuple[Tensor, torch.cuda.Event] | None = None
 
     def look(self) -> NDArray[np.int64] | None:
-        """Tokens still to come of each row, as `State.left`; None while nothing is known."""
+        """Tokens still to come of each row, `State.left`; None while nothing is known."""
         if not self.ahead:
-            return self.state.left().numpy()
-        before, left = self.pending, self.state.left()
+            return self.state.left.numpy()
+        before, left = self.pending, self.state.left
         copy = torch.empty(left.shape, dtype=left.dtype, pin_memory=True)
         copy.copy_(left, non_blocking=True)
         done = torch.cuda.Event()

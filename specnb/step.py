@@ -31,7 +31,9 @@ class State:
     tokens   (rows, slots)              the text, prompt included; behind `lengths` it means nothing
     lengths, starts, room, steps        tokens so far, those of the prompt, tokens still to come, steps so far
     done, sick                          whether the row has ended; whether a model gave it NaN
+    left                                what the host is told: `room`, `IDLE` when done, below that when sick
     noise    (rows, steps, 2 gamma + 1) what each step of the row draws with: drafts, tests, the last token
+    drawn    (rows, 2 gamma + 1)        of that, what the next step draws with
     record   (rows, steps, gamma + 3)   what each did: drafts, accepted, the last token, emitted
     beta     (rows, steps, gamma)       overlap of p and q at each draft
     """
@@ -42,10 +44,11 @@ class State:
 
         self.gamma = gamma
         self.tokens = zeros(slots)
-        self.lengths, self.starts, self.room, self.steps = (zeros() for _ in range(4))
+        self.lengths, self.starts, self.room, self.steps, self.left = (zeros() for _ in range(5))
         self.done, self.sick = zeros(dtype=torch.bool), zeros(dtype=torch.bool)
         # One more than the steps of the longest text: a row that has ended goes on pointing behind its last.
         self.noise = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
+        self.drawn = zeros(2 * gamma + 1, dtype=torch.float64)
         self.record = zeros(steps + 1, gamma + 3)
         self.beta = zeros(steps + 1, gamma, dtype=torch.float64)
         self.eos = torch.zeros(ends, dtype=torch.int64, device=device)
@@ -62,12 +65,14 @@ class State:
         self.starts[rows] = self.lengths[rows]
         self.room[rows], self.steps[rows] = max_new_tokens, 0
         self.done[rows], self.sick[rows] = False, False
-        drawn = torch.cat([noise.draft, noise.accept, noise.final[..., None]], dim=-1)
-        self.noise[rows, : drawn.shape[1]] = drawn
+        every = torch.cat([noise.draft, noise.accept, noise.final[..., None]], dim=-1)
+        self.noise[rows, : every.shape[1]] = every.to(device)
+        self.look_ahead()
 
-    def drawn(self) -> Tensor:
-        """The uniforms `(rows, 2 gamma + 1)` of each row's next step."""
-        return self.noise[self.rows, self.steps]
+    def look_ahead(self) -> None:
+        """Lays out what the next step draws with, and what the host is told of this one."""
+        self.drawn.copy_(self.noise[self.rows, self.steps])
+        self.left.copy_(torch.where(self.done, IDLE, self.room).masked_fill(self.sick, IDLE - 1))
 
     def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
         """Puts what a step emits behind each row; returns how many tokens `(rows,)` that was.
@@ -111,10 +116,6 @@ class State:
             for tokens, start, end, steps, record, beta in columns
         ]
 
-    def left(self) -> Tensor:
-        """Tokens still to come `(rows,)`: `IDLE` for a row that has ended, below that where a model gave NaN."""
-        return torch.where(self.done, IDLE, self.room).masked_fill(self.sick, IDLE - 1)
-
 
 class Batch:
     """Rows that are generated together: their state, their caches, and the three parts of a step."""
@@ -156,13 +157,11 @@ class Batch:
 
     def step(self, lap: Callable[[str], None] = lambda part: None) -> None:
         """Draft, verify, emit: one round for every row. `lap` is told the name of each part as it ends."""
-        noise = self.state.drawn()
-        lap("rest")
-        proposal = self.propose(noise[:, : self.state.gamma])
+        proposal = self.propose(self.state.drawn[:, : self.state.gamma])
         lap("draft")
         logits = self.verify(proposal.drafts)
         lap("target")
-        self.settle(logits, *proposal, noise)
+        self.settle(logits, *proposal)
 
     def propose(self, noise: Tensor) -> Proposal:
         """The drafts of a step, from its uniforms `(rows, gamma)`."""
@@ -175,15 +174,16 @@ class Batch:
         """The target's logits `(rows, gamma + 1, vocab)` at the last token and the drafts."""
         return verify_logits(self.runner, self.state, drafts)
 
-    def settle(self, logits: Tensor, drafts: Tensor, q: Tensor, noise: Tensor) -> None:
-        """Decides, emits and remembers, with the step's uniforms `(rows, 2 gamma + 1)`."""
-        gamma = self.state.gamma
+    def settle(self, logits: Tensor, drafts: Tensor, q: Tensor) -> None:
+        """Decides, emits and remembers."""
+        _, accept, final = self.state.drawn.split([self.state.gamma, self.state.gamma, 1], dim=1)
         p = standardise(logits, self.sampling, check=False)
         proposal = Proposal(drafts, q)
-        outcome = self.rule(p, q, drafts, noise[:, gamma : 2 * gamma], noise[:, -1])
+        outcome = self.rule(p, q, drafts, accept, final[:, 0])
         # A law of which one entry is NaN is NaN throughout.
         self.state.sick |= (p[..., 0].sum(dim=1) + q[..., 0].sum(dim=1)).isnan()
         self.state.remember(proposal, outcome, self.state.append(proposal, outcome), overlap(p[:, :-1], q))
+        self.state.look_ahead()
 
     def warm_up(self, progress: bool) -> None:
         """Runs a text of no meaning: that compiles each part, or captures the step."""
@@ -192,7 +192,7 @@ class Batch:
         quiet = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
         self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(quiet, quiet, torch.zeros(rows, 1).double()), 1)
         with tqdm(total=3, desc="compiling (half a minute, once)", leave=False, disable=not progress) as bar:
-            self.step(lambda part: bar.update(part != "rest"))
+            self.step(lambda part: bar.update())
             bar.update()
 
 

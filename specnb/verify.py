@@ -120,7 +120,10 @@ def _require_lenience(lenience: float) -> None:
 
 def _leading(accept: Tensor) -> Tensor:
     """The number of true entries before the first false one, along the last axis."""
-    return accept.to(torch.int64).cumprod(dim=-1).sum(dim=-1)
+    count = accept.shape[-1]
+    if count == 0:
+        return accept.sum(dim=-1)
+    return torch.where(accept, count, torch.arange(count, device=accept.device)).amin(dim=-1)
 
 
 def _at(laws: Tensor, tokens: Tensor) -> Tensor:

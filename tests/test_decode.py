@@ -18,7 +18,7 @@ from specnb.draft import ModelDraft
 from specnb.law import Sampling
 from specnb.ngram import NgramDraft, NgramModel
 from specnb.record import PARTS
-from specnb.step import State
+from specnb.step import Batch
 from specnb.verify import exact_match, greedy_verification, rejection_sampling
 
 GREEDY = Sampling(temperature=0)
@@ -202,8 +202,8 @@ def test_prompts_that_take_turns_get_the_texts_they_would_get_together(architect
 def test_rows_are_never_empty_while_prompts_wait(monkeypatch):
     """Six texts of very different lengths in two rows: each next one begins as soon as one has ended."""
     seen = []
-    left = State.left
-    monkeypatch.setattr(State, "left", lambda state: seen.append(left(state)) or seen[-1])
+    step = Batch.step
+    monkeypatch.setattr(Batch, "step", lambda batch: seen.append(batch) or step(batch))
     target, _ = PAIRS["llama"]
     made = generate(target, [(0,)] * 6, max_new_tokens=LIMIT - 1, eos=[1], batch_size=2, progress=False)
     free = [0, 0]  # when each row is free

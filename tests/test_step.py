@@ -16,7 +16,7 @@ from specnb.decode import generate
 from specnb.draft import ModelDraft
 from specnb.law import Sampling
 from specnb.randomness import uniforms
-from specnb.step import Batch
+from specnb.step import Batch, State
 from specnb.verify import exact_match, greedy_verification, rejection_sampling, token_verification
 
 # A device of which torch knows nothing but that it is another one.
@@ -85,12 +85,13 @@ def test_a_tape_notices_what_a_step_does_on_the_host(monkeypatch):
         def __init__(self, *settings):
             super().__init__(*settings)
             self.count = 0
-            self.state.drawn = self.drawn
+            self.state.look_ahead = self.look_ahead
             self.step = Tape(super().step)
 
-        def drawn(self):
+        def look_ahead(self):
+            State.look_ahead(self.state)
+            self.state.drawn.copy_(self.state.noise[:, self.count])
             self.count += 1
-            return self.state.noise[:, self.count - 1]
 
     target = llama(dtype=torch.float64)
     asked = {"gamma": 2, "max_new_tokens": TOKENS, "progress": False}
@@ -105,7 +106,7 @@ def test_a_step_runs_on_a_device_without_reading_anything(make, rule):
     with batch_without_values(make, rule) as batch:
         batch.step()
         batch.step()
-        assert batch.state.left().device.type == "elsewhere"
+        assert batch.state.left.device.type == "elsewhere"
 
 
 def test_tensors_without_values_notice_a_step_that_waits():
