@@ -6,12 +6,12 @@ import yaml
 configfile: "config.yml"
 
 CODE = sorted(map(str, Path("specnb").rglob("*.py")))
-DATA = ["data/claims.csv", "data/corpus.csv", *sorted(map(str, Path("data/reference").glob("*.csv")))]
-# What was measured once and is read since: by `make bench` and by the audit's own checks.
-DATA += sorted(str(path) for path in Path("data/results").glob("[a-z]*.csv") if path.name != "claims.csv")
+DATA = ["data/claims.csv", "data/corpus.csv"]
 PAIR = sorted(map(str, Path("data/pair").glob("*/model.safetensors")))
 
-PAPER = sorted(map(str, [*Path("paper").glob("*.typ"), *Path("paper").glob("*.bib")]))
+# The paper is about the runs of config.yml; runs with other parameters have none.
+STANDARD = config == yaml.safe_load(Path("config.yml").read_text())
+PAPER = sorted(map(str, [*Path("paper").glob("*.typ"), *Path("paper").glob("*.bib")])) if STANDARD else []
 
 rule all:
     input:
@@ -26,10 +26,12 @@ for number, (name, notebook) in enumerate(config["notebooks"].items()):
             code=CODE,
             data=DATA,
             pair=PAIR,
+            reads=notebook.get("reads", []),
         output:
             # Executed notebooks are moved here whole; a run that failed or was stopped stays in the log.
             executed=f"build/notebooks/{name}.ipynb",
             claims=f"data/results/{name[:2]}.claims.csv",
+            origin=f"data/results/{name[:2]}.origin.json",
             tables=[f"data/results/{name[:2]}_{table}.csv" for table in notebook.get("tables", [])],
             figures=[f"figures/{name[:2]}_{figure}.{kind}" for figure in notebook.get("figures", []) for kind in ("svg", "pdf")],
         log:

@@ -31,10 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.html is not None:
             options.html.write_text(report.to_html(), encoding="utf-8")
     except (ValueError, TypeError, OSError) as error:
-        print(f"specnb: {error}", file=sys.stderr)
+        print(f"specnb: {_words(error)}", file=sys.stderr)
         return 2
     print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else report)
     return 1 if report.rejected else 0
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _audited(options: argparse.Namespace) -> Report:
@@ -100,17 +106,22 @@ def _read_line(line: str, where: str) -> dict[str, list[int]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specnb", description="Is your sampler lossless?")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add = commands.add_parser("audit", help="test generated tokens against the target's law").add_argument
-    add("tokens", type=Path, metavar="TOKENS.jsonl", help=f"one text a line: {LINE}")
+    add = commands.add_parser(
+        "audit",
+        help="test generated tokens against the target's law",
+        description="Were these tokens drawn from the target's law, under the settings claimed?",
+        epilog="exit status: 0, no deviation was found; 1, exactness is rejected; 2, the input is bad",
+    ).add_argument
+    add("tokens", type=Path, metavar="TOKENS.jsonl", help=f"one text a line: {LINE}, and steps if known")
     add("--target", required=True, metavar="FOLDER_OR_NAME", help="the model whose law the tokens should have")
     add("--draft", metavar="FOLDER_OR_NAME", help="the draft model, which aims the test")
-    add("--temperature", type=float, default=1.0, help="claimed (default 1; 0 is argmax)")
-    add("--top-k", type=int, help="claimed (default: none)")
-    add("--top-p", type=float, default=1.0, help="claimed (default 1)")
+    add("--temperature", type=float, metavar="T", default=1.0, help="temperature claimed (default 1; 0 is argmax)")
+    add("--top-k", type=int, metavar="K", help="top-k claimed (default: none)")
+    add("--top-p", type=float, metavar="P", default=1.0, help="top-p claimed (default 1: none)")
     add("--eos", type=int, action="append", metavar="ID", help="tokens behind this one are a finding; may be repeated")
     add("--max-new-tokens", type=int, metavar="N", help="texts of another length without an end are a finding")
-    add("--delta", type=float, default=1e-6, help="rate of false alarms (default 1e-6)")
-    add("--seed", type=int, default=0, help="of the test's own uniforms (default 0)")
+    add("--delta", type=float, metavar="D", default=1e-6, help="rate of false alarms (default 1e-6)")
+    add("--seed", type=int, metavar="S", default=0, help="of the test's own uniforms (default 0)")
     add("--stop", action="store_true", help="stop as soon as exactness is rejected")
     add("--json", action="store_true", help="print the report as JSON")
     add("--html", type=Path, metavar="FILE", help="write the report as a page, too")

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from specnb.draft import Drafter, ModelDraft
 from specnb.fast import Captured, Compiled
 from specnb.law import Sampling
-from specnb.memory import enough_memory, predicted
+from specnb.memory import predicted, require_memory, telling_what_fits
 from specnb.record import Laps, StepRecord, gathered
 from specnb.request import (
     Tokens,
@@ -32,7 +32,7 @@ from specnb.request import (
     require_tokens,
     require_whole,
 )
-from specnb.seats import Seats, Watch, require_healthy
+from specnb.seats import News, Seats, require_healthy
 from specnb.step import IDLE, Batch
 from specnb.verify import Rule, token_verification
 
@@ -104,19 +104,21 @@ def generate(
     slots = longest + max_new_tokens + gamma + 1
     if compile:
         slots = -(-slots // ROOM) * ROOM
-        kept: Any = draft  # by identity
-        in_parts = timed and target.device.type == "cuda"
-        shape = (rows_at_once, gamma, slots, slots, len(ends))
-        batch = _compiled(target, kept, sampling, rule, shape, compile, in_parts)
-    else:
-        batch = Batch(target, drafter, sampling, rule, rows_at_once, gamma, slots, max_new_tokens, len(ends))
     model = drafter.model if isinstance(drafter, ModelDraft) else None
     sizes = {"rows": rows_at_once, "prompt": longest, "new_tokens": slots - longest - gamma - 1, "gamma": gamma}
     need = predicted(target, model, **sizes, sampling=sampling)
-    with enough_memory(need, rows_at_once, target.device, ask=batch.cold):
-        if compile and batch.cold:
-            batch.warm_up(progress)
-        batch.cold = False
+    with telling_what_fits(need, rows_at_once, target.device):
+        if compile:
+            kept: Any = draft  # by identity
+            shape = (rows_at_once, gamma, slots, slots, len(ends))
+            in_parts = timed and target.device.type == "cuda"
+            batch = _compiled(target, kept, sampling, rule, shape, compile, in_parts)
+            if batch.cold:
+                require_memory(need, rows_at_once, target.device)
+                batch.warm_up(progress)
+        else:
+            require_memory(need, rows_at_once, target.device)
+            batch = Batch(target, drafter, sampling, rule, rows_at_once, gamma, slots, max_new_tokens, len(ends))
         batch.clear(ends)
         return _written(batch, Seats(batch, prompts, numbers, seed, max_new_tokens), timed, progress)
 
@@ -124,13 +126,13 @@ def generate(
 def _written(batch: Batch, seats: Seats, timed: bool, progress: bool) -> Generation:
     """Step after step, until no prompt waits and every row has ended."""
     device = batch.state.tokens.device
-    watch, laps = Watch(batch), Laps(device)
+    news, laps = News(batch), Laps(device)
     with tqdm(total=seats.expected, desc="tokens", delay=3, leave=False, disable=not progress) as bar:
         while True:
             if timed:
                 laps.start()
             batch.step(*([laps.lap] if timed else []))
-            left = watch.look()
+            left = news.look()
             if timed:
                 laps.lap("rest")
             if left is None:
@@ -138,7 +140,7 @@ def _written(batch: Batch, seats: Seats, timed: bool, progress: bool) -> Generat
             require_healthy(left)
             bar.update(seats.expected - seats.to_come(left) - bar.n)
             if seats.replace(np.flatnonzero(left == IDLE)):
-                watch.forget()
+                news.forget()
             elif not left.any():
                 break
     told = seats.told()

@@ -135,13 +135,17 @@ def available(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-@contextmanager
-def enough_memory(need: Memory, rows: int, device: torch.device, ask: bool = True) -> Iterator[None]:
-    """Raises `MemoryError` with the number of rows that would fit: where `need` for `rows` is more than there is, if
-    that is to be asked, and where the device runs out of memory inside."""
+def require_memory(need: Memory, rows: int, device: torch.device) -> None:
+    """Raises `MemoryError` with the number of rows that would fit, where `need` for `rows` is more than there is."""
     there = available(device)
-    if ask and need.generation > there:
+    if need.generation > there:
         raise MemoryError(_what_fits(need, rows, device, there))
+
+
+@contextmanager
+def telling_what_fits(need: Memory, rows: int, device: torch.device) -> Iterator[None]:
+    """Says the same, as well as it can, where the device runs out of memory inside."""
+    there = available(device)
     try:
         yield
     except torch.OutOfMemoryError as error:

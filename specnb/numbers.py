@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from specnb.audit.detection import CAP, DELTA, EXHIBITS, summary
-from specnb.reading import Results, count, interval, share, with_minus
-from specnb.results import VERDICTS
+from specnb.audit.detection import CAP, DELTA, summary
+from specnb.reading import Results, count, interval, museum, one_machine, per_token, share, single_runs, with_minus
+from specnb.results import CLAIMS, VERDICTS
 from specnb.theory import walltime_improvement
 
 Named = dict[str, str]
@@ -24,6 +24,7 @@ def verdicts(results: Results) -> Named:
     missing = sorted(set(claims.notebook[claims.verdict == "open"].str.zfill(2)))
     return {verdict: str(number) for verdict, number in counts.items()} | {
         "all": str(len(claims)),
+        "own": str(int((pd.read_csv(CLAIMS, dtype=str).source == "beyond").sum())),
         "settled": str(len(claims) - counts["open"]),
         "open-notebooks": ", ".join(missing[:-1]) + f" and {missing[-1]}" if len(missing) > 1 else "".join(missing),
     }
@@ -41,6 +42,7 @@ def exactness(results: Results) -> Named:
         "largest-vocab": count(joint.vocab.max()),
         "largest-gamma": count(joint.gamma.max()),
         "pairs": results.quote("unbiasedness", r"([\d,]+) of [\d,]+ pairs of laws"),
+        "given-length": results.quote("algorithm-1-joint", r"\(TV ([\d.]+) in 1-token steps\)"),
         "draws": count(most.n),
         "draws-tv": f"{most['mean TV']:.5f}",
         "draws-tv-exact": f"{most['expected of an exact one']:.5f}",
@@ -105,6 +107,8 @@ def acceptance(results: Results) -> Named:
         "n": count(ours.n.max()),
         "laws-alone": results.quote("table-3-shape", r"laws on the text of T = 1: (-?[\d.]+ \[[^\]]+\])"),
         "text-alone": results.quote("table-3-shape", r"text under the laws of T = 1: (-?[\d.]+ \[[^\]]+\])"),
+        "laws-there": results.quote("table-3-shape", r"laws on the text of T = 0: (-?[\d.]+ \[[^\]]+\])"),
+        "text-there": results.quote("table-3-shape", r"text under the laws of T = 0: (-?[\d.]+ \[[^\]]+\])"),
         "very-hot": results.quote("table-3-shape", r"at T = 8 it is (\d\.\d+)"),
         "needed": count(needed.needed),
         "needed-if-independent": count(needed["if independent"]),
@@ -132,22 +136,24 @@ def speed(results: Results) -> Named:
         "gamma-optimal": count((choice.gamma == choice.optimal).sum()),
         "gamma-lost": share(choice.lost.max(), 1),
         "encoder": results.quote("encoder-bound", r"by up to ([\d.]+) times"),
-        "encoder-from": results.quote("encoder-bound", r"needs (\d+) tokens"),
+        "encoder-from": count(int(results.quote("encoder-bound", r"needs (\d+) tokens"))),
     }
 
 
 def clock(results: Results) -> Named:
-    walltime, peers, costs = (_one_machine(results.table(f"bench_{name}")) for name in ("walltime", "peers", "costs"))
+    walltime, runs = one_machine(results.table("bench_walltime")), single_runs(results)
     free = walltime_improvement(walltime.alpha.to_numpy(), walltime.gamma.to_numpy(), walltime.c.to_numpy())
     ratio, printed = walltime.measured / walltime.predicted, walltime.measured / free
     best = walltime.loc[walltime.groupby(["pair", "compiled"]).measured.idxmax()].set_index(["pair", "compiled"])
     best = best.apply(interval, axis=1, args=("measured", "measured_low", "measured_high"))
-    ms = peers[peers.pair == "dialled"].set_index("sampler").ms_per_token
-    curves = costs[(costs.model == "target") & (costs.dtype == "float32")]
-    curves = curves[curves.context == costs.context[costs.layout == "compiled"].iloc[0]]
-    runs = curves.set_index(["pair", "layout", "n"]).ms
+    ms = per_token(results, "dialled")
+    gains = {
+        f"compiled-{pair}-{kind.split()[0]}": f"{times[kind] / times[f'{kind}, compiled']:.2f}"
+        for pair, times in ((pair, per_token(results, pair)) for pair in ("dialled", "trained"))
+        for kind in ("target only", "speculative")
+    }
     cells = [(pair, layout) for pair in ("dialled", "trained") for layout in ("plain", "packed", "compiled")]
-    return {
+    return gains | {
         "machine": str(walltime.machine.iloc[0]),
         "n": count(TOKENS),
         "cases": count(len(walltime)),
@@ -161,6 +167,7 @@ def clock(results: Results) -> Named:
         "worst-pair": walltime.pair[(ratio - 1).abs().idxmax()],
         "layout-plain": f"{ms['target only, plain weights'] / ms['target only']:.2f}",
         "layout-speculative": f"{ms['speculative, plain weights'] / ms['speculative']:.2f}",
+        "peer-plain": f"{ms['transformers assisted']:.2f}",
         "peer": f"{ms['transformers assisted, packed']:.2f}",
         "ours": f"{ms['speculative']:.2f}",
         "best-dialled": best["dialled", False],
@@ -170,11 +177,6 @@ def clock(results: Results) -> Named:
     } | {f"ms-{pair}-{layout}": f"{runs[pair, layout, 1]:.1f}" for pair, layout in cells} | {
         f"v-{pair}-{layout}": f"{runs[pair, layout, TOKENS] / runs[pair, layout, 1]:.2f}" for pair, layout in cells
     }  # fmt: skip
-
-
-def _one_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the machine that was measured first; others may have been added."""
-    return table[table.machine == table.machine.iloc[0]].reset_index(drop=True)
 
 
 def beam(results: Results) -> Named:
@@ -240,22 +242,20 @@ def lenience(results: Results) -> Named:
     }
 
 
-def museum(results: Results) -> pd.DataFrame:
-    """Every harmful bug of the museum: what the audit needs to find it, and how often the engines' tests pass."""
-    runs, checks = results.table("museum"), results.table("checks")
-    harmful = [name for name in runs.mutant.unique() if not EXHIBITS[name].lossless]
-    shares = checks.assign(share=checks.passed / checks.runs).pivot_table("share", "mutant", "check")
-    return summary(runs).set_index("mutant").loc[harmful].join(shares).sort_values(["median", "90%", "tv"])
-
-
 def audit(results: Results) -> Named:
     bugs, runs, wild = museum(results), summary(results.table("museum")), results.table("in_the_wild")
+    unseen = bugs[bugs["median"].isna()]
+    kept = results.table("11_museum").set_index("mutant")
+    in_a_step = kept["exact TV of a step"]
     greedy = results.table("11_greedy_drafts").set_index("drafts")
     large, exact = bugs[bugs.tv >= LARGE], runs[runs.mutant == "exact"].iloc[0]
     engines = {"vLLM V1": "vllm-one", "vLLM V2": "vllm-two", "TensorRT-LLM": "tensorrt", "transformers": "transformers"}
     return {
         "bugs": count(len(bugs)),
         "found": count(bugs["median"].notna().sum()),
+        "seen": count((~kept["seen in"][bugs.index].str.startswith("-")).sum()),
+        "unseen": count(len(unseen)),
+        "unseen-by-enumeration": count((in_a_step[unseen.index] > 1e-6).sum()),
         "cap": count(CAP),
         "delta": f"{DELTA:g}",
         "large": count(len(large)),

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pandas as pd
 import typst
-import yaml
 
-from specnb.numbers import museum, numbers
-from specnb.reading import Missing, Results
+from specnb import origin
+from specnb.numbers import numbers
+from specnb.reading import Missing, Results, museum
+from specnb.remarks import require_true
 from specnb.results import CLAIMS, ROOT, collect, out, write
 
 SOURCES = ("paper.typ", "style.typ", "references.bib")
@@ -25,19 +26,20 @@ FIGURE = re.compile(r"\"(\d\d_\w+)\"")
 
 def require_fresh(folder: Path) -> None:
     """Raises `Missing` with the names of the tables, verdicts and figures that `config.yml` promises and `folder`
-    lacks, and of verdicts in `claims.csv` that are not what the notebooks' own files say.
+    lacks; of what has changed since a notebook read or wrote it (see `specnb.origin`); and of verdicts in
+    `claims.csv` that are not what the notebooks' own files say.
 
     What depends on this machine's clock (`_timed`) is no part of the paper.
     """
-    promised = yaml.safe_load((ROOT / "config.yml").read_text(encoding="utf-8"))["notebooks"]
     wanted = []
-    for name, notebook in promised.items():
-        wanted += [f"data/results/{name[:2]}.claims.csv"]
-        wanted += [f"data/results/{name[:2]}_{table}.csv" for table in notebook["tables"]]
-        wanted += [f"figures/{name[:2]}_{figure}.{kind}" for figure in notebook["figures"] for kind in ("svg", "pdf")]
-    lacking = [path for path in wanted if "_timed." not in path and not (folder / path).exists()]
+    for name, entry in origin.config(ROOT).items():
+        wanted += [*origin.promised(name, entry), f"data/results/{name[:2]}.origin.json"]
+    lacking = [path for path in wanted if not (folder / path).exists()]
     if lacking:
         raise Missing(f"missing: {', '.join(lacking)}; `make reproduce` writes them")
+    changed = origin.stale(ROOT, folder)
+    if changed:
+        raise Missing(f"stale: {'; '.join(changed)}; `python -m specnb.notebooks NN` runs notebook NN again")
     path = folder / "data" / "results" / "claims.csv"
     if not path.exists():
         raise Missing("missing: data/results/claims.csv; `python -m specnb.results` writes it")
@@ -55,7 +57,7 @@ def claims_table(results: Results) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "claim": table.id,
-            "source": stated.source + ", " + stated.locus,
+            "source": (stated.source + ", " + stated.locus).replace("beyond, -", "ours"),
             "verdict": table.verdict,
             "evidence": table.evidence.where(table.verdict != "open", undecided),
         }
@@ -127,6 +129,7 @@ def build() -> dict[str, bytes]:
     folder = out()
     require_fresh(folder)
     results = Results(folder / "data" / "results")
+    require_true(results)
     files = {name: (ROOT / "paper" / name).read_bytes() for name in SOURCES}
     for name in sorted(set(FIGURE.findall(files["paper.typ"].decode()))):
         path = folder / "figures" / f"{name}.pdf"

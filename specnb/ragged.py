@@ -5,21 +5,21 @@
     Pointed  nothing moves: each row has a length, and what lies behind it is hidden (`specnb.cache.RaggedCache`)
 
 All three hold, of each row, everything but its newest token, and obey one rule of sight: a token sees the entries
-of its own text at positions up to its own. `Batch` is one loop for all of them, written to be read; the loop that is
-fast is `specnb.decode`.
+of its own text at positions up to its own. `Continuation` is one loop for all of them, written to be read; the loop
+that is fast is `specnb.decode`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from specnb.cache import additive_mask, crop
-from specnb.draft import prefill
 from specnb.law import Sampling, draw, standardise
 from specnb.models import Runner, context_limit, require_same_vocabulary, require_supported
 from specnb.randomness import uniforms
@@ -94,6 +94,9 @@ class Grown:
         """Makes a cache of `columns` `(rows of the cache, width)` of this one: a copy of all of it."""
         self.owners, self.positions = (own.take_along_dim(columns, dim=1) for own in (self.owners, self.positions))
         for layer in self.cache.layers:
+            assert isinstance(layer, DynamicLayer)
+            assert layer.keys is not None
+            assert layer.values is not None
             layer.keys = layer.keys.take_along_dim(columns[:, None, :, None], dim=2)
             layer.values = layer.values.take_along_dim(columns[:, None, :, None], dim=2)
 
@@ -161,8 +164,10 @@ class Pointed:
         self.runner = Runner(model, longest)
         self.lengths = torch.tensor([len(text) for text in texts], device=model.device)
         self.mask_entries = 0
-        tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=model.device)
-        prefill(self.runner, tokens, self.lengths + 1)
+        width = max(map(len, texts))
+        if width:  # short texts run some tokens that are not theirs; those lie behind their ends
+            tokens = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=model.device)
+            self.runner.run(tokens, torch.arange(width, device=model.device).expand(len(texts), -1), keep=1)
 
     def run(self, tokens: Tensor) -> Tensor:
         slots = self.lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
@@ -180,7 +185,7 @@ class Pointed:
 WAYS: dict[str, Way] = {"padding": Padded, "packing": Packed, "pointers": Pointed}
 
 
-class Batch:
+class Continuation:
     """Texts that are continued together by speculative decoding, each way the same tokens from the same seed.
 
     `prompts` and settings as in `specnb.decode.generate`. Raises `ValueError` or `TypeError` for models that the
@@ -226,7 +231,8 @@ class Batch:
     def step(self) -> list[int]:
         """Drafts, verifies, emits, crops; returns how many tokens each row got."""
         drafts, q = self._propose(self.noise.draft[:, self.steps])
-        p = standardise(self.target.run(torch.cat([self.newest, drafts], dim=1)), self.sampling)
+        logits = self.target.run(torch.cat([self.newest, drafts], dim=1))
+        p = standardise(logits, self.sampling, check=False)
         outcome = self.rule(p, q, drafts, self.noise.accept[:, self.steps], self.noise.final[:, self.steps])
         emitted = []
         for text, own, n, x in zip(self.texts, drafts.tolist(), *(part.tolist() for part in outcome), strict=True):
@@ -244,28 +250,20 @@ class Batch:
     def _propose(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         drafts, laws = [self.newest], []
         for uniform in noise.unbind(dim=1):
-            laws.append(standardise(self.draft.run(drafts[-1])[:, -1], self.sampling))
+            laws.append(standardise(self.draft.run(drafts[-1])[:, -1], self.sampling, check=False))
             drafts.append(draw(laws[-1], uniform)[:, None])
         self.draft.run(drafts[-1])  # for its entry alone: so both caches hold the same, and crop the same
         return torch.cat(drafts[1:], dim=1), torch.stack(laws, dim=1)
 
 
 def generate(
-    way: Way, target: PreTrainedModel, prompts: Texts, draft: PreTrainedModel, **settings: int | Sampling | Rule
+    way: Way, target: PreTrainedModel, prompts: Texts, draft: PreTrainedModel, **settings: Any
 ) -> list[list[int]]:
-    """The new tokens of each prompt, by a `Batch` with these `settings`."""
-    batch = Batch(way, target, prompts, draft, **settings)  # type: ignore[arg-type]
-    while not batch.done:
-        batch.step()
-    return batch.texts
-
-
-def token_bytes(model: PreTrainedModel) -> int:
-    """Bytes of one token's keys and values in all layers."""
-    config = model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize
+    """The new tokens of each prompt, by a `Continuation` with these `settings`."""
+    made = Continuation(way, target, prompts, draft, **settings)
+    while not made.done:
+        made.step()
+    return made.texts
 
 
 def slots_needed(way: str, lengths: Sequence[int], longest: int) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from specnb.audit.detection import EXHIBITS, summary
+
 
 class Missing(LookupError):  # noqa: N818 - it reads as what it says
     """A result that the paper needs is not there, or is not what it was."""
@@ -53,3 +55,36 @@ def share(part: float, digits: int = 0) -> str:
 
 def interval(row: pd.Series, name: str = "value", low: str = "low", high: str = "high", digits: int = 2) -> str:
     return f"{row[name]:.{digits}f} [{row[low]:.{digits}f}, {row[high]:.{digits}f}]"
+
+
+def parsed(words: str) -> tuple[float, float, float]:
+    """Value and limits of an estimate as it is printed: `0.13 [0.11, 0.15]`."""
+    value, low, high = map(float, re.findall(r"[-+]?\d*\.?\d+", words)[:3])
+    return value, low, high
+
+
+def one_machine(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the machine that was measured first; others may have been added."""
+    return table[table.machine == table.machine.iloc[0]].reset_index(drop=True)
+
+
+def single_runs(results: Results) -> pd.Series:
+    """Milliseconds of one target run in float32, by pair, layout of the weights and tokens; one context for all."""
+    costs = one_machine(results.table("bench_costs"))
+    curves = costs[(costs.model == "target") & (costs.dtype == "float32")]
+    curves = curves[curves.context == costs.context[costs.layout == "compiled"].iloc[0]]
+    return curves.set_index(["pair", "layout", "n"]).ms.sort_index()
+
+
+def per_token(results: Results, pair: str) -> pd.Series:
+    """Milliseconds a token of every sampler that was timed on `pair`."""
+    peers = one_machine(results.table("bench_peers"))
+    return peers[peers.pair == pair].set_index("sampler").ms_per_token
+
+
+def museum(results: Results) -> pd.DataFrame:
+    """Every harmful bug of the museum: what the audit needs to find it, and how often the engines' tests pass."""
+    runs, checks = results.table("museum"), results.table("checks")
+    harmful = [name for name in runs.mutant.unique() if not EXHIBITS[name].lossless]
+    shares = checks.assign(share=checks.passed / checks.runs).pivot_table("share", "mutant", "check")
+    return summary(runs).set_index("mutant").loc[harmful].join(shares).sort_values(["median", "90%", "tv"])

@@ -1,4 +1,4 @@
-"""What a notebook leaves behind: tables, verdicts on claims, and a stamp of how they were made.
+"""What a notebook leaves behind: tables, verdicts on claims, what they were made of, and a stamp of where.
 
 A verdict is computed from checks that could have come out otherwise; a claim that a notebook names
 and does not settle stays open. Everything is written under `SPECNB_OUT`, the project's root unless
@@ -19,6 +19,8 @@ from typing import Any
 
 import pandas as pd
 import torch
+
+from specnb import origin
 
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
@@ -53,6 +55,7 @@ class Findings:
                 f"{CLAIMS.name} gives no claim to notebook {notebook!r}; it names {sorted(set(claims.notebook))}"
             )
         self.settled: dict[str, tuple[str, str]] = {}
+        self.begun = origin.begun(ROOT, notebook)
 
     def settle(self, claim: str, holds: bool, evidence: str, holds_if: bool = False) -> str:
         """Records and returns the verdict on `claim`: `holds` if it held as stated, `conditional` if it
@@ -75,7 +78,7 @@ class Findings:
         return frame
 
     def close(self) -> pd.DataFrame:
-        """Writes verdicts and stamp; returns one row per claim: `id, verdict, evidence, notebook`."""
+        """Writes verdicts, origin and stamp; returns one row per claim: `id, verdict, evidence, notebook`."""
         rows = [
             (claim, *self.settled.get(claim, ("open", "not checked by this run")), self.notebook)
             for claim in self.claims.index
@@ -83,18 +86,25 @@ class Findings:
         verdicts = pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
         results = out() / "data" / "results"
         write(results / f"{self.notebook}.claims.csv", verdicts.to_csv(index=False, lineterminator="\n"))
+        if self.begun:
+            made = origin.ended(self.begun, ROOT, out(), plain(self.parameters))
+            write(results / f"{self.notebook}.origin.json", json.dumps(made, indent=1) + "\n")
         write(results / f"{self.notebook}.stamp.json", json.dumps(stamp(self.parameters), indent=1) + "\n")
         return verdicts
+
+
+def plain(parameters: dict[str, Any]) -> dict[str, Any]:
+    """`parameters` as JSON has them."""
+    return {
+        name: value if isinstance(value, int | float | str | None) else str(value) for name, value in parameters.items()
+    }
 
 
 def stamp(parameters: dict[str, Any]) -> dict[str, Any]:
     """Parameters, versions, commit, code digest, machine: what a result depends on. No time, so that
     the same run gives the same stamp."""
     return {
-        "parameters": {
-            name: value if isinstance(value, int | float | str | None) else str(value)
-            for name, value in parameters.items()
-        },
+        "parameters": plain(parameters),
         "python": platform.python_version(),
         "packages": {package: metadata.version(package) for package in PACKAGES},
         "commit": _commit(),

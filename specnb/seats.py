@@ -57,7 +57,7 @@ class Seats:
         self.ended.update((self.prompt_of.pop(row), one) for row, one in zip(rows, told, strict=True))
 
 
-class Watch:
+class News:
     """How far the rows are, for the host: at once where it computes itself, else as it was a step before, so
     that it never waits for a device that is at work."""
 

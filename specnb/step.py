@@ -194,6 +194,7 @@ class Batch:
         with tqdm(total=3, desc="compiling (half a minute, once)", leave=False, disable=not progress) as bar:
             self.step(lambda part: bar.update())
             bar.update()
+        self.cold = False
 
 
 def verify_logits(runner: Runner, state: State, drafts: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "item"}
-"""Operations whose result the host must see, or whose size depends on what is in a tensor."""
+WAITS = {"nonzero", "masked_select", "_unique2"}
+"""Operations whose result has a size that depends on what is in a tensor. That Python reads a number is not seen
+here (and needs not be: what it makes of it would not be replayed); tensors without values show it."""
 
 
 class Tape(TorchDispatchMode):

@@ -56,7 +56,10 @@ def test_a_typed_number_would_be_seen(slip: str) -> None:
 def test_every_number_is_used(project: Path) -> None:
     found = numbers(Results(project / "data" / "results"))
     named = {f"{part}.{name}" for part, names in found.items() for name in names}
-    assert named | {f"tables.{name}" for name in paper.TABLES} == set(re.findall(r"n\.([\w-]+\.[\w-]+)", TEXT))
+    style = (ROOT / "paper" / "style.typ").read_text()
+    assert named | {f"tables.{name}" for name in paper.TABLES} == set(
+        re.findall(r"\bn\.([\w-]+\.[\w-]+)", TEXT + style)
+    )
 
 
 def test_the_paper_is_the_same_each_time(project: Path) -> None:
@@ -76,6 +79,25 @@ def test_a_missing_result_stops_it_by_name(project: Path, name: str) -> None:
     (project / name).unlink()
     with pytest.raises(Missing, match=re.escape(name)):
         paper.build()
+
+
+@pytest.mark.parametrize("name", ["data/results/07_front.csv", "figures/07_law.pdf", "data/results/bench_costs.csv"])
+def test_a_result_that_was_changed_stops_it_by_name(project: Path, name: str) -> None:
+    file = project / name
+    file.write_bytes(file.read_bytes() + b"\n")
+    with pytest.raises(Missing, match=rf"stale: {re.escape(name)} is not what notebook 0[57] (wrote|read);"):
+        paper.build()
+
+
+def test_no_table_of_the_paper_is_without_an_origin(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no notebook has read or written could change without anyone noticing."""
+    looked_up: set[str] = set()
+    table = Results._table
+    monkeypatch.setattr(Results, "_table", lambda self, name: looked_up.add(name) or table(self, name))
+    paper.build()
+    origins = [json.loads(file.read_text()) for file in (project / "data" / "results").glob("*.origin.json")]
+    known = {file for made in origins for file in (*made["read"], *made["written"])}
+    assert {f"data/results/{name}.csv" for name in looked_up} - known == {"data/results/claims.csv"}
 
 
 def test_a_stale_verdict_stops_it_by_name(project: Path) -> None:

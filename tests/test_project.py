@@ -73,6 +73,18 @@ def test_the_pipeline_knows_parameters_and_outputs(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_pipeline_knows_what_a_notebook_reads(path: Path) -> None:
+    """Otherwise nobody would notice that a table is newer than what was made of it."""
+    tables = [file for folder in ("results", "reference") for file in (ROOT / "data" / folder).glob("*.csv")]
+    named = set(re.findall(r"\"(?:[\w./]+/)?(\w+)(?:\.csv)?\"", _source(path)))
+    others = [file for file in tables if not file.stem.startswith(path.stem[:2])]
+    read = {file.relative_to(ROOT).as_posix() for file in others if file.stem in named}
+    declared = set(CONFIG[path.stem].get("reads", []))
+    assert read <= declared
+    assert {Path(file).stem for file in declared} <= named
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_committed_notebooks_were_run_top_to_bottom(path: Path) -> None:
     code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code" and cell.source]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))

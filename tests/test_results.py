@@ -29,6 +29,18 @@ def test_what_was_not_checked_is_open(tmp_path: Path) -> None:
     assert stamp["parameters"] == {"seed": 1}
 
 
+def test_an_origin_is_left_with_the_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own claims are among what was written, and what belongs to no notebook of the pipeline has none."""
+    findings = results.Findings("02", seed=1, laws=(1, 2))
+    findings.close()
+    made = json.loads((tmp_path / "data" / "results" / "02.origin.json").read_text())
+    assert made["parameters"] == {"seed": 1, "laws": "(1, 2)"}
+    assert list(made["written"]) == ["data/results/02.claims.csv"]
+    monkeypatch.setattr(results.origin, "begun", lambda root, number: {})
+    results.Findings("12").close()
+    assert not (tmp_path / "data" / "results" / "12.origin.json").exists()
+
+
 def test_collect_has_every_claim_and_keeps_verdicts() -> None:
     findings = results.Findings("00")
     findings.settle("lanes-figure", True, "9 runs\n  for 38 tokens")

@@ -1,0 +1,101 @@
+"""What a notebook's results were made of, so that whoever reads them later can tell that they are stale.
+
+`data/results/<notebook>.origin.json` is committed beside the results and is the same on every machine: the parameters
+of the run, and digests of the notebook's code, of every file that it read and of every file that it wrote. `stale`
+compares that with what is there now. Two things are no part of it: what depends on the clock (`_timed`), and the code
+of this package, since each comment in it would make everything stale. Whether the package still gives the committed
+results is a question for `make test`, which runs every notebook again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+# Read by every notebook; what else one reads stands under `reads` in config.yml.
+SHARED = ("data/corpus.csv", "data/pair/draft/model.safetensors", "data/pair/target/model.safetensors")
+FREE = ("threads", "progress")  # parameters that change no result
+
+Origin = dict[str, Any]
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def code(notebook: Path) -> str:
+    """A digest of the code cells alone: words and outputs may change without a new run."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return digest("\0".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code").encode())
+
+
+def config(root: Path) -> dict[str, dict[str, Any]]:
+    """The entries of `config.yml`, by the names of the notebooks."""
+    entries: dict[str, dict[str, Any]] = yaml.safe_load((root / "config.yml").read_text(encoding="utf-8"))["notebooks"]
+    return entries
+
+
+def promised(name: str, entry: dict[str, Any]) -> list[str]:
+    """The files that notebook `name` leaves behind, by its `entry` in `config.yml`, without those about the clock."""
+    number = name[:2]
+    files = [f"data/results/{number}.claims.csv"]
+    files += [f"data/results/{number}_{table}.csv" for table in entry.get("tables", [])]
+    files += [f"figures/{number}_{figure}.{kind}" for figure in entry.get("figures", []) for kind in ("svg", "pdf")]
+    return [file for file in files if "_timed." not in file]
+
+
+def digests(files: Iterable[str], *folders: Path) -> dict[str, str]:
+    """The digest of every file that is there, in the first of the `folders` that has it."""
+    found = {file: next((folder / file for folder in folders if (folder / file).exists()), None) for file in files}
+    return {file: digest(path.read_bytes()) for file, path in sorted(found.items()) if path}
+
+
+def begun(root: Path, number: str) -> Origin:
+    """Code and files that notebook `number` starts from; to be asked when it starts, so that what is changed while
+    it runs counts as changed. Empty if `config.yml` has no such notebook."""
+    for name, entry in config(root).items():
+        if name.startswith(number):
+            read = digests([*SHARED, *entry.get("reads", [])], root)
+            return {"notebook": name, "code": code(root / "notebooks" / f"{name}.ipynb"), "read": read}
+    return {}
+
+
+def ended(start: Origin, root: Path, folder: Path, parameters: dict[str, Any]) -> Origin:
+    """`start`, the `parameters` of the run, and what lies under `folder` of the files that it promised to write."""
+    name = start["notebook"]
+    return start | {"parameters": parameters, "written": digests(promised(name, config(root)[name]), folder)}
+
+
+def stale(root: Path, folder: Path) -> list[str]:
+    """What is not as it was when the results under `folder` were made: one sentence for each thing, with its name."""
+    return [
+        sentence
+        for name, entry in config(root).items()
+        for sentence in _stale(json.loads(_path(folder, name).read_text(encoding="utf-8")), name, entry, root, folder)
+    ]
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / "data" / "results" / f"{name[:2]}.origin.json"
+
+
+def _stale(made: Origin, name: str, entry: dict[str, Any], root: Path, folder: Path) -> list[str]:
+    number, said = name[:2], []
+    if made["notebook"] != name or made["code"] != code(root / "notebooks" / f"{name}.ipynb"):
+        said.append(f"the code of notebooks/{name}.ipynb has changed since its results were made")
+    for parameter, value in entry.get("parameters", {}).items():
+        ran = made["parameters"].get(parameter)
+        if parameter not in FREE and ran != value:
+            said.append(f"notebook {number} ran with {parameter} = {ran!r}, and config.yml says {value!r}")
+    read, written = [*SHARED, *entry.get("reads", [])], promised(name, entry)
+    now = digests(read, folder, root) | digests(written, folder)
+    said += [f"{file} is not what notebook {number} read" for file in read if made["read"].get(file) != now.get(file)]
+    said += [
+        f"{file} is not what notebook {number} wrote" for file in written if made["written"].get(file) != now.get(file)
+    ]
+    return said

@@ -1,0 +1,119 @@
+"""Pictures of caches: which entry is whose, what is accepted, rejected or padding; and what each token sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from specnb.figures import COLOURS, PAGE
+from specnb.ragged import Grown, Pointed, Rows
+
+KINDS = {"text": "target", "newest": "corrected", "accepted": "accepted", "rejected": "rejected"}
+PADDING = "\u00d7"
+GAP = 3  # squares between two caches of a picture
+
+
+class Snapshot(NamedTuple):
+    """A cache as it lies: of each entry whose it is and at which position, -1 for nothing; and each text's length."""
+
+    owners: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    moves: bool
+
+
+def snapshot(rows: Rows) -> Snapshot:
+    """Of one of the three ways of `specnb.ragged`. Raises `TypeError` for another."""
+    lengths = rows.lengths.cpu().numpy()
+    if isinstance(rows, Pointed):
+        owners, positions = np.indices((len(lengths), rows.runner.capacity))
+        return Snapshot(owners, positions, lengths, moves=False)
+    if not isinstance(rows, Grown):
+        raise TypeError(f"a {type(rows).__name__} has no picture; give one of the ways of specnb.ragged")
+    owners, positions = rows.owners.cpu().numpy(), rows.positions.cpu().numpy()
+    if len(owners) > 1:
+        owners = np.indices(owners.shape)[0]
+    return Snapshot(np.where(positions < 0, -1, owners), positions.clip(-1), lengths, moves=True)
+
+
+def sight(shot: Snapshot, n: int) -> NDArray[np.bool_]:
+    """What the last `n` tokens of each text see, `(texts * n, width)`: entries of their own up to their own."""
+    owner = np.repeat(np.arange(len(shot.lengths)), n)
+    place = (shot.lengths[:, None] - n + np.arange(n)).ravel()
+    line = owner if len(shot.owners) > 1 else np.zeros_like(owner)
+    seen = (shot.owners[line] == owner[:, None]) & (shot.positions[line] <= place[:, None])
+    return np.asarray(seen, dtype=bool)
+
+
+def draw_caches(
+    shots: dict[tuple[str, str], Snapshot], known: Sequence[int], accepted: Sequence[int], drafted: int
+) -> Figure:
+    """Each way's cache in a column, each moment of it in a line; keys of `shots` are (way, moment).
+
+    `known` is how long each text was before the run over its newest token and `drafted` drafts.
+    """
+    ways, moments = (list(dict.fromkeys(key[at] for key in shots)) for at in (0, 1))
+    widths = [max(shot.owners.shape[1] for key, shot in shots.items() if key[0] == way) for way in ways]
+    lefts = np.cumsum([0, *(width + GAP for width in widths)])
+    tall = max(shot.owners.shape[0] for shot in shots.values()) + 1.6
+    figure, axis = plt.subplots(figsize=(PAGE, PAGE * (tall * len(moments) + 1) / lefts[-1] + 0.3))
+    for (way, moment), shot in shots.items():
+        left, top = lefts[ways.index(way)], tall * moments.index(moment)
+        _draw(axis, shot, left, top, known, accepted, drafted)
+        if moment == moments[0]:
+            axis.text(left + widths[ways.index(way)] / 2, top - 0.5, way, ha="center", fontsize=8)
+    for number, moment in enumerate(moments):
+        axis.text(-0.5, tall * number + 1.5, moment, rotation=90, ha="right", va="center", fontsize=7)
+    axis.set(xlim=(-2, lefts[-1] - GAP + 0.5), ylim=(tall * len(moments) - 0.5, -1.5), aspect="equal")
+    axis.axis("off")
+    figure.legend([Rectangle((0, 0), 1, 1, fc=COLOURS[KINDS[kind]]) for kind in KINDS], KINDS,
+                  loc="outside lower center", ncols=len(KINDS))  # fmt: skip
+    return figure
+
+
+def _draw(
+    axis: Axes, shot: Snapshot, left: int, top: float, known: Sequence[int], accepted: Sequence[int], drafted: int
+) -> None:
+    for row, column in np.ndindex(shot.owners.shape):
+        owner, at = int(shot.owners[row, column]), (left + column, top + row)
+        place = shot.positions[row, column] - known[owner]
+        if owner >= 0 and place <= drafted:
+            kind = "text" if place < 0 else "newest" if place == 0 else "rejected" if place > accepted[owner] else ""
+            here = shot.positions[row, column] < shot.lengths[owner]
+            axis.add_patch(Rectangle(at, 1, 0.9, fc=COLOURS[KINDS[kind or "accepted"]], alpha=1 if here else 0.2))
+            axis.text(at[0] + 0.5, at[1] + 0.5, "abcdefgh"[owner] if here else "", color="white", fontsize=5,
+                      ha="center", va="center")  # fmt: skip
+        elif owner < 0:
+            axis.text(at[0] + 0.5, at[1] + 0.5, PADDING, color=COLOURS["muted"], fontsize=6, ha="center", va="center")
+        axis.add_patch(Rectangle(at, 1, 0.9, fill=False, ec="white" if owner >= 0 else COLOURS["muted"], lw=0.4))
+        if not shot.moves:
+            axis.add_patch(Rectangle(at, 1, 0.9, fill=False, ec=COLOURS["muted"], lw=0.3))
+    if not shot.moves:
+        for row, end in enumerate(shot.lengths):
+            axis.plot([left + end] * 2, [top + row - 0.08, top + row + 0.98], color=COLOURS["theory"], lw=2)
+
+
+def draw_masks(shots: dict[str, Snapshot], n: int) -> Figure:
+    """The mask of each way's last run over `n` tokens of each text, a line for each token."""
+    widths = [shot.owners.shape[1] for shot in shots.values()]
+    figure, axes = plt.subplots(1, len(shots), figsize=(PAGE, 2.0), width_ratios=widths)
+    for axis, (name, shot) in zip(axes, shots.items(), strict=True):
+        mask = sight(shot, n)
+        axis.imshow(mask, cmap=ListedColormap(["white", COLOURS["target"]]), aspect="auto", interpolation="none")
+        axis.set_title(f"{name}\n{mask.sum()} of {mask.size} seen")
+        texts = np.arange(len(shot.lengths))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.set(xlabel="entry", yticks=n * texts + (n - 1) / 2, yticklabels=list("abcdefgh"[: len(texts)]))
+        for edge in n * texts[1:] - 0.5:
+            axis.axhline(edge, color=COLOURS["muted"], lw=0.6)
+        axis.grid(visible=False)
+    return figure

@@ -1,0 +1,258 @@
+"""Every remark of the paper that no number carries: its words, and the check over results that it rests on.
+
+A sentence such as "the advantage shrinks" is as much a result as a figure is, and would survive a new result that
+contradicts it. Here each has a check; one that fails stops the paper and quotes the words that have to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from specnb.reading import Missing, Results, museum, one_machine, parsed, per_token, single_runs
+from specnb.theory import walltime_improvement
+
+Check = Callable[[Results], bool]
+REMARKS: dict[str, Check] = {}
+
+
+def remark(words: str) -> Callable[[Check], Check]:
+    """Ties a check to the `words` of `paper.typ` that it guards."""
+
+    def keep(check: Check) -> Check:
+        if words in REMARKS:
+            raise ValueError(f"two checks for {words!r}; one remark has one check")
+        REMARKS[words] = check
+        return check
+
+    return keep
+
+
+def require_true(results: Results) -> None:
+    """Raises `Missing` with the words of every remark that `results` no longer bear out."""
+    untrue = [f"“{words}” ({check.__name__})" for words, check in REMARKS.items() if not check(results)]
+    if untrue:
+        raise Missing(f"no longer true: {'; '.join(untrue)}; mend paper/paper.typ and specnb/remarks.py")
+
+
+def _verdicts(results: Results, *claims: str) -> set[str]:
+    return set(results.claims().verdict[list(claims)])
+
+
+@remark("two formulas for the tokens per step")
+def formulas_are_wrong(results: Results) -> bool:
+    return _verdicts(results, "lesson-expected-tokens", "stratos-length-footnote") == {"refuted"}
+
+
+@remark("quoted speed-ups that no draft length can reach")
+def quoted_speed_is_out_of_reach(results: Results) -> bool:
+    quoted = results.table("07_quoted")
+    return not quoted[quoted.temperature == 1].reachable.any()
+
+
+@remark("without which the best draft length moves in either direction")
+def gamma_moves_both_ways(results: Results) -> bool:
+    moves = results.table("03_optimum_moves")
+    return bool(moves.smaller.max() > 0.1 and moves.larger.max() > 0.1)
+
+
+@remark("in fractions, give $p$ exactly")
+def every_pair_gives_p(results: Results) -> bool:
+    exact, of = (
+        results.quote("unbiasedness", rf"{place} pairs of laws") for place in (r"([\d,]+) of [\d,]+", r"of ([\d,]+)")
+    )
+    return exact == of
+
+
+@remark("The second passes a check of the first token")
+def one_wrong_rule_hides(results: Results) -> bool:
+    stale = results.table("01_mutants").set_index("rule").loc["stale_bonus"]
+    return bool(stale[["first token", "joint, no context"]].max() < 1e-12 and stale["joint, context"] > 0.01)
+
+
+@remark("sampled steps are consistent with the enumerated law")
+def sampled_steps_agree(results: Results) -> bool:
+    return _verdicts(results, "algorithm-1-joint") == {"holds"}
+
+
+@remark("_Never more target runs_: true")
+def never_more_runs(results: Results) -> bool:
+    return _verdicts(results, "never-more-target-runs") == {"holds"}
+
+
+@remark("the best capped geometric law is rejected")
+def acceptances_depend(results: Results) -> bool:
+    fits = [
+        float(results.quote("iid-assumption", rf"temperature {t}: fit of the count law p = ([\d.e-]+)")) for t in "10"
+    ]
+    return max(fits) < 0.01
+
+
+@remark("two effects nearly cancel")
+def effects_cancel(results: Results) -> bool:
+    """Both are there at both temperatures, and at temperature one less than half of either is left."""
+    ladder = results.table("02_ladder").set_index(["assumptions", "temperature"])
+    gained, lost = ladder.loc["anywhere"], ladder.loc["where steps begin"]
+    left = abs(gained.change[1] + lost.change[1])
+    return bool((gained.change_low > 0).all() and (lost.change_high < 0).all() and left < gained.change[1] / 2)
+
+
+@remark("Over texts, which are what is independent, the advantage shrinks")
+def overlaps_help_less_over_texts(results: Results) -> bool:
+    ratio = results.table("03_alpha").set_index("temperature").loc[1]
+    return bool(ratio["variance ratio per token"] < 0.5 < ratio["variance ratio of the mean"] < 1)
+
+
+@remark("the order of the drafts in Table 3 of the original")
+def drafts_are_in_order(results: Results) -> bool:
+    ours = results.table("04_table3")
+    ours = ours[ours.target.str.startswith("this pair")].pivot_table("alpha", "temperature", "draft")
+    model = next(name for name in ours if name.endswith("M"))
+    return bool((ours.unigram < ours.bigram).all() and (ours.bigram < ours[model]).all())
+
+
+@remark("It is untrue of the unigram")
+def sharper_is_worse_for_the_unigram(results: Results) -> bool:
+    ours = results.table("04_table3").query("draft == 'unigram'").iloc[:2].set_index("temperature")
+    return bool(ours.high[0] < ours.low[1])
+
+
+@remark("the sharper laws overlap no more")
+def laws_alone_do_not_help(results: Results) -> bool:
+    _, _, high = parsed(results.quote("table-3-shape", r"laws on the text of T = 1: (\S+ \[[^\]]+\])"))
+    return high <= 0.01
+
+
+@remark("most of it is the _text_")
+def text_helps_more_than_laws(results: Results) -> bool:
+    phrases = ("text under the laws of T = 1", "text under the laws of T = 0", "laws on the text of T = 0")
+    hot, cold, laws = (parsed(results.quote("table-3-shape", words + r": (\S+ \[[^\]]+\])")) for words in phrases)
+    return min(hot[1], cold[1]) > 0 and min(hot[0], cold[0]) > laws[0]
+
+
+@remark("Over $gamma$ it has one peak. The rest of the original's Section 3 follows")
+def the_rest_of_section_3_holds(results: Results) -> bool:
+    rest = ("walltime", "improvement-condition", "optimal-gamma", "operations", "memory-accesses", "table-1")
+    return _verdicts(results, *rest, "tradeoff-figure") == {"holds"}
+
+
+@remark("one draft may lose where four win")
+def one_loses_where_four_win(results: Results) -> bool:
+    return "gamma 1 can lose while gamma 4 wins" in results.claims().evidence["walltime-verify-cost"]
+
+
+@remark("how weights lie in memory decides whether more tokens are dear")
+def layout_decides(results: Results) -> bool:
+    runs = single_runs(results)
+    dear, cheap = (runs["dialled", layout, 5] / runs["dialled", layout, 1] for layout in ("plain", "packed"))
+    return bool(dear - 1 > 2 * (cheap - 1))
+
+
+@remark("the dialled pair pays for the second and third token more than for the next ten")
+def the_second_token_is_dear(results: Results) -> bool:
+    ms = single_runs(results)["dialled", "plain"]
+    return bool(ms[3] - ms[1] > ms[13] - ms[3])
+
+
+@remark("keeps closer to the prediction with the measured $v$")
+def measured_costs_predict_better(results: Results) -> bool:
+    walltime = one_machine(results.table("bench_walltime"))
+    free = walltime_improvement(walltime.alpha.to_numpy(), walltime.gamma.to_numpy(), walltime.c.to_numpy())
+    return bool(
+        (walltime.measured / walltime.predicted - 1).abs().median() < (walltime.measured / free - 1).abs().median()
+    )
+
+
+@remark("most of the difference between the two was never in their loops")
+def loops_differ_little(results: Results) -> bool:
+    ms = per_token(results, "dialled")
+    gap, left = (ms[name] - ms["speculative"] for name in ("transformers assisted", "transformers assisted, packed"))
+    return bool(abs(left) < gap / 2)
+
+
+@remark("because the few timed texts differ in how easy they are")
+def texts_explain_what_strays(results: Results) -> bool:
+    walltime = one_machine(results.table("bench_walltime"))
+    ratio = walltime.measured / walltime.predicted
+    counted = int(results.quote("theory-predicts-walltime", r"really gave in (\d+)"))
+    return bool(counted > ((ratio - 1).abs() <= 0.1).sum())
+
+
+@remark("leaves speculation less to gain; for the dialled pair")
+def a_faster_baseline_gains_less(results: Results) -> bool:
+    """For the trained pair; for the dialled pair both are made faster alike, within a twentieth."""
+    pairs = {pair: per_token(results, pair) for pair in ("dialled", "trained")}
+    more = {
+        pair: (ms["speculative"] / ms["speculative, compiled"]) / (ms["target only"] / ms["target only, compiled"])
+        for pair, ms in pairs.items()
+    }
+    return bool(more["trained"] < 0.95 < more["dialled"] < 1.05)
+
+
+@remark("two plausible bugs")
+def bugs_of_beam_search_show(results: Results) -> bool:
+    trees = results.table("06_every_tree")
+    bugs = trees[["different: w - 1 suffice", "different: penalty forgotten"]].sum()
+    return bool(trees["different: A.4"].sum() == 0 and (bugs > 0).all())
+
+
+@remark("falling with $w$")
+def wider_beams_are_harder(results: Results) -> bool:
+    first = results.table("06_acceptance").query("depth == 1 and u == w").sort_values("w")
+    return bool(first.value.is_monotonic_decreasing)
+
+
+@remark("with the largest tree tried")
+def free_length_wants_the_largest_tree(results: Results) -> bool:
+    four = results.table("06_speedup").query("w == 4 and v == 'free'")
+    best = four.loc[four["speed-up"].idxmax()]
+    return bool(best.u == four.u.max() and best.gamma == four.gamma.max())
+
+
+@remark("It buys a wider search, not speed")
+def elaborate_is_not_faster(results: Results) -> bool:
+    free = results.table("06_elaborate_to_end")
+    return bool(free.better.sum() > free.worse.sum() and (free["levels per step"] < 1.1 * free["A.4"]).all())
+
+
+@remark("Both readings of the sentence keep every token below $p\\/l$")
+def both_readings_keep_the_bound(results: Results) -> bool:
+    readings = results.table("07_readings").set_index("reading").breaks_bound
+    return bool(readings.drop("no residual").max() == 0 and readings["no residual"] > 0)
+
+
+@remark("Those for temperature zero follow to the printed digit, if its inequality is turned round")
+def turned_round_it_follows(results: Results) -> bool:
+    cold = results.table("07_quoted").query("temperature == 0")
+    return bool(_verdicts(results, "lenience-argmax") == {"conditional"} and cold.reachable.all())
+
+
+@remark("whether texts get narrower depends on the draft")
+def narrowing_depends_on_the_draft(results: Results) -> bool:
+    change = results.table("07_diversity").query("l == 0.1 and quality == 'entropy'").set_index("draft")
+    return bool(change.high["narrow"] < 0 < change.high["own"])
+
+
+@remark("the audit lets through fewer bugs than any of these tests")
+def the_audit_sees_more(results: Results) -> bool:
+    bugs = museum(results)
+    tests = ("vLLM V1", "vLLM V2", "TensorRT-LLM", "transformers")
+    return bool(bugs["median"].isna().sum() < min((bugs[test].fillna(1) >= 0.5).sum() for test in tests))
+
+
+@remark("does not return the greedy text")
+def soft_greedy_is_not_greedy(results: Results) -> bool:
+    return _verdicts(results, "processors-greedy") == {"refuted"}
+
+
+@remark("true of the law, and of the text only at temperature zero")
+def only_greedy_text_is_the_same(results: Results) -> bool:
+    return results.quote("same-law-not-same-text", r"at temperature 0, (\d+) differ") == "0"
+
+
+@remark("Nothing here ran on a GPU")
+def no_accelerator(results: Results) -> bool:
+    tables = [pd.read_csv(file) for file in results.folder.glob("*.csv")]
+    named = [str(entry) for table in tables for column in ("machine", "device") for entry in table.get(column, [])]
+    return not list(results.folder.glob("*gpu*")) and not any("NVIDIA" in name or "cuda" in name for name in named)

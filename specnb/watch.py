@@ -1,0 +1,89 @@
+"""What a device would notice of some code: how often it waits for the host, allocates, and meets new shapes.
+
+Counted from the operations themselves, so it is the same on every machine and needs no device.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+READS = {
+    Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__index__, Tensor.__float__,
+}  # fmt: skip
+"""Where Python asks for numbers; it has them only when the device has done all it was given."""
+
+
+class Watch:
+    """Counts while it is entered: `with Watch() as seen: ...`.
+
+    launches   operations that compute something (views do not)
+    waits      times that the host read something that a device had computed
+    allocated  bytes of new tensors, those included that live for a moment only
+    layouts    each operation with the shapes it was given
+    """
+
+    def __init__(self) -> None:
+        self.launches = self.waits = self.allocated = 0
+        self.layouts: set[tuple[str, ...]] = set()
+        self._modes = (_Operations(self), _Reads(self))
+
+    def __enter__(self) -> Watch:
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(kind, error, trace)
+
+    def saw(self, operation: Any, given: list[Tensor], made: list[Tensor]) -> None:
+        """One operation, with the tensors it was given and those that it made."""
+        self.waits += _has_unknown_shape(operation, given)
+        if operation.is_view:
+            return
+        self.launches += 1
+        self.layouts.add((str(operation), *(str(tuple(tensor.shape)) for tensor in given)))
+        known = {tensor.untyped_storage().data_ptr() for tensor in given}
+        new = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in made}
+        self.allocated += sum(size for storage, size in new.items() if storage not in known)
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.watch.saw(func, _tensors((args, kwargs)), _tensors(made))
+        return made
+
+
+class _Reads(TorchFunctionMode):
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.watch.waits += func in READS
+        return func(*args, **(kwargs or {}))
+
+
+def _has_unknown_shape(operation: Any, given: list[Tensor]) -> bool:
+    """Whether the host has to wait to know how large the answer is."""
+    if operation is torch.ops.aten.index.Tensor:
+        return any(index.dtype == torch.bool for index in given[1:])
+    return operation in (torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

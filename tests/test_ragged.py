@@ -1,0 +1,130 @@
+"""Padding, packing and pointers: the same tokens as the library's loop, the laws of each row alone, and their sizes."""
+
+import pytest
+import torch
+from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
+
+from specnb import decode, ragged
+from specnb.law import Sampling
+from specnb.memory import cache_bytes
+from specnb.ragged import WAYS, Continuation, generate, mask_needed, slots_needed
+from specnb.ragged_check import BUGS, farthest
+from specnb.verify import exact_match
+
+MAKERS = [llama, gpt2, neox, qwen2]
+PROMPTS = [[1], [2, 3, 1], [0, 1, 2, 3, 3]]
+TEXTS = [[], [2, 3, 1], [0, 1]]
+APART = 1e-10
+
+
+def pair_of(make):
+    target = make(dtype=torch.float64)
+    return target, near_copy(target, noise=0.3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", MAKERS)
+def test_every_way_gives_the_tokens_of_the_library(make, way):
+    target, draft = pair_of(make)
+    for settings in (
+        {"gamma": 3, "max_new_tokens": 9, "seed": 5},
+        {"gamma": 1, "max_new_tokens": 4, "seed": 6, "sampling": Sampling(0.5, top_k=3)},
+        {"gamma": 4, "max_new_tokens": LIMIT - 5, "seed": 7, "rule": exact_match},  # up to the last position
+    ):
+        expected = decode.generate(target, PROMPTS, draft, progress=False, **settings).tokens
+        assert generate(WAYS[way], target, PROMPTS, draft, **settings) == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", MAKERS)
+def test_every_row_has_the_laws_it_has_alone(make, way):
+    assert farthest(WAYS[way], make(dtype=torch.float64), TEXTS, n=2, rounds=5) < APART
+
+
+@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("make", MAKERS)
+def test_planted_bugs_are_found(make, bug):
+    way = BUGS[bug][0]
+    target, draft = pair_of(make)
+    assert farthest(way, target, TEXTS, n=2, rounds=5) > 0.1
+    asked = {"gamma": 3, "max_new_tokens": 9}
+    wrong = [
+        seed
+        for seed in range(6)
+        if generate(way, target, PROMPTS, draft, seed=seed, **asked)
+        != decode.generate(target, PROMPTS, draft, seed=seed, progress=False, **asked).tokens
+    ]
+    assert wrong
+
+
+def test_learned_positions_need_a_reset_and_turned_ones_only_an_order():
+    """Counting one text from another number: nothing changes where only differences of positions count."""
+    tokens = torch.tensor([[1, 0, 3, 2]])
+    with torch.inference_mode():
+        for make, same in ((llama, True), (neox, True), (gpt2, False)):
+            model = make(dtype=torch.float64)
+            here, there = (model(tokens, position_ids=torch.arange(4)[None] + start).logits for start in (0, 7))
+            # Angles are computed in float32.
+            assert torch.allclose(here, there, rtol=0, atol=1e-5) == same
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sizes_are_as_computed(way):
+    target, draft = pair_of(qwen2)
+    gamma, asked = 2, 7
+    made = Continuation(WAYS[way], target, PROMPTS, draft, gamma=gamma, max_new_tokens=asked, seed=3)
+    longest = max(map(len, PROMPTS)) + asked + gamma
+    layers = {"pointers": lambda rows: rows.runner.cache.layers}.get(way, lambda rows: rows.cache.layers)
+    while not made.done:
+        before = made.target.lengths.tolist()
+        made.step()
+        for rows in (made.target, made.draft):
+            slots, _ = rows.sizes()
+            assert slots == slots_needed(way, rows.lengths.tolist(), longest)
+            held = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers(rows))
+            assert held == slots * cache_bytes(target)
+        during = [length + gamma + 1 for length in before]
+        assert made.target.sizes()[1] == mask_needed(way, during, longest, gamma + 1)
+
+
+def test_both_caches_hold_all_but_the_newest_token():
+    target, draft = pair_of(gpt2)
+    for way in WAYS.values():
+        made = Continuation(way, target, PROMPTS, draft, gamma=3, max_new_tokens=6)
+        emitted = [0, 0, 0]
+        while not made.done:
+            emitted = [old + new for old, new in zip(emitted, made.step(), strict=True)]
+            assert emitted == [len(text) for text in made.texts]
+            known = [len(prompt) + new - 1 for prompt, new in zip(PROMPTS, emitted, strict=True)]
+            assert made.target.lengths.tolist() == made.draft.lengths.tolist() == known
+
+
+def test_equal_rows_are_cropped_without_a_copy():
+    rows = ragged.Padded(llama(), [[1, 2], [3, 0]], 8)
+    rows.run(torch.tensor([[1, 2, 3], [0, 0, 1]]))
+    before = rows.cache.layers[0].keys.data_ptr()
+    rows.crop(torch.tensor([2, 2]))
+    assert rows.cache.layers[0].keys.data_ptr() == before
+    rows.crop(torch.tensor([1, 0]))
+    assert rows.cache.layers[0].keys.data_ptr() != before
+
+
+def test_columns_of_padding_alone_are_cut_off():
+    rows = ragged.Padded(llama(), [[1], [3, 0, 2, 1]], 8)
+    assert rows.positions.tolist() == [[-3, -2, -1, 0], [0, 1, 2, 3]]
+    rows.crop(torch.tensor([0, 2]))
+    assert rows.positions.tolist() == [[-1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize(("prompts", "message"), [([], "at least one"), ([[1], []], "at least one token in each")])
+def test_no_prompts_and_empty_ones_are_refused(prompts, message):
+    target, draft = pair_of(llama)
+    with pytest.raises(ValueError, match=message):
+        Continuation(ragged.Padded, target, prompts, draft)
+
+
+def test_models_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="same vocabulary"):
+        Continuation(ragged.Packed, llama(vocab=4), [[1]], llama(vocab=5))
+    with pytest.raises(TypeError, match="training mode"):
+        Continuation(ragged.Packed, llama().train(), [[1]], llama())

@@ -1,0 +1,71 @@
+"""Pictures of caches show what is there: the drawn mask is the mask that the model was given."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from tiny import llama
+
+from specnb import cache, ragged
+from specnb.ragged import WAYS
+from specnb.ragged_view import PADDING, draw_caches, draw_masks, sight, snapshot
+
+TEXTS = [[1, 2, 0], [3], [0, 1]]
+BLOCK = torch.tensor([[1, 2], [0, 0], [3, 1]])
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@torch.inference_mode()
+def test_what_is_drawn_is_what_the_model_was_given(way, monkeypatch):
+    given = []
+
+    def kept(visible, dtype):
+        given.append(visible)
+        return cache.additive_mask(visible, dtype)
+
+    rows = WAYS[way](llama(), TEXTS, 6)
+    monkeypatch.setattr(ragged, "additive_mask", kept)
+    if way == "pointers":
+        slots = rows.lengths[:, None] + torch.arange(2)
+        given.append(cache.ragged_mask(slots, 6, torch.float32)[:, 0] == 0)
+    rows.run(BLOCK)
+    assert (sight(snapshot(rows), 2) == given[-1].reshape(6, -1).numpy()).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@torch.inference_mode()
+def test_a_snapshot_holds_every_text(way):
+    rows = WAYS[way](llama(), TEXTS, 6)
+    rows.run(BLOCK)
+    rows.crop(torch.tensor([2, 0, 1]))
+    shot = snapshot(rows)
+    assert shot.lengths.tolist() == [3, 3, 3]
+    for text, length in enumerate(shot.lengths):
+        places = np.sort(shot.positions[(shot.owners == text) & (shot.positions < length)])
+        assert places.tolist() == list(range(length))
+
+
+@torch.inference_mode()
+def test_every_way_has_its_picture():
+    shots = {}
+    for name, way in WAYS.items():
+        rows = way(llama(), TEXTS, 6)
+        rows.run(BLOCK)
+        shots[name, "run"] = snapshot(rows)
+        rows.crop(torch.tensor([1, 0, 1]))
+        shots[name, "crop"] = snapshot(rows)
+    figure = draw_caches(shots, known=[3, 1, 2], accepted=[0, 1, 0], drafted=1)
+    assert {text.get_text() for text in figure.axes[0].texts} >= {*WAYS, "run", "crop", "a", "b", "c", PADDING}
+    masks = draw_masks({name: shots[name, "run"] for name in WAYS}, 2)
+    assert [axis.get_title().split("\n")[0] for axis in masks.axes] == list(WAYS)
+
+
+def test_what_is_none_of_the_ways_has_no_picture():
+    with pytest.raises(TypeError, match="no picture"):
+        snapshot(type("Other", (), {"lengths": torch.tensor([1])})())
