@@ -25,7 +25,7 @@ bench: .venv/ready  ## measure what is promised about time, on a machine that do
 	python -m specnb.bench $(STAGES)
 
 bench-gpu: .venv/ready  ## measure it on a GPU (DEVICE=cuda), at published sizes: 20 minutes; run again, it goes on
-	python -m specnb.bench_gpu --device $(or $(DEVICE),cuda)
+	python -m specnb.bench.gpu --device $(or $(DEVICE),cuda)
 
 models: .venv/ready  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
 	python -m specnb.train --preset $(or $(PRESET),cpu)

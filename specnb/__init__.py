@@ -22,14 +22,10 @@ Rooms, from the ground up; each imports only from those before it:
     origin                 what results were made of, and whether they are stale
     results, figures       verdicts and tables; one style for every picture
     audit                  is a sampler lossless: a package of its own, with its own rooms
-    ledger                 what is written down about time, and whose rows a measurement replaces
-    bench, cell            what is promised about time, measured; one pair at one setting
-    gpu_plan, bench_gpu    the same on a GPU at published sizes, and Table 2 once more: what to do, and doing it
+    bench                  what is promised about time, measured: a package of its own
     ragged_view            pictures of caches and masks
     lanes, card, train     what a reader sees of a text, of the trained pair, and how that was made
     cli                    the command
-    reading                results looked up
-    numbers, remarks       every number of the paper; every remark that no number carries
-    paper                  the paper, made of them
+    paper                  the paper, made of the results: a package of its own
     notebooks              the notebooks executed in place
 """

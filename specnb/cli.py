@@ -46,6 +46,8 @@ def _words(error: Exception) -> str:
 def _audited(options: argparse.Namespace) -> Report:
     texts = read_tokens(options.tokens)
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    for name in (options.target, options.draft):
+        _require_there(name)
     settings = {"device": options.device, "dtype": DTYPES[options.dtype]}
     if options.draft is None:
         target, draft = load_model(options.target, **settings), None
@@ -66,6 +68,12 @@ def _audited(options: argparse.Namespace) -> Report:
         stop=options.stop,
         progress=sys.stderr.isatty(),
     )
+
+
+def _require_there(name: str | None) -> None:
+    """Raises `ValueError` for what can only be a folder, and is none; a name has one slash at most."""
+    if name is not None and (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+        raise ValueError(f"there is no folder {name}; give one with a model in it, or a model's name")
 
 
 def read_tokens(file: Path) -> list[dict[str, list[int]]]:

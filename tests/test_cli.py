@@ -93,9 +93,13 @@ def test_bad_settings_exit_with_2(texts: Path, more: list[str], capsys: pytest.C
     assert more[1] in capsys.readouterr().err
 
 
-def test_files_and_models_that_are_not_there_exit_with_2(texts: Path, tmp_path: Path) -> None:
+def test_files_and_models_that_are_not_there_exit_with_2(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["audit", str(tmp_path / "none.jsonl"), "--target", TARGET]) == 2
     assert main(["audit", str(texts), "--target", str(tmp_path)]) == 2
+    assert main(["audit", str(texts), "--target", str(tmp_path / "none")]) == 2
+    assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
     with pytest.raises(SystemExit) as bad:
         main(["audit", str(texts)])
     assert bad.value.code == 2

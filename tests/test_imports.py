@@ -22,7 +22,7 @@ def _floors(package: str) -> dict[str, int]:
 def _rooms(package: str) -> dict[str, list[Path]]:
     """The files of each room: one, or all those of a package inside this one."""
     folder = ROOT.parent / package.replace(".", "/")
-    files = {file.stem: [file] for file in folder.glob("*.py") if file.stem != "__init__"}
+    files = {file.stem: [file] for file in folder.glob("*.py") if not file.stem.startswith("__")}
     return files | {inner.parent.name: sorted(inner.parent.rglob("*.py")) for inner in folder.glob("*/__init__.py")}
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specnb import bench
-from specnb.bench import GAMMA, own_share, trace, walltime_goals
+from specnb.bench import host
+from specnb.bench.host import GAMMA, own_share, trace, walltime_goals
+from specnb.bench.ledger import settings
 from specnb.cost import Costs, Speeds
 from specnb.dialled import Shape, dialled_pair
-from specnb.ledger import settings
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_goals_of_walltime_are_measured_over_predicted(pair):
 
 
 def test_a_trace_has_every_part_of_every_step(pair, monkeypatch):
-    monkeypatch.setattr(bench, "prompts_for", lambda *_: [[1, 2, 3]])
+    monkeypatch.setattr(host, "prompts_for", lambda *_: [[1, 2, 3]])
     made = trace(pair, new_tokens=9)
     assert (made.groupby("gamma").emitted.sum() == 9).all()
     assert (made.seconds > 0).all()

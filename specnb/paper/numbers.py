@@ -9,7 +9,17 @@ from __future__ import annotations
 import pandas as pd
 
 from specnb.audit.detection import CAP, DELTA, summary
-from specnb.reading import Results, count, interval, museum, one_machine, per_token, share, single_runs, with_minus
+from specnb.paper.reading import (
+    Results,
+    count,
+    interval,
+    museum,
+    one_machine,
+    per_token,
+    share,
+    single_runs,
+    with_minus,
+)
 from specnb.results import CLAIMS, VERDICTS
 from specnb.theory import walltime_improvement
 

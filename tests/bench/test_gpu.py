@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from specnb import bench_gpu
-from specnb.bench_gpu import Bench, goals, main
-from specnb.gpu_plan import LARGE, LLAMA, small_plan
+from specnb.bench import gpu
+from specnb.bench.gpu import Bench, goals, main
+from specnb.bench.plan import LARGE, LLAMA, small_plan
 
 BENCH = ["name", "ratio", "low", "high", "goal", "machine", "threads", "dtype", "compiled"]
 
@@ -18,7 +18,7 @@ BENCH = ["name", "ratio", "low", "high", "goal", "machine", "threads", "dtype", 
 @pytest.fixture
 def here(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
-    monkeypatch.setattr(bench_gpu, "machine", lambda device: "A Device 9 (tm)")
+    monkeypatch.setattr(gpu, "machine", lambda device: "A Device 9 (tm)")
     return tmp_path / "build" / "gpu"
 
 
@@ -38,8 +38,8 @@ def quick(bench, **found):
 def test_tiny_shapes_go_all_the_way(here, monkeypatch, capsys):
     few = [task for task in small_plan() if task.how.rows == 1 and task.pair != "trained"][:4]
     table2 = [task for task in small_plan() if task.table == "table2"][:1]
-    monkeypatch.setattr(bench_gpu, "small_plan", lambda: few + table2)
-    monkeypatch.setattr(bench_gpu, "PEER_GAMMAS", (2,))
+    monkeypatch.setattr(gpu, "small_plan", lambda: few + table2)
+    monkeypatch.setattr(gpu, "PEER_GAMMAS", (2,))
     main(["--device", "cpu", "--small"])
     assert "0 left" in capsys.readouterr().out
     stamp = json.loads((here / "a-device-9-tm.json").read_text())
@@ -99,10 +99,10 @@ def test_what_does_not_fit_is_recorded_and_the_bench_goes_on(here, monkeypatch, 
             raise error
         return {"pair": who.name, "rows": how.rows, "predicted": 1.0, "machine": "x"}
 
-    monkeypatch.setattr(bench_gpu, "measure_cell", too_large)
+    monkeypatch.setattr(gpu, "measure_cell", too_large)
     bench = begun()
     bench.subject = lambda task: type("Who", (), {"name": task.pair})
-    monkeypatch.setattr(bench_gpu, "goals", lambda *_: [])
+    monkeypatch.setattr(gpu, "goals", lambda *_: [])
     assert bench.run(tasks, minutes=1) == []
     table = bench.table("batch").set_index("rows")
     assert table.note[1] == f"out of memory: {str(error).splitlines()[0]}"

@@ -17,12 +17,23 @@ import torch
 from tqdm import tqdm
 
 from specnb.acceptance import measure_acceptance
+from specnb.bench.ledger import (
+    Rows,
+    columns,
+    counted,
+    curve,
+    goal_row,
+    keep,
+    keep_curves,
+    keep_goals,
+    machine,
+    settings,
+)
 from specnb.cost import Costs, Speeds, measure_costs, measure_speeds, ratio_of_medians
 from specnb.decode import generate
 from specnb.dialled import DRAFT, TARGET, Shape, dialled_pair
 from specnb.estimate import Estimate, ratio_of_sums
 from specnb.law import Sampling
-from specnb.ledger import Rows, columns, counted, curve, goal_row, keep, keep_curves, keep_goals, machine, settings
 from specnb.models import Pair, load_pair
 from specnb.race import PROMPT_TOKENS, Entrant, ours, prompts_for, race, transformers_generate
 from specnb.recommend import predict
@@ -259,7 +270,7 @@ STAGES: dict[str, Callable[[int], Any]] = {
 
 def main() -> None:
     """Measures everything, or the stages that are named, writes the tables, and prints the goals."""
-    parser = argparse.ArgumentParser(description="Measures what is promised about time; about twenty minutes.")
+    parser = argparse.ArgumentParser("python -m specnb.bench", description="Measures what is promised about time; about twenty minutes.")
     parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="what to measure (default: everything)")
     parser.add_argument("--repetitions", type=int, default=7, help="prompts for each figure (default 7)")
     asked = parser.parse_args()
@@ -272,7 +283,3 @@ def main() -> None:
         write(path, json.dumps(about, indent=1) + "\n")
     bench = pd.read_csv(out() / "data" / "results" / "bench.csv")
     print(bench[bench.machine == machine()].drop(columns="machine").round(3).to_string(index=False))
-
-
-if __name__ == "__main__":
-    main()

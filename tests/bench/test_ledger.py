@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specnb import ledger
+from specnb.bench import ledger
+from specnb.bench.ledger import curve, goal_row, keep, keep_goals, settings
 from specnb.cost import Costs
 from specnb.dialled import Shape, dialled_pair
 from specnb.estimate import Estimate
-from specnb.ledger import curve, goal_row, keep, keep_goals, settings
 
 COLUMNS = ["name", "ratio", "low", "high", "goal", "machine", "threads", "dtype", "compiled"]
 

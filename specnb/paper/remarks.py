@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from specnb.reading import Missing, Results, museum, one_machine, parsed, per_token, single_runs
+from specnb.paper.reading import Missing, Results, museum, one_machine, parsed, per_token, single_runs
 from specnb.theory import walltime_improvement
 
 Check = Callable[[Results], bool]
@@ -33,7 +33,7 @@ def require_true(results: Results) -> None:
     """Raises `Missing` with the words of every remark that `results` no longer bear out."""
     untrue = [f"“{words}” ({check.__name__})" for words, check in REMARKS.items() if not check(results)]
     if untrue:
-        raise Missing(f"no longer true: {'; '.join(untrue)}; mend paper/paper.typ and specnb/remarks.py")
+        raise Missing(f"no longer true: {'; '.join(untrue)}; mend paper/paper.typ and specnb/paper/remarks.py")
 
 
 def _verdicts(results: Results, *claims: str) -> set[str]:

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from specnb.cell import Setting
-from specnb.gpu_plan import BATCHES, LARGE, LLAMA, SIZES, plan, small_plan, table2
+from specnb.bench.cell import Setting
+from specnb.bench.plan import BATCHES, LARGE, LLAMA, SIZES, plan, small_plan, table2
 from specnb.results import ROOT
 from specnb.shapes import size
 

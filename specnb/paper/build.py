@@ -15,9 +15,9 @@ import pandas as pd
 import typst
 
 from specnb import origin
-from specnb.numbers import numbers
-from specnb.reading import Missing, Results, museum
-from specnb.remarks import require_true
+from specnb.paper.numbers import numbers
+from specnb.paper.reading import Missing, Results, museum
+from specnb.paper.remarks import require_true
 from specnb.results import CLAIMS, ROOT, collect, out, write
 
 SOURCES = ("paper.typ", "style.typ", "references.bib")
@@ -152,7 +152,3 @@ def main() -> None:
     for name, content in made.items():
         write(out() / "paper" / name, content)
     print(", ".join(f"paper/{name}" for name in made))
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specnb.cell import Setting, floors, measure_cell, memory, step_times, subject
+from specnb.bench.cell import Setting, floors, measure_cell, memory, step_times, subject
 from specnb.cost import Speeds
 from specnb.dialled import dialled_pair
 from specnb.floor import floor_seconds

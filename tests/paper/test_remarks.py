@@ -6,10 +6,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specnb.reading import Missing, Results
-from specnb.remarks import REMARKS, require_true
+from specnb.paper.reading import Missing, Results
+from specnb.paper.remarks import REMARKS, require_true
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 TEXT = " ".join((ROOT / "paper" / "paper.typ").read_text().split())
 RESULTS = Results(ROOT / "data" / "results")
 

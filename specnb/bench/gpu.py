@@ -1,6 +1,6 @@
 """What this project promises about time on a GPU, and Table 2 at the paper's own sizes: `make bench-gpu`.
 
-Each task of `specnb.gpu_plan` writes its rows as soon as it has them to `data/results/gpu/<device>_<table>.csv`,
+Each task of `specnb.bench.plan` writes its rows as soon as it has them to `data/results/gpu/<device>_<table>.csv`,
 beside a stamp of what was measured with and which tasks are done: run again, it goes on where it stopped, or
 anew where code, versions or device are others. What does not fit into the device's memory is recorded as that.
 `--device cpu --small` runs a little of it on tiny shapes, to see that it works, and writes to `build/gpu`.
@@ -21,14 +21,14 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.cell import Row, Setting, Subject, empty, measure_cell, subject
+from specnb.bench.cell import Row, Setting, Subject, empty, measure_cell, subject
+from specnb.bench.ledger import columns, goal_row, machine, settings
+from specnb.bench.plan import LARGE, LLAMA, SIZES, TINY, Task, plan, small_plan
 from specnb.cost import ratio_of_medians
 from specnb.dialled import dialled_pair
 from specnb.estimate import Estimate
 from specnb.floor import bandwidth
-from specnb.gpu_plan import LARGE, LLAMA, SIZES, TINY, Task, plan, small_plan
 from specnb.law import Sampling
-from specnb.ledger import columns, goal_row, machine, settings
 from specnb.models import Pair, load_pair
 from specnb.race import Entrant, ours, prompts_for, race, transformers_generate
 from specnb.results import out, stamp, write
@@ -220,7 +220,7 @@ def main(arguments: list[str] | None = None) -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit(
             "bench-gpu: torch finds no CUDA device here. `make bench` measures the processor; "
-            "`python -m specnb.bench_gpu --device cpu --small` runs this on tiny shapes, to see that it works."
+            "`python -m specnb.bench.gpu --device cpu --small` runs this on tiny shapes, to see that it works."
         )
     if device.type != "cuda" and not asked.small:
         raise SystemExit(f"bench-gpu: shapes of billions of weights are for a GPU; on {device} add --small")

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from specnb import decode
 from specnb.acceptance import measure_acceptance
+from specnb.bench.ledger import columns, counted, settings
 from specnb.cost import Speeds, measure_costs, measure_speeds, ratio_of_medians
 from specnb.estimate import ratio_of_sums
 from specnb.floor import floor_seconds
 from specnb.law import Sampling
-from specnb.ledger import columns, counted, settings
 from specnb.memory import GB, measured_peak, predicted
 from specnb.models import Pair
 from specnb.race import ours, race

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from specnb import paper, results
-from specnb.numbers import numbers
-from specnb.reading import Missing, Results
+from specnb import results
+from specnb.paper import build
+from specnb.paper.numbers import numbers
+from specnb.paper.reading import Missing, Results
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "paper" / "paper.typ").read_text()
 
 # What may have digits in the text: everything else comes from numbers.json.
@@ -57,19 +58,19 @@ def test_every_number_is_used(project: Path) -> None:
     found = numbers(Results(project / "data" / "results"))
     named = {f"{part}.{name}" for part, names in found.items() for name in names}
     style = (ROOT / "paper" / "style.typ").read_text()
-    assert named | {f"tables.{name}" for name in paper.TABLES} == set(
+    assert named | {f"tables.{name}" for name in build.TABLES} == set(
         re.findall(r"\bn\.([\w-]+\.[\w-]+)", TEXT + style)
     )
 
 
 def test_the_paper_is_the_same_each_time(project: Path) -> None:
-    first = paper.build()
-    assert first == paper.build()
+    first = build.build()
+    assert first == build.build()
     assert first["paper.pdf"].startswith(b"%PDF")
 
 
 def test_the_committed_paper_is_made_of_the_committed_results(project: Path) -> None:
-    made = paper.build()
+    made = build.build()
     for name in sorted(set(made) - {"paper.pdf"}):
         assert (ROOT / "paper" / name).read_bytes() == made[name], f"paper/{name} is stale; `make paper`"
 
@@ -78,7 +79,7 @@ def test_the_committed_paper_is_made_of_the_committed_results(project: Path) -> 
 def test_a_missing_result_stops_it_by_name(project: Path, name: str) -> None:
     (project / name).unlink()
     with pytest.raises(Missing, match=re.escape(name)):
-        paper.build()
+        build.build()
 
 
 @pytest.mark.parametrize("name", ["data/results/07_front.csv", "figures/07_law.pdf", "data/results/bench_costs.csv"])
@@ -86,7 +87,7 @@ def test_a_result_that_was_changed_stops_it_by_name(project: Path, name: str) ->
     file = project / name
     file.write_bytes(file.read_bytes() + b"\n")
     with pytest.raises(Missing, match=rf"stale: {re.escape(name)} is not what notebook 0[57] (wrote|read);"):
-        paper.build()
+        build.build()
 
 
 def test_no_table_of_the_paper_is_without_an_origin(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def test_no_table_of_the_paper_is_without_an_origin(project: Path, monkeypatch: 
     looked_up: set[str] = set()
     table = Results._table
     monkeypatch.setattr(Results, "_table", lambda self, name: looked_up.add(name) or table(self, name))
-    paper.build()
+    build.build()
     origins = [json.loads(file.read_text()) for file in (project / "data" / "results").glob("*.origin.json")]
     known = {file for made in origins for file in (*made["read"], *made["written"])}
     assert {f"data/results/{name}.csv" for name in looked_up} - known == {"data/results/claims.csv"}
@@ -104,7 +105,7 @@ def test_a_stale_verdict_stops_it_by_name(project: Path) -> None:
     path = project / "data" / "results" / "claims.csv"
     path.write_text(path.read_text().replace("unbiasedness,holds", "unbiasedness,refuted"))
     with pytest.raises(Missing, match=r"stale: .* on unbiasedness;"):
-        paper.build()
+        build.build()
 
 
 def test_a_result_that_says_something_else_stops_it(project: Path) -> None:
@@ -118,12 +119,12 @@ def test_a_result_that_says_something_else_stops_it(project: Path) -> None:
 def test_main_names_what_is_missing_and_writes_nothing(project: Path) -> None:
     (project / "data" / "results" / "01_joint.csv").unlink()
     with pytest.raises(SystemExit, match=r"no paper: missing: data/results/01_joint\.csv"):
-        paper.main()
+        build.main()
     assert not (project / "paper").exists()
 
 
 def test_main_writes_the_paper(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paper.main()
+    build.main()
     assert "paper/paper.pdf" in capsys.readouterr().out
     values = json.loads((project / "paper" / "numbers.json").read_text())
     assert values["claims"]["all"] == str(len(values["tables"]["claims"]))
@@ -135,7 +136,7 @@ def test_main_writes_the_paper(project: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(("source", "says"), [('#set text(font: "Nope")\nHi', "nope"), ("#nothing", "nothing")])
 def test_errors_and_warnings_stop_it(source: str, says: str) -> None:
     with pytest.raises(RuntimeError, match=says):
-        paper.compiled({"paper.typ": source.encode()})
+        build.compiled({"paper.typ": source.encode()})
 
 
 def test_every_reference_is_cited() -> None:

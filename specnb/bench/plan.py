@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from specnb.cell import Setting
+from specnb.bench.cell import Setting
 from specnb.race import PROMPT_TOKENS
 from specnb.results import ROOT
 from specnb.shapes import HUNDREDTH, PUBLISHED, Shape, whole

@@ -1,0 +1,9 @@
+"""What is promised about time, measured: `make bench` here, `make bench-gpu` on a GPU.
+
+Rooms, from the ground up; each imports only from those before it:
+
+    ledger     what is written down about time, and whose rows a measurement replaces
+    host       on this machine's processor: goals, walltime, regimes, peers
+    cell       one pair at one setting: predicted, measured, its floor, its memory
+    plan, gpu  the same on a GPU at published sizes, and Table 2 once more: what to do, and doing it
+"""
