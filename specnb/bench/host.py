@@ -270,16 +270,17 @@ STAGES: dict[str, Callable[[int], Any]] = {
 
 def main() -> None:
     """Measures everything, or the stages that are named, writes the tables, and prints the goals."""
-    parser = argparse.ArgumentParser("python -m specnb.bench", description="Measures what is promised about time; about twenty minutes.")
+    about = "Measures what is promised about time; about twenty minutes."
+    parser = argparse.ArgumentParser("python -m specnb.bench", description=about)
     parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="what to measure (default: everything)")
     parser.add_argument("--repetitions", type=int, default=7, help="prompts for each figure (default 7)")
     asked = parser.parse_args()
     path = out() / "data" / "results" / "bench.json"
-    about = json.loads(path.read_text()) if path.exists() else {}
+    stamps = json.loads(path.read_text()) if path.exists() else {}
     for stage in asked.stages or STAGES:
         STAGES[stage](asked.repetitions)
         under = {"repetitions": asked.repetitions, "machine": machine(), "new_tokens": NEW_TOKENS}
-        about[stage] = stamp(under)
-        write(path, json.dumps(about, indent=1) + "\n")
+        stamps[stage] = stamp(under)
+        write(path, json.dumps(stamps, indent=1) + "\n")
     bench = pd.read_csv(out() / "data" / "results" / "bench.csv")
     print(bench[bench.machine == machine()].drop(columns="machine").round(3).to_string(index=False))
