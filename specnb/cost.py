@@ -98,24 +98,58 @@ def measure_costs(
     first. Raises `ValueError` for context, largest, rows < 1, repetitions < 3, and lengths that do not begin with 1
     and grow.
     """
-    if context < 1 or largest < 1 or repetitions < 3 or rows < 1:
-        raise ValueError(
-            f"context, largest, repetitions and rows are {context}, {largest}, {repetitions}, {rows}; "
-            "they must be at least 1, 1, 3, 1"
-        )
     lengths = tuple(lengths) or tuple(range(1, largest + 1))
-    if lengths[0] != 1 or list(lengths) != sorted(set(lengths)):
-        raise ValueError(f"lengths are {list(lengths)}; they must begin with 1, the unit of cost, and grow")
-    generator = np.random.default_rng(seed)
-    tokens = torch.from_numpy(generator.integers(pair.target.config.vocab_size, size=(rows, context + lengths[-1])))
-    tokens = tokens.to(pair.target.device)
-    runs = [run_of(pair.target, n, tokens, context, compile) for n in lengths]
-    draft = run_of(pair.draft, 1, tokens, context, compile)
-    # A loop finds its target's weights where its last target run left them, and its draft's behind a target run:
-    # so every run that is timed comes after a target run that is not, for target runs the same one.
-    jobs = [Job(run, before=run) for run in runs] + [Job(draft, before=runs[0], times=DRAFT_RUNS)]
-    seconds = in_turn(jobs, tokens.device, repetitions, generator, progress)
-    return Costs(seconds[:, -1], seconds[:, :-1], lengths)
+    if largest < 1 or repetitions < 3:
+        raise ValueError(f"largest and repetitions are {largest} and {repetitions}; they must be at least 1 and 3")
+    meter = CostMeter(pair, context, lengths, rows=rows, compile=compile, seed=seed)
+    for _ in tqdm(range(repetitions), desc="timing runs", delay=3, leave=False, disable=not progress):
+        meter.round()
+    return meter.costs()
+
+
+class CostMeter:
+    """Times runs round by round, so that rounds can lie between other things that are timed; see `measure_costs`."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        pair: Pair,
+        context: int,
+        lengths: Sequence[int],
+        *,
+        rows: int = 1,
+        compile: bool | str = False,
+        seed: int = 0,
+    ) -> None:
+        if context < 1 or rows < 1:
+            raise ValueError(f"context and rows are {context} and {rows}; they must be at least 1")
+        if lengths[0] != 1 or list(lengths) != sorted(set(lengths)):
+            raise ValueError(f"lengths are {list(lengths)}; they must begin with 1, the unit of cost, and grow")
+        self.lengths = tuple(lengths)
+        self.order = np.random.default_rng(seed)
+        vocab = pair.target.config.vocab_size
+        tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, context + lengths[-1])))
+        tokens = tokens.to(pair.target.device)
+        runs = [run_of(pair.target, n, tokens, context, compile) for n in lengths]
+        draft = run_of(pair.draft, 1, tokens, context, compile)
+        # A loop finds its target's weights where its last target run left them, and its draft's behind a target run:
+        # so every run that is timed comes after a target run that is not, for target runs the same one.
+        self.jobs = [Job(run, before=run) for run in runs] + [Job(draft, before=runs[0], times=DRAFT_RUNS)]
+        self.device = tokens.device
+        self.rounds: list[Array] = []
+        for _ in range(WARM_UP):
+            self.round()
+        self.rounds.clear()
+
+    @torch.inference_mode()
+    def round(self) -> None:
+        """One run of each length and of the draft, in a new order."""
+        self.rounds.append(one_round(self.jobs, self.device, self.order))
+
+    def costs(self) -> Costs:
+        """Of all rounds so far."""
+        seconds = np.stack(self.rounds)
+        return Costs(seconds[:, -1], seconds[:, :-1], self.lengths)
 
 
 class Job(NamedTuple):
@@ -130,16 +164,20 @@ def in_turn(
     jobs: Sequence[Job], device: torch.device, repetitions: int, order: np.random.Generator, progress: bool
 ) -> Array:
     """Seconds `(repetitions, jobs)` of one run of each job, in a new order each time; the first few do not count."""
-    seconds = np.empty((repetitions, len(jobs)))
-    rounds = range(-WARM_UP, repetitions)
-    for repetition in tqdm(rounds, desc="timing runs", delay=3, leave=False, disable=not progress):
-        for at in order.permutation(len(jobs)):
-            run, before, times = jobs[at]
-            before()
-            began = now(device)
-            for _ in range(times):
-                run()
-            seconds[max(repetition, 0), at] = (now(device) - began) / times
+    rounds = tqdm(range(-WARM_UP, repetitions), desc="timing runs", delay=3, leave=False, disable=not progress)
+    return np.stack([one_round(jobs, device, order) for _ in rounds])[WARM_UP:]
+
+
+def one_round(jobs: Sequence[Job], device: torch.device, order: np.random.Generator) -> Array:
+    """Seconds `(jobs,)` of one run of each job, one after the other in a new order."""
+    seconds = np.empty(len(jobs))
+    for at in order.permutation(len(jobs)):
+        run, before, times = jobs[at]
+        before()
+        began = now(device)
+        for _ in range(times):
+            run()
+        seconds[at] = (now(device) - began) / times
     return seconds
 
 
@@ -204,11 +242,13 @@ def measure_speeds(
     rows: int = 1,
     compile: bool | str = False,
     seed: int = 0,
+    between: Callable[[], Any] = lambda: None,
     progress: bool = True,
 ) -> Speeds:
     """Times generation from each prompt with every gamma in turn: one prompt, one repetition.
 
     The prompt is alone in its batch, or there `rows` times. `compile` as in `generate`, done before the clock starts.
+    `between` is called before each text, the round of a `CostMeter` say: what a machine does to one it does to both.
 
     Prompts are run before the clock starts, as in Theorem 3.8, which is about long texts. Raises
     `ValueError` when 0 is not among `gammas` or there are fewer than 3 prompts.
@@ -229,6 +269,7 @@ def measure_speeds(
     order = np.random.default_rng(seed)
     for row, prompt in enumerate(tqdm(prompts, desc="timing texts", delay=3, leave=False, disable=not progress)):
         for at in order.permutation(len(gammas)):
+            between()
             record = run(prompt, gammas[at], row).record
             seconds[row, at] = [record.seconds[part].sum() / record.emitted.sum() for part in PARTS]
             tokens_per_step[row, at] = record.emitted.sum() / record.target_runs.sum()

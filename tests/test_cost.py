@@ -11,6 +11,7 @@ from specnb import theory
 from specnb.cost import (
     DRAFT_RUNS,
     WARM_UP,
+    CostMeter,
     Costs,
     Job,
     Speeds,
@@ -84,6 +85,15 @@ def test_a_batch_is_run_with_all_its_rows(pair: Pair) -> None:
     hook.remove()
     assert seen == {(4, 7), (4, 1), (4, 3)}  # prompts, and the runs that are timed
     assert costs.target.shape == (3, 2)
+
+
+def test_rounds_lie_between_the_texts(pair) -> None:
+    meter = CostMeter(pair, 5, (1, 3))
+    speeds = measure_speeds(pair, [[1], [2], [0]], (0, 2), max_new_tokens=4, between=meter.round, progress=False)
+    costs = meter.costs()
+    assert costs.target.shape == (speeds.seconds.shape[0] * 2, 2)
+    assert (costs.target > 0).all()
+    assert costs.lengths == (1, 3)
 
 
 def test_everything_is_timed_in_turn_and_what_comes_before_is_not() -> None:

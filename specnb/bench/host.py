@@ -29,7 +29,7 @@ from specnb.bench.ledger import (
     machine,
     settings,
 )
-from specnb.cost import Costs, Speeds, measure_costs, measure_speeds, ratio_of_medians
+from specnb.cost import CostMeter, Costs, Speeds, measure_costs, measure_speeds, ratio_of_medians
 from specnb.decode import generate
 from specnb.dialled import DRAFT, TARGET, Shape, dialled_pair
 from specnb.estimate import Estimate, ratio_of_sums
@@ -61,11 +61,12 @@ def walltime(
     found = measure_acceptance(pair.target, {"draft": pair.draft}, prompts, new_tokens=NEW_TOKENS)
     beta = found.beta["draft"]
     alpha = ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]))
-    costs = measure_costs(
-        pair, context=CONTEXTS[1], lengths=[gamma + 1 for gamma in gammas],
-        repetitions=3 * repetitions, compile=compile,
-    )  # fmt: skip
-    speeds = measure_speeds(pair, prompts[:repetitions], gammas, max_new_tokens=NEW_TOKENS, compile=compile)
+    # What predicts and what is predicted are timed in turn, so that a machine that changes changes both.
+    meter = CostMeter(pair, CONTEXTS[1], [gamma + 1 for gamma in gammas], compile=compile)
+    speeds = measure_speeds(
+        pair, prompts[:repetitions], gammas, max_new_tokens=NEW_TOKENS, compile=compile, between=meter.round
+    )
+    costs = meter.costs()
     rows = [
         {"pair": name} | settings(pair, compile) | {"gamma": gamma, "temperature": 1.0}
         | columns("alpha", alpha) | columns("c", costs.cost_ratio)
