@@ -13,6 +13,7 @@ Rooms, from the ground up; each imports only from those before it:
     judge, joint       the audit of any generator; of small vocabularies by enumeration
     checks, detection  how engines test themselves; how many tokens the audit needs
     wild, alarms       transformers as installed; how often the audit is wrong about an exact sampler
+    throughput         what an audit costs
 """
 
 from specnb.audit.auditor import Auditor

@@ -56,6 +56,7 @@ class Auditor:
         self.tokens = self.rows = self.offset = 0
         self.ended = False
 
+    @torch.no_grad()
     def add(self, row: Row) -> None:
         """Judges one row. Raises `ValueError` for tokens and laws that do not fit together."""
         _require_row(row)
@@ -68,7 +69,7 @@ class Auditor:
         if self.evidence is None:
             self.kinds = placed.kinds
             self.evidence = Evidence(placed.kinds, placed.masks.shape[1])
-        if placed.kinds != self.kinds or placed.masks.shape[1] != self.evidence.shape[1] - 1:
+        if placed.kinds != self.kinds or placed.masks.shape[1] != self.evidence.places:
             raise ValueError("some texts come with a draft's laws or with steps and others do not; give them for all")
         zero = row.p.gather(-1, _tokens(row)[:, None])[:, 0].numpy(force=True) == 0
         ratios = np.where(zero[:, None], 1.0, placed.ratios)
@@ -232,7 +233,7 @@ def _require_row(row: Row) -> None:
             )
     if n and not bool((row.p.sum(dim=-1) - 1).abs().max() < 1e-3):  # NaN fails too
         raise ValueError("a row of p does not sum to 1; give probabilities after standardisation, not logits")
-    if n and bool((row.p < 0).any()):
+    if n and bool(row.p.min() < 0):
         raise ValueError("p has a negative entry; give probabilities")
     if n and not (min(row.tokens) >= 0 and max(row.tokens) < row.p.shape[1]):
         raise ValueError(f"tokens go from {min(row.tokens)} to {max(row.tokens)} in a vocabulary of {row.p.shape[1]}")

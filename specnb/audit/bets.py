@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.audit import pit
-from specnb.audit.cells import View, view
-from specnb.audit.noise import Interval, interval, reused, same_uniform
+from specnb.audit.cells import View, above, view
+from specnb.audit.noise import Cumulated, Interval, reused, same_uniform
 from specnb.audit.suspects import suspect_laws
 
 Array = NDArray[np.float64]
@@ -93,16 +93,19 @@ class Bets:
             self.others = (before, self.after_prompt.get(tuple(row.prompt), _Text()))
             self.after_prompt[tuple(row.prompt)] = self.text
         tokens = torch.as_tensor(row.tokens, device=row.p.device)
-        if row.q is not None:  # where nothing was drafted, p takes the place of q
-            row = replace(row, q=torch.where(row.q.sum(dim=-1, keepdim=True) > 0, row.q, row.p))
-        own, drafted = interval(row.p, tokens), None if row.q is None else interval(row.q, tokens)
+        row, drafted, cumulated = _drafted_everywhere(row), None, None
+        own = Cumulated(row.p).interval(tokens)
+        if row.q is not None:
+            cumulated = Cumulated(row.q)
+            drafted = cumulated.interval(tokens)
         seen = self._view(row, tokens)
         collected = _Collected([], [], [])
         self._bet_on_suspects(collected, tokens, seen)
         self._bet_on_transforms(collected, seen, own)
         self._bet_on_noise(collected, tokens, own, drafted)
-        if row.q is not None:
-            for kind, ratio in zip(("one-uniform", "shared-noise"), reused(row.p, row.q, tokens), strict=True):
+        if row.q is not None and cumulated is not None:
+            ratios = reused(row.p, row.q, tokens, cumulated)
+            for kind, ratio in zip(("one-uniform", "shared-noise"), ratios, strict=True):
                 collected.bet(kind, ratio)
         masks, place = self._places(row)
         self.text.grow(row, own, drafted)
@@ -115,18 +118,19 @@ class Bets:
         return view(tokens, row.p, before, row.q, row.raw, previous=last[0] if last else 0)
 
     def _bet_on_suspects(self, collected: _Collected, tokens: Tensor, seen: View) -> None:
-        known = torch.nn.functional.pad(self.text.had(seen.ids, tokens), (0, 2))
+        known = torch.nn.functional.pad(self.text.had(seen.ids, tokens.cpu()), (0, 2))
+        kinds, at_token = [], []
+        for kind, laws in suspect_laws(seen, known):
+            kinds += [kind] * len(laws)
+            at_token.append(seen.at_token(laws))
+            likelier = above(laws, seen.p)
+            excess = seen.at_token(likelier) - torch.linalg.vecdot(likelier, seen.p)
+            collected.excess.extend(excess.numpy(force=True))
         p = seen.at_token(seen.p).double()  # over the least float32, a ratio would overflow
-        possible = p > 0
-        constant = []
-        for kind, law in suspect_laws(seen, known):
-            ratio = torch.where(possible, seen.at_token(law) / p.where(possible, 1.0), 1.0).numpy(force=True)
+        ratios = torch.where(p > 0, torch.cat(at_token) / p.where(p > 0, 1.0), 1.0).numpy(force=True)
+        for kind, ratio in zip(kinds, ratios, strict=True):
             collected.bet(kind, ratio)
-            if kind == "constant-uniform":
-                constant.append(ratio)
-            likelier = law > seen.p
-            chance = torch.where(likelier, seen.p, 0.0).sum(dim=-1)
-            collected.excess.append((seen.at_token(likelier).to(chance.dtype) - chance).numpy(force=True))
+        constant = [ratio for kind, ratio in zip(kinds, ratios, strict=True) if kind == "constant-uniform"]
         if constant:
             collected.bet("constant-uniform", self.text.learned(np.stack(constant, axis=1)))
 
@@ -235,6 +239,14 @@ class _Text:
         self.log_weight = earned[-1]
         weight = np.exp(earned[:-1] - earned[:-1].max(axis=1, keepdims=True))
         return (weight * np.exp(floored)).sum(axis=1) / weight.sum(axis=1)
+
+
+def _drafted_everywhere(row: Row) -> Row:
+    """Where nothing was drafted, p takes the place of q."""
+    if row.q is None:
+        return row
+    mass = row.q.sum(dim=-1, keepdim=True)
+    return replace(row, q=torch.where(mass > 0, row.q, row.p)) if bool((mass == 0).any()) else row
 
 
 def _cut(laid: Interval, start: int, n: int) -> Interval:

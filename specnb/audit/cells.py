@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,8 @@ HEAD = 128
 
 
 class View(NamedTuple):
-    """The laws of n positions on C cells, `(n, C)`, in the dtype they came in, and where the emitted tokens lie.
+    """The laws of n positions on C cells, `(n, C)`, in the dtype they came in, and where the emitted tokens lie;
+    all on the CPU, since what comes of them is small.
 
     p       what the target says
     q       what the draft says, or None
@@ -40,8 +42,8 @@ class View(NamedTuple):
     previous: Tensor
 
     def at_token(self, law: Tensor) -> Tensor:
-        """`law` `(n, C)` at the cell of the emitted token, `(n,)`."""
-        return law.gather(-1, self.cell[:, None])[:, 0]
+        """`law` `(..., n, C)` at the cell of the emitted token, `(..., n)`."""
+        return law.gather(-1, self.cell[:, None].expand(*law.shape[:-1], 1))[..., 0]
 
 
 def view(
@@ -60,37 +62,44 @@ def view(
     score = torch.maximum(p, before)
     for law in (q, raw):
         score = score if law is None else torch.maximum(score, law)
-    ids = score.topk(min(head, p.shape[-1]), dim=-1, sorted=False).indices
-    up = (before if q is None else q) > p
-    lumps = up.to(p.dtype)
+    ids = likeliest(score, min(head, p.shape[-1]))
+    up = above(before if q is None else q, p)
+    # Both lumps are summed, neither is a difference: a lump with a possible token in it has mass.
+    lumps = (up.scatter(-1, ids, 0.0), (1 - up).scatter(-1, ids, 0.0))
+
+    def on_cells(law: Tensor) -> Tensor:
+        rest = torch.stack([torch.linalg.vecdot(law, lump) for lump in lumps], dim=-1)
+        cells = torch.cat([law.gather(-1, ids), rest], dim=-1)
+        return (cells / cells.sum(dim=-1, keepdim=True)).cpu()
+
+    held = [lump.sum(dim=-1).to(ids.dtype) for lump in lumps]
+    last = torch.cat([tokens.new_tensor([previous]), tokens[:-1]])
     return View(
-        p=_lumped(p, ids, lumps),
-        q=None if q is None else _lumped(q, ids, lumps),
-        raw=None if raw is None else _lumped(raw, ids, lumps),
-        before=_lumped(before, ids, lumps),
-        sizes=_sizes(up, ids),
-        ids=ids,
-        cell=_cell(ids, up, tokens),
-        previous=_cell(ids, up, torch.cat([tokens.new_tensor([previous]), tokens[:-1]])),
+        p=on_cells(p),
+        q=None if q is None else on_cells(q),
+        raw=None if raw is None else on_cells(raw),
+        before=on_cells(before),
+        sizes=torch.cat([torch.ones_like(ids), torch.stack(held, dim=-1)], dim=-1).cpu(),
+        ids=ids.cpu(),
+        cell=_cell(ids, up, tokens).cpu(),
+        previous=_cell(ids, up, last).cpu(),
     )
+
+
+def likeliest(score: Tensor, count: int) -> Tensor:
+    """The `count` tokens with the largest `score` `(n, vocab)`, in the order of their ids `(n, count)`."""
+    if score.device.type != "cpu":
+        return score.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    found = np.argpartition(score.numpy(force=True), -count, axis=-1)[:, -count:]  # torch takes five times as long
+    return torch.from_numpy(np.sort(found, axis=-1))
+
+
+def above(a: Tensor, b: Tensor) -> Tensor:
+    """1 where a > b and 0 elsewhere, in the dtype of a: to multiply by, which is faster than to choose."""
+    return torch.gt(a, b, out=a.new_empty(torch.broadcast_shapes(a.shape, b.shape)))
 
 
 def _cell(ids: Tensor, up: Tensor, tokens: Tensor) -> Tensor:
     match = ids == tokens[:, None]
-    lump = ids.shape[-1] + (~up.gather(-1, tokens[:, None])[:, 0]).long()
+    lump = ids.shape[-1] + (up.gather(-1, tokens[:, None])[:, 0] == 0).long()
     return torch.where(match.any(dim=-1), match.to(torch.uint8).argmax(dim=-1), lump)
-
-
-def _lumped(law: Tensor, ids: Tensor, up: Tensor) -> Tensor:
-    rest = law.scatter(-1, ids, 0.0)
-    # Both lumps are summed, neither is a difference: a lump with a possible token in it has mass.
-    lumps = torch.stack([torch.linalg.vecdot(rest, up), torch.linalg.vecdot(rest, 1 - up)], dim=-1)
-    cells = torch.cat([law.gather(-1, ids), lumps], dim=-1)
-    return cells / cells.sum(dim=-1, keepdim=True)
-
-
-def _sizes(up: Tensor, ids: Tensor) -> Tensor:
-    in_head = up.gather(-1, ids).sum(dim=-1)
-    higher = up.sum(dim=-1) - in_head
-    lower = up.shape[-1] - ids.shape[-1] - higher
-    return torch.cat([torch.ones_like(ids), torch.stack([higher, lower], dim=-1)], dim=-1)

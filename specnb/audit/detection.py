@@ -32,7 +32,6 @@ GAMMA, PROMPT_TOKENS = 4, 24
 CHUNKS = [(8, 64), *[(16, 160)] * 8]  # texts and their tokens, one chunk after the other, for each audit
 BATCH = 80  # rows that are generated together
 POOLED = 10_000  # tokens of a group on which its total variation is estimated
-PROBES = 16  # positions at which the target's numerics are measured
 EXHIBITS = {EXACT.name: EXACT} | MUSEUM
 ENDING = ("eos-inside", "after-the-end")  # these need a text that ends; a line break ends it
 FIELDS = ("mutant", "seed", "tokens", "found_after", "kind", "tv", "tv_low", "tv_high", "tv_tokens")
@@ -95,7 +94,7 @@ def audited(mutant: Mutant, pair: Pair, seeds: Sequence[int]) -> list[Audited]:
     for chunk in range(len(CHUNKS)):
         texts = written(mutant, pair, open_, chunk)
         if numerics is None:
-            numerics = measure_numerics(pair.target, texts[open_[0]], mutant.asked, PROBES)
+            numerics = measure_numerics(pair.target, texts[open_[0]], mutant.asked)
             auditors = {seed: Auditor(DELTA, seed, eos, numerics=numerics) for seed in seeds}
         for seed in open_:
             for row in forced_rows(pair.target, texts[seed], mutant.asked, pair.draft, mutant.asked):

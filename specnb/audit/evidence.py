@@ -19,7 +19,7 @@ STRENGTHS = (0.9, 0.5, 0.2, 0.06, 0.02)
 """Shares of the wealth that are put on a bet; the rest is kept. A bug that shows in one of 50 tokens
 wants 0.02, one that shows in all of them 0.9."""
 ALWAYS = 0.5  # the weight of betting at every token; the rest is for betting at some places only
-CHUNK = 128
+CHUNK = 64
 
 
 class Evidence:
@@ -31,14 +31,13 @@ class Evidence:
         index = np.array([self.names.index(kind) for kind in kinds])
         self.order = np.argsort(index, kind="stable")  # bets of one kind stand side by side
         self.kind_of = index[self.order]
-        self.shape = (len(kinds), 1 + places, len(STRENGTHS))
-        self.starts = np.searchsorted(self.kind_of, np.arange(len(self.names))) * (1 + places) * len(STRENGTHS)
-        self.entry_kind = np.repeat(self.kind_of, (1 + places) * len(STRENGTHS))
+        self.places = places
+        self.starts = np.searchsorted(self.kind_of, np.arange(len(self.names)))
         bets_of_kind = np.bincount(index)[self.kind_of]
         share = np.array([1.0] if places == 0 else [ALWAYS, *[(1 - ALWAYS) / places] * places])
-        weight = share[:, None] / (bets_of_kind[:, None, None] * len(STRENGTHS)) * np.ones(self.shape)
-        self.log_weight = np.log(weight)
-        self.log_wealth = np.zeros(self.shape)
+        weight = share[:, None, None] / (bets_of_kind * len(STRENGTHS)) * np.ones((len(STRENGTHS), 1))
+        self.log_weight = np.log(weight)  # (1 + places, strengths, K)
+        self.log_wealth = self.log_weight.copy()
         self.n = 0
         self.moments = Moments(len(kinds))
 
@@ -53,15 +52,18 @@ class Evidence:
         return np.concatenate(parts) if parts else np.empty((0, len(self.names)))
 
     def _chunk(self, ratios: Array, masks: NDArray[np.bool_]) -> Array:
-        gains = np.log1p(np.array(STRENGTHS) * (ratios[..., None] - 1))  # (n, K, strengths)
+        gains = np.log1p(np.array(STRENGTHS)[:, None] * (ratios[:, None] - 1))  # (n, strengths, K)
         self.moments.add(ratios, gains)
         where = np.concatenate([np.ones((len(masks), 1)), masks], axis=1)
-        wealth = self.log_wealth + (gains[:, :, None] * where[:, None, :, None]).cumsum(axis=0)
-        self.log_wealth = wealth[-1]
-        flat = (wealth + self.log_weight).reshape(len(ratios), -1)
-        largest = np.maximum.reduceat(flat, self.starts, axis=1)
-        scaled = np.exp(flat - largest[:, self.entry_kind], dtype=np.float32, casting="same_kind")
-        return largest + np.log(np.add.reduceat(scaled, self.starts, axis=1))
+        wealth = gains[:, None] * where[..., None, None]
+        for now in wealth:  # a loop over tokens is faster than cumsum along them
+            now += self.log_wealth
+            self.log_wealth = now
+        self.log_wealth = self.log_wealth.copy()
+        largest = np.maximum.reduceat(wealth.max(axis=(1, 2)), self.starts, axis=-1)
+        wealth -= largest[:, self.kind_of][:, None, None]
+        scaled = np.exp(wealth, dtype=np.float32, casting="same_kind")
+        return largest + np.log(np.add.reduceat(scaled.sum(axis=(1, 2)), self.starts, axis=-1))
 
     def detectable(self, delta: float, power: float = 0.9) -> dict[str, float]:
         """For each kind the total variation per token that would have been found in this text with `power`.
@@ -70,7 +72,7 @@ class Evidence:
         at least that far from p would have crossed 1/delta by the end. NaN where not even e = 1 would.
         It takes the text for drawn from p, and the sum of the log factors for normal.
         """
-        price = -np.log(delta) - self.log_weight[:, 0] + np.log(len(self.names))
+        price = -np.log(delta) - self.log_weight[0] + np.log(len(self.names))
         found = self.moments.detectable(price, power)
         result = {}
         for kind, name in enumerate(self.names):
@@ -90,7 +92,7 @@ class Moments:
     weighted by r/p, under r; and the total variation between the two."""
 
     def __init__(self, bets: int) -> None:
-        shape = (bets, len(STRENGTHS))
+        shape = (len(STRENGTHS), bets)
         self.n = 0
         self.distance = np.zeros(bets)
         self.mass = np.zeros(bets)
@@ -98,27 +100,27 @@ class Moments:
         self.under_r = np.zeros((2, *shape))
 
     def add(self, ratios: Array, gains: Array) -> None:
-        """`ratios` `(n, K)` and their log factors `(n, K, strengths)`."""
+        """`ratios` `(n, K)` and their log factors `(n, strengths, K)`."""
         self.n += len(ratios)
         self.mass += ratios.sum(axis=0)
         self.distance += np.maximum(0, 1 - ratios).sum(axis=0)
-        squares = gains**2
-        self.under_p += np.stack([gains.sum(axis=0), squares.sum(axis=0)])
-        self.under_r += np.stack([np.einsum("nk,nks->ks", ratios, one) for one in (gains, squares)])
+        self.under_p += np.stack([gains.sum(axis=0), np.einsum("nsk,nsk->sk", gains, gains)])
+        weighted = ratios[:, None] * gains
+        self.under_r += np.stack([weighted.sum(axis=0), np.einsum("nsk,nsk->sk", weighted, gains)])
 
     def detectable(self, price: Array, power: float) -> tuple[Array, NDArray[np.bool_]]:
-        """Of each bet the total variation found with `power` when log wealth must pass `price` `(K, strengths)`,
+        """Of each bet the total variation found with `power` when log wealth must pass `price` `(strengths, K)`,
         and whether r itself (e = 1) is found; where it is not, the total variation is that of r."""
         n = max(self.n, 1)
         distance = self.distance / n
         p = self.under_p / n
-        r = self.under_r / np.maximum(self.mass, 1e-300)[:, None]
+        r = self.under_r / np.maximum(self.mass, 1e-300)
         quantile = norm.isf(power)  # negative: the unlucky texts
 
         def excess(share: float, bet: int) -> float:
-            mean, square = (1 - share) * p[:, bet] + share * r[:, bet]
+            mean, square = (1 - share) * p[..., bet] + share * r[..., bet]
             spread = np.sqrt(np.maximum(square - mean**2, 0) * n)
-            return float((n * mean + quantile * spread - price[bet]).max())
+            return float((n * mean + quantile * spread - price[:, bet]).max())
 
         shares = np.ones(len(distance))
         found = np.array([distance[bet] > 0 and excess(1.0, bet) > 0 for bet in range(len(distance))])

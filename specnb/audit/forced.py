@@ -41,15 +41,22 @@ def forced_rows(
     target: Source, texts: Sequence[Text], sampling: Sampling, draft: Source | None, draft_sampling: Sampling
 ) -> Iterator[Row]:
     """The rows of all `texts`, in order; long ones in pieces."""
-    at = 0
     vocab = vocabulary(target, texts[0].prompt)
-    while at < len(texts):
-        count = _fitting(texts[at:], vocab)
-        chosen = texts[at : at + count]
-        both = [None] * count if draft is None else _logits(draft, chosen, vocab)
-        for logits, drafted in zip(_logits(target, chosen, vocab), both, strict=True):
-            yield _row(*logits, sampling, None if drafted is None else drafted[2], draft_sampling)
-        at += count
+    for chosen in _together(texts, vocab):
+        targets = _logits(target, chosen, vocab)
+        if draft is None:
+            yield from (_row(*logits, sampling, None, draft_sampling) for logits in targets)
+        else:
+            for logits, drafted in zip(targets, _logits(draft, chosen, vocab), strict=True):
+                yield _row(*logits, sampling, drafted[2], draft_sampling)
+
+
+def forced_run(target: Source, texts: Sequence[Text]) -> None:
+    """Runs `target` over all `texts` as `forced_rows` does, and keeps nothing."""
+    vocab = vocabulary(target, texts[0].prompt)
+    for chosen in _together(texts, vocab):
+        for _ in _logits(target, chosen, vocab):
+            pass
 
 
 def _row(text: Text, start: int, logits: Tensor, sampling: Sampling, drafted: Tensor | None, drafting: Sampling) -> Row:
@@ -76,15 +83,16 @@ def margin(logits: Tensor, sampling: Sampling, token: int) -> Margin:
     return Margin(gap, max(0.0, float(law[law > law[token]].sum()) - sampling.top_p))
 
 
-def _fitting(texts: Sequence[Text], vocab: int) -> int:
-    """How many of the first texts run together."""
-    longest, count = 0, 0
+def _together(texts: Sequence[Text], vocab: int) -> Iterator[list[Text]]:
+    """The texts, in order, in groups that run at once."""
+    longest, chosen = 0, list[Text]()
     for text in texts:
         longest = max(longest, len(text.prompt) + len(text.tokens))
-        if (count + 1) * longest * vocab > LOGITS:
-            break
-        count += 1
-    return max(count, 1)
+        if chosen and (len(chosen) + 1) * longest * vocab > LOGITS:
+            yield chosen
+            longest, chosen = len(text.prompt) + len(text.tokens), []
+        chosen.append(text)
+    yield chosen
 
 
 def _logits(source: Source, texts: Sequence[Text], vocab: int) -> Iterator[tuple[Text, int, Tensor]]:

@@ -74,7 +74,7 @@ def audit(
     delta: float = 1e-6,
     seed: int = 0,
     stop: bool = False,
-    numerics: int = 32,
+    numerics: int = 16,
     detect: bool = True,
     progress: bool = True,
 ) -> Report:
@@ -124,7 +124,8 @@ def _ends_inside(target: PreTrainedModel, texts: Sequence[Text]) -> list[str]:
     own = getattr(target.config, "eos_token_id", None)
     ends = {own} if isinstance(own, int) else set(own or ())
     count = sum(any(token in ends for token in text.tokens[:-1]) for text in texts)
-    return [f"{count:,} texts go on behind an end-of-text {sorted(ends)}; give eos if it ends them"] if count else []
+    some = "1 text goes" if count == 1 else f"{count:,} texts go"
+    return [f"{some} on behind an end-of-text {sorted(ends)}; give eos if it ends them"] if count else []
 
 
 def assert_exact(target: Source, texts: Sequence[Sequence[int]], **settings: Any) -> Report:

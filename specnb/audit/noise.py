@@ -17,6 +17,8 @@ from torch import Tensor
 
 Array = NDArray[np.float64]
 
+BLOCK = 64
+
 
 class Interval(NamedTuple):
     """Where in [0, 1] the uniforms lie that give each token: from `low` to `high`, `(n,)` each."""
@@ -30,23 +32,51 @@ class Interval(NamedTuple):
         return self.high - self.low
 
 
-def interval(law: Tensor, tokens: Tensor) -> Interval:
-    """The interval of each of `tokens` `(n,)` in the cumulated `law` `(n, vocab)`.
+class Cumulated:
+    """Masses `(n, vocab)` cumulated over the vocabulary in float64. Sums are kept of blocks only, and filled in
+    where they are asked for: of each row, at one token.
 
-    Both ends are entries of one rising sequence, so the intervals of all tokens never overlap, rounded
-    as they may be.
+    All that is looked up is in one rising sequence, so the intervals of all tokens tile, rounded as they may be.
     """
-    low, high = (end.double() for end in _ends(law, tokens))
-    return Interval(low.numpy(force=True), high.numpy(force=True))
 
+    def __init__(self, mass: Tensor) -> None:
+        self.vocab = mass.shape[-1]
+        short = -self.vocab % BLOCK
+        self.blocks = (torch.nn.functional.pad(mass, (0, short)) if short else mass).unflatten(-1, (-1, BLOCK))
+        rising = self.blocks.double().sum(dim=-1).cumsum(dim=-1)
+        self.starts = torch.nn.functional.pad(rising, (1, 0))  # (n, blocks + 1)
+        self.whole = rising[:, -1]
 
-def _ends(mass: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The cumulated `mass` `(n, vocab)`, as a share of its sum, before and after each of `tokens` `(n,)`."""
-    cumulated = mass.cumsum(dim=-1)
-    whole = cumulated[:, -1].where(cumulated[:, -1] > 0, 1.0)
-    after = cumulated.gather(-1, tokens[:, None])[:, 0]
-    before = cumulated.gather(-1, (tokens - 1).clamp_min(0)[:, None])[:, 0]
-    return torch.where(tokens > 0, before, 0.0) / whole, after / whole
+    def ends(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The mass before and after each of `tokens` `(n,)`."""
+        block, place = tokens // BLOCK, tokens % BLOCK
+        inside = torch.nn.functional.pad(self._inside(block), (1, 0))
+        start, stop = (self.starts.gather(-1, at[:, None])[:, 0] for at in (block, block + 1))
+        before, after = (inside.gather(-1, at[:, None])[:, 0] for at in (place, place + 1))
+        is_last = (place == BLOCK - 1) | (tokens == self.vocab - 1)
+        return torch.minimum(start + before, stop), torch.where(is_last, stop, torch.minimum(start + after, stop))
+
+    def find(self, u: Tensor) -> Tensor:
+        """The token `(n,)` whose mass is passed at each of `u` `(n,)`."""
+        block = torch.searchsorted(self.starts[:, 1:].contiguous(), u[:, None], right=True)[:, 0]
+        block = block.clamp_max(self.blocks.shape[1] - 1)
+        left = u - self.starts.gather(-1, block[:, None])[:, 0]
+        place = torch.searchsorted(self._inside(block), left[:, None], right=True)[:, 0].clamp_max(BLOCK - 1)
+        return (block * BLOCK + place).clamp_max(self.vocab - 1)
+
+    def interval(self, tokens: Tensor) -> Interval:
+        """The interval of each of `tokens` `(n,)`; where there is no mass at all, from 0 to 0."""
+        low, high = self.shares(tokens)
+        return Interval(low.numpy(force=True), high.numpy(force=True))
+
+    def shares(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """`ends` as shares of the whole."""
+        low, high = self.ends(tokens)
+        whole = self.whole.where(self.whole > 0, 1.0)
+        return low / whole, high / whole
+
+    def _inside(self, block: Tensor) -> Tensor:
+        return self.blocks[torch.arange(len(block), device=block.device), block].double().cumsum(dim=-1)
 
 
 def same_uniform(own: Interval, earlier: Interval, law: Interval) -> Array:
@@ -62,26 +92,27 @@ def same_uniform(own: Interval, earlier: Interval, law: Interval) -> Array:
     return np.where(known, share / np.where(known, own.width, 1.0), 1.0)
 
 
-def reused(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Array, Array]:
-    """r(x)/p(x) `(n,)` at the `tokens` for two bugs of one step of Algorithm 1, p and q `(n, vocab)`.
+def reused(p: Tensor, q: Tensor, tokens: Tensor, drafted: Cumulated) -> tuple[Array, Array]:
+    """r(x)/p(x) `(n,)` at the `tokens` for two bugs of one step of Algorithm 1, p and q `(n, vocab)`, q `drafted`.
 
     First *one-uniform*: the uniform that rejected the draft draws from the residual; given the rejection
     it has the density sum over d of q(d) 1[u > p(d)/q(d)]. Then *shared-noise*: the uniform that drew the
     draft draws from the residual; each d was rejected with q(d) - min(p, q)(d) of its interval.
     """
     accepted = torch.minimum(p, q)
-    rejected = q - accepted
-    low, high = _ends(p - accepted, tokens)
-    cumulated, lost = q.cumsum(dim=-1), rejected.cumsum(dim=-1)
+    low, high = Cumulated(p - accepted).shares(tokens)
+    lost = Cumulated(q - accepted)
 
     def one_uniform(u: Tensor) -> Tensor:
-        return (u[:, None] * q - accepted).clamp_min(0).sum(dim=-1, dtype=torch.float64)
+        passed = u.to(q.dtype)[:, None] * q
+        return passed.sub_(accepted).clamp_min_(0).double().sum(dim=-1)
 
     def shared_noise(u: Tensor) -> Tensor:
-        at = torch.searchsorted(cumulated, u[:, None], right=True).clamp_max(q.shape[-1] - 1)
-        wide, missing = q.gather(-1, at), rejected.gather(-1, at)
-        into = (u[:, None] - cumulated.gather(-1, at) + wide) / wide.where(wide > 0, 1.0)
-        return (lost.gather(-1, at) - missing + into.clamp(0, 1) * missing)[:, 0].double()
+        draft = drafted.find(u)
+        (start, stop), (before, after) = drafted.ends(draft), lost.ends(draft)
+        wide = stop - start
+        into = ((u - start) / wide.where(wide > 0, 1.0)).clamp(0, 1)
+        return before + into * (after - before)
 
     own, kept = (law.gather(-1, tokens[:, None])[:, 0].double() for law in (p, accepted))
     ratios = []

@@ -45,7 +45,7 @@ class Numerics(NamedTuple):
 
 @torch.inference_mode()
 def measure_numerics(
-    model: PreTrainedModel, texts: Sequence[Text], sampling: Sampling = Sampling(), positions: int = 32
+    model: PreTrainedModel, texts: Sequence[Text], sampling: Sampling = Sampling(), positions: int = 16
 ) -> Numerics:
     """Compares the two kinds of run on the first positions of up to four of `texts`."""
     chosen = [text for text in texts if text.tokens][:TEXTS]

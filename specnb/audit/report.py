@@ -198,6 +198,7 @@ class Report:
         kept = np.unique(np.linspace(0, self.tokens - 1, 600).astype(int))
         top = max(1.3 * bar, min(self.log10_e_peak, 3 * bar))
         values = np.clip(self.running[kept], -3, top)
+        cut = f", drawn up to 10^{top:.3g}" if self.log10_e_peak > top else ""
 
         def y(value: Any) -> Any:
             return high - 20 - (value + 3) / (top + 3) * (high - 30)
@@ -213,12 +214,14 @@ class Report:
         return (
             f'<svg viewBox="0 0 {wide} {high}" width="{wide}" role="img" aria-label="evidence against tokens">{lines}'
             f'<polyline fill="none" stroke="#2166ac" stroke-width="1.5" points="{points}"/>'
-            f'<text x="40" y="{high - 4}" font-size="11">evidence after 1 to {self.tokens:,} tokens</text></svg>'
+            f'<text x="40" y="{high - 4}" font-size="11">evidence after 1 to {self.tokens:,} tokens{cut}</text></svg>'
         )
 
 
 def _power(log10: float) -> str:
-    return "infinite" if math.isinf(log10) and log10 > 0 else "0" if math.isinf(log10) else f"10^{log10:.1f}"
+    if math.isinf(log10):
+        return "infinite" if log10 > 0 else "0"
+    return f"10^{round(log10, 1) + 0.0:.1f}"  # -0.04 is 0.0, not -0.0
 
 
 def _distance(value: float) -> str:

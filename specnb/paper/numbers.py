@@ -224,6 +224,30 @@ def beam(results: Results) -> Named:
     return named | {"cheap-u": count(cheap.u), "cheap-gamma": count(cheap.gamma)}
 
 
+def batches(results: Results) -> Named:
+    cuts = results.table("10_cuts").set_index("cut")["gamma 3"]
+    noticed = results.table("10_noticed")
+    later = noticed[noticed.step > 0].groupby("way").median()
+    refill, peak = results.table("10_refill").set_index("plan")["at work"], results.table("10_peak")
+    named = {
+        "redrawn": f"{cuts['the same, last token drawn anew']:.3f}",
+        "stays": f"{cuts['only n_max - n drafts dropped']:.3f}",
+        "rows": results.quote("batch-padding", r"tokens a step at (\d+) rows"),
+        "shortest": results.quote("batch-padding", r"gives ([\d.]+) tokens a step"),
+        "own": results.quote("batch-padding", r"in place of ([\d.]+)"),
+        "one-too-many": results.quote("cache-prune-counts", r"an accepted token, in (\d+ of \d+) cases"),
+        "newest": results.quote("cache-prune-counts", r"over the newest token only, right in (\d+ of \d+)"),
+        "first-run": results.quote("first-target", r"costs 1 - 1/E = ([\d.]+) target runs"),
+        "refilled": share(refill["refilled"]),
+        "in-groups": share(refill["in groups"]),
+        "memory-low": f"{peak['predicted / measured'].min():.2f}",
+        "memory-high": f"{peak['predicted / measured'].max():.2f}",
+    }
+    for way, row in later.iterrows():
+        named |= {f"{way}-shapes": f"{row['new shapes']:.0f}", f"{way}-waits": f"{row['waits']:.0f}"}
+    return named
+
+
 def lenience(results: Results) -> Named:
     quoted = results.table("07_quoted")
     hot = quoted[quoted.temperature == 1]
@@ -292,6 +316,7 @@ PARTS = {
     "alpha": acceptance,
     "speed": speed,
     "clock": clock,
+    "batch": batches,
     "beam": beam,
     "lenience": lenience,
     "audit": audit,

@@ -228,6 +228,18 @@ def turned_round_it_follows(results: Results) -> bool:
     return bool(_verdicts(results, "lenience-argmax") == {"conditional"} and cold.reachable.all())
 
 
+@remark("All three keep every row's law")
+def ragged_ways_are_exact(results: Results) -> bool:
+    laws = results.table("10_laws")
+    return bool((laws.same == (laws["what is wrong"] == "-")).all()) and (laws["what is wrong"] == "-").sum() == 3
+
+
+@remark("exact if the accepted draft at the cut stays")
+def the_shortest_may_decide(results: Results) -> bool:
+    cuts = results.table("10_cuts").set_index("cut")
+    return bool((cuts.loc["all keep the shortest's, drafts included"] == 0).all())
+
+
 @remark("whether texts get narrower depends on the draft")
 def narrowing_depends_on_the_draft(results: Results) -> bool:
     change = results.table("07_diversity").query("l == 0.1 and quality == 'entropy'").set_index("draft")

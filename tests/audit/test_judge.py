@@ -117,7 +117,7 @@ def test_texts_that_go_on_behind_an_end_are_mentioned(target: PreTrainedModel) -
         ended = audit(target, [[0, 2, 1], [1, 2]], prompts=[[1], [1]], eos=2, progress=False)
     finally:
         target.config.eos_token_id = None
-    assert told.notes == ["1 texts go on behind an end-of-text [2]; give eos if it ends them"]
+    assert told.notes == ["1 text goes on behind an end-of-text [2]; give eos if it ends them"]
     assert ended.kind == "after-the-end"
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import PAIRS, examples, law_pair
 
-from specnb.audit.noise import Interval, interval, reused, same_uniform
+from specnb.audit.noise import Cumulated, Interval, reused, same_uniform
 from specnb.law import draw
 from specnb.verify import token_verification
 
@@ -26,11 +26,28 @@ def both(key: tuple[str, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
 @examples
 def test_intervals_tile_the_unit_interval(key: tuple[str, int, int]) -> None:
     p, _ = both(key)
-    laid = interval(p, torch.arange(len(p)))
+    laid = Cumulated(p).interval(torch.arange(len(p)))
     assert laid.low[0] == 0
     assert np.array_equal(laid.low[1:], laid.high[:-1])
     assert laid.high[-1] == 1
     assert np.allclose(laid.width, p[0].numpy(), atol=1e-12)
+
+
+@given(st.sampled_from([63, 64, 65, 200]), st.sampled_from([torch.float32, torch.float64]), st.integers(0, 10**6))
+@examples
+def test_blocks_make_no_difference(vocab: int, dtype: torch.dtype, seed: int) -> None:
+    """Intervals tile across the borders of blocks, and every uniform finds the token in whose interval it lies."""
+    mass = torch.rand(vocab, generator=torch.Generator().manual_seed(seed), dtype=dtype) ** 8
+    mass[torch.arange(vocab) % 7 == 0] = 0
+    cumulated = Cumulated(mass.expand(vocab, -1))
+    low, high = cumulated.ends(torch.arange(vocab))
+    assert low[0] == 0
+    assert torch.equal(low[1:], high[:-1])
+    assert torch.allclose(high, mass.double().cumsum(0), rtol=1e-12)
+    middle = (low + high) / 2
+    possible = (middle > low) & (middle < high)
+    assert torch.equal(cumulated.find(middle)[possible], torch.arange(vocab)[possible])
+    assert cumulated.find(high[-1:].expand(vocab) * 2)[0] == vocab - 1
 
 
 @given(KEYS, st.floats(0, 1), st.floats(0, 1), st.booleans())
@@ -38,7 +55,7 @@ def test_intervals_tile_the_unit_interval(key: tuple[str, int, int]) -> None:
 def test_a_uniform_used_twice_is_a_fair_bet(key: tuple[str, int, int], low: float, width: float, drafted: bool) -> None:
     p, q = both(key)
     tokens = torch.arange(len(p))
-    own, law = interval(p, tokens), interval(q if drafted else p, tokens)
+    own, law = Cumulated(p).interval(tokens), Cumulated(q if drafted else p).interval(tokens)
     earlier = Interval(np.full(len(p), low), np.full(len(p), min(low + width, 1.0)))
     ratio = same_uniform(own, earlier, law)
     mean = float((own.width * ratio).sum())
@@ -55,11 +72,11 @@ def test_a_uniform_used_twice_gives_what_the_bet_says() -> None:
     u = torch.linspace(0, 1, 200_001, dtype=torch.float64)[:-1]
     tokens = torch.stack([draw(law.expand(len(u), -1), u) for law in (first, second)])
     everything = torch.arange(5)
-    own = interval(second.expand(5, -1), everything)
+    own = Cumulated(second.expand(5, -1)).interval(everything)
     for token in range(5):
         given_first = tokens[1][tokens[0] == token]
         seen = torch.bincount(given_first, minlength=5) / len(given_first)
-        earlier = interval(first[None], torch.tensor([token]))
+        earlier = Cumulated(first[None]).interval(torch.tensor([token]))
         expected = same_uniform(own, Interval(*(np.repeat(x, 5) for x in earlier)), own) * own.width
         assert np.allclose(seen.numpy(), expected, atol=1e-3)
 
@@ -68,7 +85,7 @@ def test_a_uniform_used_twice_gives_what_the_bet_says() -> None:
 @examples
 def test_reused_noise_is_a_fair_bet(key: tuple[str, int, int]) -> None:
     p, q = both(key)
-    for ratio in reused(p, q, torch.arange(len(p))):
+    for ratio in reused(p, q, torch.arange(len(p)), Cumulated(q)):
         mean = float((p[0].numpy() * ratio).sum())
         assert (ratio >= 0).all()
         assert mean == pytest.approx(1, abs=1e-9)  # both bugs emit only what p allows
@@ -85,7 +102,7 @@ def test_reused_noise_has_the_law_of_the_bug(seed: int) -> None:
     # A step with one draft; the law behind it does not matter for the first token.
     laws = torch.stack([p[0], p[0]]).expand(len(first), -1, -1)
     tests = (laws, q[0].expand(len(first), 1, -1), drafts, accept[:, None])
-    for final, ratio in zip((accept, first), reused(p, q, torch.arange(5)), strict=True):
+    for final, ratio in zip((accept, first), reused(p, q, torch.arange(5), Cumulated(q)), strict=True):
         accepted, token = token_verification(*tests, final)
         emitted = torch.where(accepted > 0, drafts[:, 0], token)
         seen = torch.bincount(emitted, minlength=5) / len(first)

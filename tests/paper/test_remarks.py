@@ -55,6 +55,7 @@ class Planted(Results):
 
 # What turning everything round leaves true: ratios, and counts of which none may be there.
 PLANTED = {
+    "exact if the accepted draft at the cut stays": ("10_cuts", "gamma 1", 0.1),
     "how weights lie in memory decides whether more tokens are dear": ("bench_costs", "ms", 1.0),
     "keeps closer to the prediction with the measured $v$": ("bench_walltime", "predicted", 9.0),
     "leaves speculation less to gain; for the dialled pair": ("bench_peers", "ms_per_token", 1.0),
