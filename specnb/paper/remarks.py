@@ -234,6 +234,13 @@ def ragged_ways_are_exact(results: Results) -> bool:
     return bool((laws.same == (laws["what is wrong"] == "-")).all()) and (laws["what is wrong"] == "-").sum() == 3
 
 
+@remark("leaves the draft's acceptance where it was")
+def first_run_helps_nothing(results: Results) -> bool:
+    change = results.quote("first-target", r"overlap changes by (\S+ \[[^]]+\])")
+    _, low, high = parsed(change)
+    return low < 0 < high
+
+
 @remark("exact if the accepted draft at the cut stays")
 def the_shortest_may_decide(results: Results) -> bool:
     cuts = results.table("10_cuts").set_index("cut")
