@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from specnb.audit.detection import CAP, DELTA, summary
+from specnb.audit.detection import CAP, DELTA
 from specnb.paper.reading import (
     Results,
     count,
@@ -277,12 +277,13 @@ def lenience(results: Results) -> Named:
 
 
 def audit(results: Results) -> Named:
-    bugs, runs, wild = museum(results), summary(results.table("museum")), results.table("in_the_wild")
+    bugs, wild = museum(results), results.table("in_the_wild")
     unseen = bugs[bugs["median"].isna()]
     kept = results.table("11_museum").set_index("mutant")
     in_a_step = kept["exact TV of a step"]
     greedy = results.table("11_greedy_drafts").set_index("drafts")
-    large, exact = bugs[bugs.tv >= LARGE], runs[runs.mutant == "exact"].iloc[0]
+    large = bugs[bugs.tv >= LARGE]
+    alarms = results.table("audit_false_alarms").set_index("delta")
     engines = {"vLLM V1": "vllm-one", "vLLM V2": "vllm-two", "TensorRT-LLM": "tensorrt", "transformers": "transformers"}
     return {
         "bugs": count(len(bugs)),
@@ -297,9 +298,12 @@ def audit(results: Results) -> Named:
         "large-audits": count(large.audits.sum()),
         "large-found": count(large.found.sum()),
         "large-median": count(large["median"].median()),
-        "exact-audits": count(exact.audits),
-        "exact-tokens": count(exact.tokens),
-        "exact-found": count(exact.found),
+        "exact-audits": count(alarms.audits[DELTA]),
+        "exact-tokens": count(alarms.tokens[DELTA]),
+        "exact-found": count(alarms.alarms[DELTA]),
+        "exact-often": f"{alarms.alarms.index.max():g}",
+        "exact-often-found": count(alarms.alarms.iloc[0]),
+        "exact-often-allowed": count(alarms.alarms_allowed.iloc[0]),
         "greedy-drafts": f"{greedy['total variation']['argmax of q, tested with q']:.3f}",
         "wild": count(len(wild)),
         "wild-rejected": count((wild.verdict != "not rejected").sum()),
