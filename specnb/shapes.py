@@ -5,7 +5,7 @@ not kept: the encoder and the keys and values of its text were run once, before 
 is that step as a decoder: the decoder's layers, whose feed-forward part is wider by what a step reads of
 cross-attention, and a prompt in place of the encoder's text. T5-XXL holds 11.1 billion weights and reads 5.6 billion
 a step. `whole` lays the encoder's layers on top, which gives exactly the published number of weights, all of
-them read in every step: the "11B" of the paper's title as a decoder of today would spend it.
+them read in every step: the paper's 11B as a decoder of today would spend it.
 """
 
 from __future__ import annotations
