@@ -164,7 +164,8 @@ def _compiled(
     if built:
         batch.verify, batch.settle = Compiled(batch.verify), Compiled(batch.settle)
     if target.device.type == "cuda":
-        _capture(batch, in_parts or not isinstance(drafter, ModelDraft | None))
+        own = isinstance(draft, PreTrainedModel)  # another's drafter may look at the host, and serve other batches too
+        _capture(batch, whole=not in_parts and (own or draft is None), drafts=own)
     return batch
 
 
@@ -173,11 +174,11 @@ def forget_compiled() -> None:
     _compiled.cache_clear()
 
 
-def _capture(batch: Any, in_parts: bool) -> None:
-    """The step as a graph; or target and rest as one each, where times are asked for or drafts come from the host."""
-    if not in_parts:
+def _capture(batch: Any, whole: bool, drafts: bool) -> None:
+    """The `whole` step as a graph; or target and rest as one each, and the `drafts` too where they can be."""
+    if whole:
         batch.step = Captured(batch.step)
         return
     batch.verify, batch.settle = Captured(batch.verify), Captured(batch.settle)
-    if isinstance(batch.drafter, ModelDraft):
+    if drafts:
         batch.propose = Captured(batch.propose)

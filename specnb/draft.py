@@ -7,7 +7,7 @@ is -1 and its law zero, and the step goes on without it.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -51,23 +51,26 @@ class ModelDraft:
         self.sampling = sampling
         self.vocab = model.config.vocab_size
         self.compile = compile
-        self.shape: tuple[int, ...] = ()
+        self.room: tuple[Any, ...] = ()
 
     def start(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
         """Fills the cache with the prompts; see `Drafter.start`."""
         if rows is not None:
             prefill(self.runner, tokens, lengths, rows)
             return
-        if not self.compile or self.shape != tokens.shape:
+        if self.room != self._room_for(*tokens.shape):
             self.make_room(*tokens.shape)
         self.runner.clear()
         prefill(self.runner, tokens, lengths)
 
     def make_room(self, rows: int, slots: int) -> None:
-        """A cache for so many rows and slots; what is compiled belongs to it."""
-        self.shape = (rows, slots)
+        """A cache for so many rows and slots, kept while it serves: what is compiled or captured belongs to it."""
+        self.room = self._room_for(rows, slots)
         self.runner = Runner(self.model, slots)
         self.drafts = Compiled(self._drafts) if self.compile else self._drafts
+
+    def _room_for(self, rows: int, slots: int) -> tuple[Any, ...]:
+        return rows, slots, self.model.dtype, self.model.device
 
     def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""

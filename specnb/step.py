@@ -192,8 +192,9 @@ class Batch:
         quiet = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
         self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(quiet, quiet, torch.zeros(rows, 1).double()), 1)
         with tqdm(total=3, desc="compiling (half a minute, once)", leave=False, disable=not progress) as bar:
-            self.step(lambda part: bar.update())
+            Batch.step(self, lambda part: bar.update())
             bar.update()
+        self.step()  # where the step is captured as a whole, here, on a text that nobody reads
         self.cold = False
 
 

@@ -163,3 +163,35 @@ def test_a_whole_step_compiles_in_one_piece():
         patch.setattr(decode, "Batch", Whole)
         compiled = generate(target, PROMPTS, draft, **asked)
     assert compiled.tokens == plain.tokens
+
+
+class Graph(Tape):
+    """Stands for `specnb.fast.Captured`: takes tensors only, and replays what its first call did."""
+
+    def __call__(self, *tensors):
+        assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
+        assert not tensors, "only whole steps are replayed here"
+        super().__call__()
+
+
+@pytest.mark.parametrize("of_the_user", [False, True])
+def test_what_was_captured_while_warming_up_serves_the_texts_that_come(of_the_user, monkeypatch):
+    """As on a device: captured on a text of no meaning, replayed on others, with the caches it was captured with."""
+    target = llama(dtype=torch.float64)
+    draft = near_copy(target, noise=0.3)
+    draft = ModelDraft(draft) if of_the_user else draft
+    asked = {"gamma": 3, "max_new_tokens": TOKENS, "seed": 4, "progress": False}
+    plain = generate(target, PROMPTS, draft, **asked)
+
+    class CapturedBatch(Batch):
+        def __init__(self, *settings):
+            super().__init__(*settings)
+            decode._capture(self, whole=True, drafts=True)
+            self.warm_up(progress=False)
+
+    monkeypatch.setattr(decode, "Captured", Graph)
+    monkeypatch.setattr(decode, "Batch", CapturedBatch)
+    captured = generate(target, PROMPTS, draft, **asked)
+    assert captured.tokens == plain.tokens
+    assert (captured.record.accepted == plain.record.accepted).all()
+    assert np.allclose(captured.record.beta, plain.record.beta, rtol=0, atol=1e-12)
