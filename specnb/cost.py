@@ -83,6 +83,7 @@ def measure_costs(
     pair: Pair,
     *,
     context: int = 128,
+    slots: int | None = None,
     largest: int = 9,
     lengths: Sequence[int] = (),
     rows: int = 1,
@@ -94,14 +95,15 @@ def measure_costs(
     """Times draft runs over 1 token, and target runs over 1 to `largest` or over `lengths`, after `context` tokens.
 
     Runs only, of a batch of `rows`: no sampling, no verification, so that with one row c and v(n) are those of
-    Definition 3.7, and with more those of a batch. `compile` as in `generate`; each length is compiled or captured
-    first. Raises `ValueError` for context, largest, rows < 1, repetitions < 3, and lengths that do not begin with 1
-    and grow.
+    Definition 3.7, and with more those of a batch. A run attends to all `slots` of the cache, the empty ones too:
+    `specnb.decode.slots_for` says how many a loop has; by default there are no more than are needed. `compile` as in
+    `generate`; each length is compiled or captured first. Raises `ValueError` for context, largest, rows < 1,
+    repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
     """
     lengths = tuple(lengths) or tuple(range(1, largest + 1))
     if largest < 1 or repetitions < 3:
         raise ValueError(f"largest and repetitions are {largest} and {repetitions}; they must be at least 1 and 3")
-    meter = CostMeter(pair, context, lengths, rows=rows, compile=compile, seed=seed)
+    meter = CostMeter(pair, context, lengths, slots=slots, rows=rows, compile=compile, seed=seed)
     for _ in tqdm(range(repetitions), desc="timing runs", delay=3, leave=False, disable=not progress):
         meter.round()
     return meter.costs()
@@ -117,6 +119,7 @@ class CostMeter:
         context: int,
         lengths: Sequence[int],
         *,
+        slots: int | None = None,
         rows: int = 1,
         compile: bool | str = False,
         seed: int = 0,
@@ -125,16 +128,22 @@ class CostMeter:
             raise ValueError(f"context and rows are {context} and {rows}; they must be at least 1")
         if lengths[0] != 1 or list(lengths) != sorted(set(lengths)):
             raise ValueError(f"lengths are {list(lengths)}; they must begin with 1, the unit of cost, and grow")
+        needed = context + lengths[-1]
+        if slots is not None and slots < needed:
+            raise ValueError(f"{slots} slots are too few; {context} tokens and a run over {lengths[-1]} need {needed}")
         self.lengths = tuple(lengths)
         self.order = np.random.default_rng(seed)
         vocab = pair.target.config.vocab_size
-        tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, context + lengths[-1])))
+        tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or needed)))
         tokens = tokens.to(pair.target.device)
         runs = [run_of(pair.target, n, tokens, context, compile) for n in lengths]
         draft = run_of(pair.draft, 1, tokens, context, compile)
-        # A loop finds its target's weights where its last target run left them, and its draft's behind a target run:
-        # so every run that is timed comes after a target run that is not, for target runs the same one.
-        self.jobs = [Job(run, before=run) for run in runs] + [Job(draft, before=runs[0], times=DRAFT_RUNS)]
+        # Caches make the time of a run depend on what ran before it. So each is timed after what comes before it in
+        # a loop: a draft run after a target run, verification after its like and drafts, plain decoding after itself.
+        plain, *verifying = runs
+        self.jobs = [Job(plain, before=[plain])]
+        self.jobs += [Job(run, before=[run, *[draft] * DRAFT_RUNS]) for run in verifying]
+        self.jobs += [Job(draft, before=[plain], times=DRAFT_RUNS)]
         self.device = tokens.device
         self.rounds: list[Array] = []
         for _ in range(WARM_UP):
@@ -153,10 +162,10 @@ class CostMeter:
 
 
 class Job(NamedTuple):
-    """What is timed: `run`, so many `times` in a row, after `before`, which is not."""
+    """What is timed: `run`, so many `times` in a row, after the runs of `before`, which are not."""
 
     run: Callable[[], Any]
-    before: Callable[[], Any]
+    before: Sequence[Callable[[], Any]]
     times: int = 1
 
 
@@ -173,7 +182,8 @@ def one_round(jobs: Sequence[Job], device: torch.device, order: np.random.Genera
     seconds = np.empty(len(jobs))
     for at in order.permutation(len(jobs)):
         run, before, times = jobs[at]
-        before()
+        for other in before:
+            other()
         began = now(device)
         for _ in range(times):
             run()
@@ -184,7 +194,7 @@ def one_round(jobs: Sequence[Job], device: torch.device, order: np.random.Genera
 def run_of(
     model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool | str = False
 ) -> Callable[[], Tensor]:
-    """A run over the `n` tokens after `context`, of `tokens` `(rows, context + n or more)`, to be made again and again.
+    """A run over the `n` tokens after `context`, of `tokens` `(rows, slots)`, to be made again and again.
 
     Each overwrites what the last one wrote. `compile` as in `generate`, done at the first run.
     """
@@ -220,11 +230,28 @@ class Speeds:
     def improvement(self, gamma: int, refilled: bool = False) -> Estimate:
         """How many times faster than gamma = 0. Raises `ValueError` for a gamma that was not measured.
 
+        What disturbs a clock and what a text happens to accept are two things: of the time of a step this takes the
+        median over repetitions, and of the tokens that it gave the mean, as the theory does.
+
         In a batch the rows that have ended wait for the last one, and with speculation they end apart. `refilled`
         takes that out: the improvement where new prompts take the places of rows that have ended.
         """
-        total = self.seconds.sum(axis=-1) * (self.busy if refilled else 1.0)
-        return ratio_of_medians(total[:, self.gammas.index(0)], total[:, self.gammas.index(gamma)])
+        plain, fast = (self._per_token(one, refilled) for one in (0, gamma))
+        n = len(self.seconds)
+        spread = plain(resampled(n, 2000, 0)) / fast(resampled(n, 2000, 0))
+        every = np.arange(n)
+        return Estimate(float(plain(every) / fast(every)), *interval(spread), n)
+
+    def _per_token(self, gamma: int, refilled: bool) -> Callable[[NDArray[np.int64]], Array]:
+        """Seconds per token of the repetitions `(..., n)`."""
+        at = self.gammas.index(gamma)
+        runs = 1 / self.tokens_per_step[:, at]  # target runs per token, in texts that are equally long
+        step = (self.seconds.sum(axis=-1) * (self.busy if refilled else 1.0))[:, at] / runs
+        return lambda chosen: np.median(step[chosen], axis=-1) * np.mean(runs[chosen], axis=-1)
+
+    def tokens(self, gamma: int) -> float:
+        """Tokens per step of all texts together."""
+        return float(1 / np.mean(1 / self.tokens_per_step[:, self.gammas.index(gamma)]))
 
     def share(self, gamma: int, part: str) -> float:
         """The share of the time that one of `PARTS` took, over all repetitions."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
@@ -33,7 +32,7 @@ from specnb.request import (
     require_whole,
 )
 from specnb.seats import News, Seats, require_healthy
-from specnb.step import IDLE, Batch
+from specnb.step import Batch
 from specnb.verify import Rule, token_verification
 
 ROOM = 128  # compiled steps serve every text that needs up to the next multiple of so many slots
@@ -101,9 +100,7 @@ def generate(
     ends = listed(eos)
     rows_at_once, longest = min(int(batch_size), len(prompts)), max(map(len, prompts))
     gamma = int(gamma) if drafter is not None else 0
-    slots = longest + max_new_tokens + gamma + 1
-    if compile:
-        slots = -(-slots // ROOM) * ROOM
+    slots = slots_for(longest, max_new_tokens, gamma, compile)
     model = drafter.model if isinstance(drafter, ModelDraft) else None
     sizes = {"rows": rows_at_once, "prompt": longest, "new_tokens": slots - longest - gamma - 1, "gamma": gamma}
     need = predicted(target, model, **sizes, sampling=sampling)
@@ -123,6 +120,12 @@ def generate(
         return _written(batch, Seats(batch, prompts, numbers, seed, max_new_tokens), timed, progress)
 
 
+def slots_for(prompt: int, new_tokens: int, gamma: int, compile: bool | str = False) -> int:
+    """How many slots of cache each row gets where the longest prompt has so many tokens. A run attends to them all."""
+    slots = prompt + new_tokens + gamma + 1
+    return -(-slots // ROOM) * ROOM if compile else slots
+
+
 def _written(batch: Batch, seats: Seats, timed: bool, progress: bool) -> Generation:
     """Step after step, until no prompt waits and every row has ended."""
     device = batch.state.tokens.device
@@ -139,9 +142,9 @@ def _written(batch: Batch, seats: Seats, timed: bool, progress: bool) -> Generat
                 continue
             require_healthy(left)
             bar.update(seats.expected - seats.to_come(left) - bar.n)
-            if seats.replace(np.flatnonzero(left == IDLE)):
+            if seats.replace(left):
                 news.forget()
-            elif not left.any():
+            elif not any(left):
                 break
     told = seats.told()
     return Generation([one.text for one in told], gathered(told, laps.seconds))

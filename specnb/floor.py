@@ -105,7 +105,7 @@ def over_floor(
     text = torch.from_numpy(order.integers(model.config.vocab_size, size=(rows, context + tokens))).to(device)
     run = run_of(model, tokens, text, context, compile)
     ways = _ways(device, size)
-    seconds = in_turn([Job(run, before=run), *(way.job for way in ways)], device, repetitions, order, progress)
+    seconds = in_turn([Job(run, before=[run]), *(way.job for way in ways)], device, repetitions, order, progress)
     floors = moved * seconds[:, 1:] / np.array([way.bytes for way in ways])
     return ratio_of_medians(seconds[:, 0], floors[:, np.median(floors, axis=0).argmin()])
 
@@ -125,4 +125,4 @@ def _ways(device: torch.device, size: int | None) -> list[_Way]:
     doings: list[tuple[Callable[[], Any], int]] = [
         (lambda: goal.copy_(source), 2 * moved), (source.sum, moved), (lambda: source @ vector, moved),
     ]  # fmt: skip
-    return [_Way(Job(doing, before=doing), bytes_) for doing, bytes_ in doings]
+    return [_Way(Job(doing, before=[doing]), bytes_) for doing, bytes_ in doings]

@@ -106,23 +106,28 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
     return (p - q).abs().sum(dim=-1) / 2
 
 
+def excess(p: Tensor, q: Tensor) -> Tensor:
+    """max(0, p - q) `(..., vocab)`, or p where nothing is left: `residual` before it is divided by its sum."""
+    left = (p - q).clamp_min(0)
+    return left.where(left.sum(dim=-1, keepdim=True) > 0, p)
+
+
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """norm(max(0, p - q)) `(..., vocab)`: what is drawn from after a rejection (section 2.3).
 
     Where nothing is left (p = q) no draft is ever rejected, up to rounding, and the result is p.
     Against q = 0, which stands for "no draft here", the result is p too: the bonus token's law.
     """
-    left = (p - q).clamp_min(0)
-    mass = left.sum(dim=-1, keepdim=True)
-    return torch.where(mass > 0, left / mass.where(mass > 0, 1.0), p)
+    return normalise(excess(p, q))
 
 
 def draw(law: Tensor, uniform: Tensor) -> Tensor:
     """The token `(...,)` at which the cumulated `law` `(..., vocab)` passes `uniform` `(...,)` in [0, 1).
 
-    Sums are float64, whatever the dtype of the law; a token of probability zero is never drawn.
+    The law need not sum to 1: what counts is the share of its sum. Sums are float64, whatever its dtype; a token
+    of probability zero is never drawn, and from a law of NaN the last one.
     """
     cumulated = law.cumsum(dim=-1, dtype=torch.float64)
     # A float64 below 1 is at most 1 - 2^-53, and that times the total rounds to less than the total.
-    passed = cumulated > uniform.double().unsqueeze(-1) * cumulated[..., -1:]
-    return passed.to(torch.uint8).argmax(dim=-1)
+    reached = uniform.double().unsqueeze(-1) * cumulated[..., -1:]
+    return torch.searchsorted(cumulated, reached, right=True).squeeze(-1).clamp_max(law.shape[-1] - 1)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from specnb.acceptance import measure_acceptance
 from specnb.cost import Costs, measure_costs
+from specnb.decode import slots_for
 from specnb.estimate import Estimate, interval, ratio_of_sums, resampled
 from specnb.law import Sampling
 from specnb.models import Pair
@@ -86,9 +87,10 @@ def recommend_gamma(
         progress=progress,
     )  # fmt: skip
     beta = found.beta["draft"]
+    prompt = max(map(len, prompts))
     costs = measure_costs(
-        pair, context=max(map(len, prompts)) + new_tokens // 2, largest=largest + 1, repetitions=repetitions,
-        compile=compile, seed=seed, progress=progress,
+        pair, context=prompt + new_tokens // 2, slots=slots_for(prompt, new_tokens, largest, compile),
+        largest=largest + 1, repetitions=repetitions, compile=compile, seed=seed, progress=progress,
     )  # fmt: skip
     predicted = {gamma: predict(beta, costs, gamma, seed=seed) for gamma in range(1, largest + 1)}
     best = max(predicted, key=lambda gamma: predicted[gamma].value)

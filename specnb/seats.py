@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.randomness import uniforms
@@ -27,18 +25,18 @@ class Seats:
         self.prompt_of: dict[int, int] = {}
         self._enter(range(len(batch.state.rows)))
 
-    def to_come(self, left: NDArray[np.int64]) -> int:
+    def to_come(self, left: Sequence[int]) -> int:
         """The most tokens that can still come, of all prompts."""
-        return int(left.sum()) + (len(self.prompts) - self.entered) * self.new
+        return sum(left) + (len(self.prompts) - self.entered) * self.new
 
-    def replace(self, rows: NDArray[np.int64]) -> bool:
-        """Puts waiting prompts into `rows`, whose texts have ended; whether there were any."""
-        rows = rows[: len(self.prompts) - self.entered]
-        if not len(rows):
-            return False
-        self._collect(rows.tolist())
-        self._enter(rows.tolist())
-        return True
+    def replace(self, left: Sequence[int]) -> bool:
+        """Puts waiting prompts into the rows whose texts have ended; whether there were any."""
+        waiting = len(self.prompts) - self.entered
+        rows = [row for row, room in enumerate(left) if room == IDLE][:waiting]
+        if rows:
+            self._collect(rows)
+            self._enter(rows)
+        return bool(rows)
 
     def told(self) -> list[Told]:
         """Of each prompt, in their order, what came of it; to be called when all rows have ended."""
@@ -66,10 +64,10 @@ class News:
         self.ahead = batch.state.tokens.is_cuda
         self.pending: tuple[Tensor, torch.cuda.Event] | None = None
 
-    def look(self) -> NDArray[np.int64] | None:
+    def look(self) -> list[int] | None:
         """Tokens still to come of each row, `State.left`; None while nothing is known."""
         if not self.ahead:
-            return self.state.left.numpy()
+            return self.state.left.tolist()
         before, left = self.pending, self.state.left
         copy = torch.empty(left.shape, dtype=left.dtype, pin_memory=True)
         copy.copy_(left, non_blocking=True)
@@ -79,15 +77,16 @@ class News:
         if before is None:
             return None
         before[1].synchronize()
-        return before[0].numpy()
+        return before[0].tolist()
 
     def forget(self) -> None:
         """What is under way tells of texts that are no longer there."""
         self.pending = None
 
 
-def require_healthy(left: NDArray[np.int64]) -> None:
-    if (left < IDLE).any():
+def require_healthy(left: Sequence[int]) -> None:
+    """Raises `FloatingPointError` where a row has seen NaN."""
+    if min(left) < IDLE:
         raise FloatingPointError(
             "a model produced NaN, or a row without a finite logit: try another dtype, or look at its weights"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -26,16 +27,17 @@ IDLE = 0  # of `State.room`: nothing more comes
 
 
 class State:
-    """Each row's text, noise and record, how far it is, and whether it has ended; `(rows, ...)` throughout.
+    """Each row's text, noise and record, and how far it is; `(rows, ...)` throughout.
 
     tokens   (rows, slots)              the text, prompt included; behind `lengths` it means nothing
-    lengths, starts, room, steps        tokens so far, those of the prompt, tokens still to come, steps so far
-    done, sick                          whether the row has ended; whether a model gave it NaN
-    left                                what the host is told: `room`, `IDLE` when done, below that when sick
+    lengths, starts, steps              tokens so far, those of the prompt, steps so far
+    room                                tokens still to come: `IDLE` when the row has ended
+    sick                                whether a model gave it NaN
+    left                                what the host is told: `room`, and below `IDLE` when sick
     noise    (rows, steps, 2 gamma + 1) what each step of the row draws with: drafts, tests, the last token
     drawn    (rows, 2 gamma + 1)        of that, what the next step draws with
-    record   (rows, steps, gamma + 3)   what each did: drafts, accepted, the last token, emitted
-    beta     (rows, steps, gamma)       overlap of p and q at each draft
+    record   (rows, steps, 2 gamma + 3) what each did: drafts, accepted, the last token, emitted, and the overlap
+                                        of p and q at each draft
     """
 
     def __init__(self, rows: int, gamma: int, slots: int, steps: int, ends: int, device: torch.device) -> None:
@@ -45,12 +47,11 @@ class State:
         self.gamma = gamma
         self.tokens = zeros(slots)
         self.lengths, self.starts, self.room, self.steps, self.left = (zeros() for _ in range(5))
-        self.done, self.sick = zeros(dtype=torch.bool), zeros(dtype=torch.bool)
+        self.sick = zeros(dtype=torch.bool)
         # One more than the steps of the longest text: a row that has ended goes on pointing behind its last.
         self.noise = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
         self.drawn = zeros(2 * gamma + 1, dtype=torch.float64)
-        self.record = zeros(steps + 1, gamma + 3)
-        self.beta = zeros(steps + 1, gamma, dtype=torch.float64)
+        self.record = zeros(steps + 1, 2 * gamma + 3, dtype=torch.float64)
         self.eos = torch.zeros(ends, dtype=torch.int64, device=device)
         self.offsets = torch.arange(gamma + 1, device=device)
         self.rows = torch.arange(rows, device=device)
@@ -63,8 +64,7 @@ class State:
         self.tokens[rows, :longest] = padded
         self.lengths[rows] = torch.tensor([len(prompt) for prompt in prompts], device=device)
         self.starts[rows] = self.lengths[rows]
-        self.room[rows], self.steps[rows] = max_new_tokens, 0
-        self.done[rows], self.sick[rows] = False, False
+        self.room[rows], self.steps[rows], self.sick[rows] = max_new_tokens, 0, False
         every = torch.cat([noise.draft, noise.accept, noise.final[..., None]], dim=-1)
         self.noise[rows, : every.shape[1]] = every.to(device)
         self.look_ahead()
@@ -72,7 +72,7 @@ class State:
     def look_ahead(self) -> None:
         """Lays out what the next step draws with, and what the host is told of this one."""
         self.drawn.copy_(self.noise[self.rows, self.steps])
-        self.left.copy_(torch.where(self.done, IDLE, self.room).masked_fill(self.sick, IDLE - 1))
+        self.left.copy_(self.room.masked_fill(self.sick, IDLE - 1))
 
     def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
         """Puts what a step emits behind each row; returns how many tokens `(rows,)` that was.
@@ -80,40 +80,35 @@ class State:
         Tokens after an end-of-text, or beyond the number asked for, are not emitted; what is cut off
         at the end of a text changes nothing about the law of what stands before.
         """
-        block = torch.cat([proposal.drafts, outcome.token[:, None]], dim=1)
-        at_last = self.offsets == outcome.accepted[:, None]
-        block = torch.where(at_last, outcome.token[:, None], block)
-        keep = (self.offsets <= outcome.accepted[:, None]) & (self.offsets < self.room[:, None])
-        keep &= ~self.done[:, None]
+        last = outcome.token[:, None]
+        block = torch.cat([proposal.drafts, last], dim=1).scatter_(1, outcome.accepted[:, None], last)
+        emitted = torch.minimum(outcome.accepted + 1, self.room)
         if len(self.eos):
-            # Positions up to and with the first end-of-text: no end-of-text before them.
-            ends = torch.isin(block, self.eos)
-            keep &= (ends.cumsum(dim=1) - ends.to(torch.int64)) == 0
-            self.done |= (keep & ends).any(dim=1)
-
-        slots = self.lengths[:, None] + self.offsets
-        emitted = keep.sum(dim=1)
-        self.tokens.scatter_(1, slots, torch.where(keep, block, self.tokens.gather(1, slots)))
+            end = torch.where(torch.isin(block, self.eos), self.offsets + 1, self.gamma + 2).amin(dim=1)
+            # Where the text ends inside of what is emitted, no room is left behind it.
+            self.room.copy_(torch.where(end <= emitted, end, self.room))
+            emitted = torch.minimum(emitted, end)
+        # The whole block: what is not emitted lies behind the row's length.
+        self.tokens.scatter_(1, self.lengths[:, None] + self.offsets, block)
         self.lengths += emitted
         self.room -= emitted
-        self.done |= self.room <= 0
         return emitted
 
     def remember(self, proposal: Proposal, outcome: Outcome, emitted: Tensor, beta: Tensor) -> None:
         """Writes the step into the record of the rows that were still going on, and counts it."""
-        told = torch.cat([proposal.drafts, outcome.accepted[:, None], outcome.token[:, None], emitted[:, None]], dim=1)
-        self.record[self.rows, self.steps] = told
-        self.beta[self.rows, self.steps] = beta.double()
-        self.steps += (emitted > 0).to(torch.int64)
+        numbers = (outcome.accepted[:, None], outcome.token[:, None], emitted[:, None])
+        self.record[self.rows, self.steps] = torch.cat([proposal.drafts, *numbers, beta.double()], dim=1)
+        self.steps += emitted > 0
 
     def told(self, rows: list[int]) -> list[Told]:
         """What came of the texts in `rows`, brought to the host at once."""
         index = torch.tensor(rows, device=self.tokens.device)
-        own = (self.tokens, self.starts, self.lengths, self.steps, self.record, self.beta)
+        own = (self.tokens, self.starts, self.lengths, self.steps, self.record)
         columns = zip(*(tensor[index].cpu().numpy() for tensor in own), strict=True)
+        whole = self.gamma + 3  # numbers of a step that are whole ones
         return [
-            Told(tokens[start:end].tolist(), record[:steps], beta[:steps])
-            for tokens, start, end, steps, record, beta in columns
+            Told(tokens[start:end].tolist(), record[:steps, :whole].astype(np.int64), record[:steps, whole:])
+            for tokens, start, end, steps, record in columns
         ]
 
 
@@ -180,9 +175,10 @@ class Batch:
         p = standardise(logits, self.sampling, check=False)
         proposal = Proposal(drafts, q)
         outcome = self.rule(p, q, drafts, accept, final[:, 0])
-        # A law of which one entry is NaN is NaN throughout.
-        self.state.sick |= (p[..., 0].sum(dim=1) + q[..., 0].sum(dim=1)).isnan()
-        self.state.remember(proposal, outcome, self.state.append(proposal, outcome), overlap(p[:, :-1], q))
+        beta = overlap(p[:, :-1], q)
+        # A law of which one entry is NaN is NaN throughout, and so is its overlap with any other.
+        self.state.sick |= (p[:, -1, 0] + beta.sum(dim=1)).isnan()
+        self.state.remember(proposal, outcome, self.state.append(proposal, outcome), beta)
         self.state.look_ahead()
 
     def warm_up(self, progress: bool) -> None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specnb.law import draw, residual
+from specnb.law import draw, excess
 
 
 class Outcome(NamedTuple):
@@ -38,10 +38,10 @@ def token_verification(p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Te
 
     Exact for any p and q (appendix A.1). With zeros in q, disjoint supports and p = q it stays so.
     """
-    accept = accept_uniforms * _at(q, drafts) < _at(p[..., :-1, :], drafts)
+    accept = accept_uniforms * _at(q, drafts) < _at(p, drafts)
     accepted = _leading(accept & (drafts >= 0))
-    final_law = residual(_select(p, accepted), _select_or_nothing(q, accepted))
-    return Outcome(accepted, draw(final_law, final_uniform))
+    left = excess(_select(p, accepted), _select_or_nothing(q, accepted))
+    return Outcome(accepted, draw(left, final_uniform))
 
 
 def greedy_verification(
@@ -120,14 +120,11 @@ def _require_lenience(lenience: float) -> None:
 
 def _leading(accept: Tensor) -> Tensor:
     """The number of true entries before the first false one, along the last axis."""
-    count = accept.shape[-1]
-    if count == 0:
-        return accept.sum(dim=-1)
-    return torch.where(accept, count, torch.arange(count, device=accept.device)).amin(dim=-1)
+    return accept.cumprod(dim=-1).sum(dim=-1)
 
 
 def _at(laws: Tensor, tokens: Tensor) -> Tensor:
-    """The probability of each token under its law; that of token 0 where there is none (-1)."""
+    """The probability of each token under the law at its place; that of token 0 where there is none (-1)."""
     return laws.gather(-1, tokens.clamp_min(0).unsqueeze(-1)).squeeze(-1)
 
 

@@ -72,7 +72,8 @@ def test_runs_see_the_tokens_they_are_meant_to(pair: Pair, monkeypatch: pytest.M
         hook.remove()
     runs_each = 4 + 3  # repetitions and warm-up
     assert seen[:4] == [("target", 7, 0)] * 3 + [("draft", 7, 0)]  # a cache for each length
-    each = [("target", n, 7) for n in (1, 2, 3)] * 2 + [("target", 1, 7)] + [("draft", 1, 7)] * DRAFT_RUNS
+    verifying = [("target", n, 7) for n in (2, 3)] * 2 + [("draft", 1, 7)] * 2 * DRAFT_RUNS
+    each = [("target", 1, 7)] * 2 + verifying + [("target", 1, 7)] + [("draft", 1, 7)] * DRAFT_RUNS
     assert sorted(seen[4:]) == sorted(each * runs_each)
 
 
@@ -100,7 +101,7 @@ def test_everything_is_timed_in_turn_and_what_comes_before_is_not() -> None:
     ran: list[str] = []
 
     def job(name: str, times: int) -> Job:
-        return Job(lambda: ran.append(name), before=lambda: ran.append(f"before {name}"), times=times)
+        return Job(lambda: ran.append(name), before=[lambda: ran.append(f"before {name}")], times=times)
 
     seconds = in_turn([job("a", 1), job("b", 2)], torch.device("cpu"), 5, np.random.default_rng(0), progress=False)
     assert seconds.shape == (5, 2)
@@ -108,6 +109,18 @@ def test_everything_is_timed_in_turn_and_what_comes_before_is_not() -> None:
     assert len(rounds) == 5 + WARM_UP
     a, b = ("before a", "a"), ("before b", "b", "b")
     assert set(rounds) == {a + b, b + a}
+
+
+def test_runs_attend_to_all_the_slots_there_are(pair: Pair) -> None:
+    seen: set[int] = set()
+    hook = pair.target.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.add(kwargs["attention_mask"].shape[-1]), with_kwargs=True
+    )
+    measure_costs(pair, context=7, slots=24, largest=2, repetitions=3, progress=False)
+    hook.remove()
+    assert seen == {24}
+    with pytest.raises(ValueError, match="8 slots are too few"):
+        measure_costs(pair, context=7, slots=8, largest=2, progress=False)
 
 
 @pytest.mark.parametrize("wrong", [{"context": 0}, {"largest": 0}, {"repetitions": 2}, {"rows": 0}])
@@ -167,9 +180,21 @@ def test_rows_that_have_ended_are_not_busy(pair: Pair) -> None:
     speeds = measure_speeds(pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=20, rows=8, progress=False)
     assert (speeds.busy[:, 0] == 1).all()
     assert 0 < speeds.busy[:, 1].min() < 1 == speeds.busy.max()
-    total = speeds.seconds.sum(axis=-1)
-    refilled = np.median(total[:, 0]) / np.median((total * speeds.busy)[:, 1])
-    assert speeds.improvement(2, refilled=True).value == pytest.approx(refilled)
+    alone = Speeds(speeds.gammas, speeds.seconds * speeds.busy[..., None], speeds.tokens_per_step)
+    assert speeds.improvement(2, refilled=True) == pytest.approx(alone.improvement(2))
+
+
+def test_neither_a_slow_moment_nor_a_lucky_text_decides() -> None:
+    """Steps of 2 seconds, one of them held up, that give 2, 2, 4 and 4 tokens; plain ones take 1 second."""
+    tokens = np.array([2.0, 2.0, 4.0, 4.0])
+    step = np.array([2.0, 20.0, 2.0, 2.0])
+    seconds = np.zeros((4, 2, len(PARTS)))
+    seconds[:, 0, 1], seconds[:, 1, 1] = 1.0, step / tokens
+    speeds = Speeds((0, 3), seconds, np.stack([np.ones(4), tokens], axis=1))
+    assert speeds.tokens(3) == pytest.approx(8 / 3)  # equally long texts took 1/2, 1/2, 1/4 and 1/4 steps a token
+    found = speeds.improvement(3)
+    assert found.value == pytest.approx((8 / 3) / 2)
+    assert found.low < found.value < found.high
 
 
 def test_speeds_compare_with_plain_decoding(pair: Pair) -> None:
@@ -177,6 +202,7 @@ def test_speeds_compare_with_plain_decoding(pair: Pair) -> None:
     speeds = Speeds((0, 3), seconds, np.ones((4, 2)))
     assert speeds.improvement(3) == (2.0, 2.0, 2.0, 4)
     assert speeds.share(3, "draft") == 0.25
+    assert speeds.tokens(3) == 1
     with pytest.raises(ValueError, match="not in"):
         speeds.improvement(4)
     with pytest.raises(ValueError, match="need a 0"):

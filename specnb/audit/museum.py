@@ -39,7 +39,7 @@ def eos_inside(plant: Set) -> None:
             emitted = super().append(proposal, outcome)
             self.eos = eos
             last = self.tokens.gather(1, self.lengths[:, None] - 1)[:, 0]
-            self.done |= (emitted > 0) & torch.isin(last, eos)
+            self.room.masked_fill_((emitted > 0) & torch.isin(last, eos), step.IDLE)
             return emitted
 
     plant(step, "State", State)
@@ -47,11 +47,15 @@ def eos_inside(plant: Set) -> None:
 
 def after_the_end(plant: Set) -> None:
     class State(step.State):
+        lost: int | Tensor = 0  # room that was taken from a row when its text ended
+
         def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
-            done = self.done.clone()
-            self.done = torch.zeros_like(done)
+            ended, before = self.room == step.IDLE, self.room + self.lost
+            self.room.copy_(before)
             emitted = super().append(proposal, outcome)
-            self.done |= done
+            left = before - emitted
+            self.room.masked_fill_(ended, step.IDLE)
+            self.lost = left - self.room
             return emitted
 
     plant(step, "State", State)
@@ -136,7 +140,7 @@ def bonus_wrong_in_target(plant: Set) -> None:
 
     def logits(runner: Runner, state: State, drafts: Tensor) -> Tensor:
         slots = state.lengths[:, None] - 1 + state.offsets
-        late = torch.zeros_like(state.done) if state.full is None else state.full
+        late = torch.zeros_like(state.sick) if state.full is None else state.full
         newest = state.tokens.gather(1, slots[:, :1] - late[:, None].long())
         return runner.run(torch.cat([newest, drafts.clamp_min(0)], dim=1), slots, keep=len(state.offsets))
 

@@ -77,11 +77,13 @@ def measure_cell(who: Subject, how: Setting, bandwidth: float) -> Row:
     pair, gamma, rows = who.pair, how.gamma, how.rows
     prompts = who.prompts[: how.repetitions]
     context = len(prompts[0]) + how.new_tokens // 2
+    slots = decode.slots_for(len(prompts[0]), how.new_tokens, gamma, how.compile)
     speculative, plain = (ours(pair, drafts, how.new_tokens, how.compile, rows, who.sampling) for drafts in (gamma, 0))
     taken = memory(who, how)
     costs = measure_costs(
-        pair, context=context, lengths=(1, gamma + 1), rows=rows, repetitions=3 * how.repetitions, compile=how.compile
-    )
+        pair, context=context, slots=slots, lengths=(1, gamma + 1), rows=rows, repetitions=3 * how.repetitions,
+        compile=how.compile,
+    )  # fmt: skip
     speeds = measure_speeds(
         pair, prompts, (0, gamma), max_new_tokens=how.new_tokens, sampling=who.sampling, rows=rows, compile=how.compile
     )
@@ -94,7 +96,7 @@ def measure_cell(who: Subject, how: Setting, bandwidth: float) -> Row:
         | columns("predicted", predict(who.beta, costs, gamma))
         | columns("measured", speeds.improvement(gamma)) | columns("refilled", speeds.improvement(gamma, refilled=True))
         | columns("calls", ratio_of_medians(calls.plain, calls.speculative))
-        | {"tokens_per_step": float(np.median(speeds.tokens_per_step[:, 1])), "busy": float(speeds.busy[:, 1].mean())}
+        | {"tokens_per_step": speeds.tokens(gamma), "busy": float(speeds.busy[:, 1].mean())}
         | {"tokens_per_s": rows * how.new_tokens / calls.speculative.median()}
         | {"plain_tokens_per_s": rows * how.new_tokens / calls.plain.median()}
         | step_times(speeds, rows) | floors(pair, gamma, rows, context, bandwidth) | taken

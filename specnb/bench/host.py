@@ -30,7 +30,7 @@ from specnb.bench.ledger import (
     settings,
 )
 from specnb.cost import CostMeter, Costs, Speeds, measure_costs, measure_speeds, ratio_of_medians
-from specnb.decode import generate
+from specnb.decode import generate, slots_for
 from specnb.dialled import DRAFT, TARGET, Shape, dialled_pair
 from specnb.estimate import Estimate, ratio_of_sums
 from specnb.law import Sampling
@@ -41,6 +41,7 @@ from specnb.record import PARTS
 from specnb.results import out, stamp, write
 
 NEW_TOKENS = 128
+FEW_TOKENS = 48  # where many pairs are compared
 GAMMAS = tuple(range(9))
 COMPILED_GAMMAS = (0, 2, 3, 4, 5)
 CONTEXTS = (32, PROMPT_TOKENS + NEW_TOKENS // 2, 384)  # the middle one is that of the texts that are timed
@@ -62,7 +63,8 @@ def walltime(
     beta = found.beta["draft"]
     alpha = ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]))
     # What predicts and what is predicted are timed in turn, so that a machine that changes changes both.
-    meter = CostMeter(pair, CONTEXTS[1], [gamma + 1 for gamma in gammas], compile=compile)
+    slots = slots_for(PROMPT_TOKENS, NEW_TOKENS, max(gammas), compile)
+    meter = CostMeter(pair, CONTEXTS[1], [gamma + 1 for gamma in gammas], slots=slots, compile=compile)
     speeds = measure_speeds(
         pair, prompts[:repetitions], gammas, max_new_tokens=NEW_TOKENS, compile=compile, between=meter.round
     )
@@ -72,7 +74,7 @@ def walltime(
         | columns("alpha", alpha) | columns("c", costs.cost_ratio)
         | {"v": float(costs.verify_cost(gamma + 1)), "target_ms": 1e3 * float(np.median(costs.target[:, 0]))}
         | columns("predicted", predict(beta, costs, gamma)) | columns("measured", speeds.improvement(gamma))
-        | {"tokens_per_step": float(np.median(speeds.tokens_per_step[:, speeds.gammas.index(gamma)]))}
+        | {"tokens_per_step": speeds.tokens(gamma)}
         | {part: speeds.share(gamma, part) for part in PARTS} | {"own": own_share(costs, speeds, gamma)}
         for gamma in gammas if gamma
     ]  # fmt: skip
@@ -104,12 +106,13 @@ def regimes(repetitions: int) -> pd.DataFrame:
 
     def measure(regime: str, x: float, name: str, pair: Pair, **how: Any) -> None:
         prompts = prompts_for(pair, name, repetitions)
-        speeds = measure_speeds(pair, prompts, (0, GAMMA), max_new_tokens=48, **how)
-        costs = measure_costs(pair, context=64, lengths=(1, GAMMA + 1), repetitions=9)
+        speeds = measure_speeds(pair, prompts, (0, GAMMA), max_new_tokens=FEW_TOKENS, **how)
+        context, slots = PROMPT_TOKENS + FEW_TOKENS // 2, slots_for(PROMPT_TOKENS, FEW_TOKENS, GAMMA)
+        costs = measure_costs(pair, context=context, slots=slots, lengths=(1, GAMMA + 1), repetitions=9)
         rows.append(
             {"regime": regime, "x": x, "pair": name, "gamma": GAMMA} | settings(pair, False)
             | columns("c", costs.cost_ratio) | columns("measured", speeds.improvement(GAMMA))
-            | {"tokens_per_step": float(speeds.tokens_per_step[:, 1].mean())}
+            | {"tokens_per_step": speeds.tokens(GAMMA)}
         )  # fmt: skip
 
     for alpha in tqdm(ALPHAS, desc="alpha"):
@@ -130,7 +133,7 @@ def regimes(repetitions: int) -> pd.DataFrame:
 def peers(repetitions: int) -> tuple[pd.DataFrame, Rows]:
     """Seconds of our loop and of transformers' on the same prompts; and the goals that rest on them."""
     dialled, plain = dialled_pair(), dialled_pair(packed=False)
-    trained, plain_trained = load_pair(), load_pair(packed=False)
+    trained, plain_trained, half = load_pair(), load_pair(packed=False), load_pair(dtype=torch.bfloat16)
     races: dict[str, dict[str, Entrant]] = {
         "dialled": {
             "transformers": transformers_generate(plain.target, None, None, NEW_TOKENS),
@@ -157,12 +160,12 @@ def peers(repetitions: int) -> tuple[pd.DataFrame, Rows]:
             "target only, compiled": ours(trained, 0, NEW_TOKENS, compile=True),
             "speculative": ours(trained, PEER_GAMMA, NEW_TOKENS),
             "speculative, compiled": ours(trained, PEER_GAMMA, NEW_TOKENS, compile=True),
+            "target only, bfloat16": ours(half, 0, NEW_TOKENS),
+            "speculative, bfloat16": ours(half, PEER_GAMMA, NEW_TOKENS),
         },
     }
-    timed = {
-        name: race(entrants, prompts_for(dialled if name == "dialled" else trained, name, repetitions))
-        for name, entrants in races.items()
-    }
+    pairs = {"dialled": dialled, "trained": trained}
+    timed = {name: race(entrants, prompts_for(pairs[name], name, repetitions)) for name, entrants in races.items()}
 
     def goal(name: str, pair: str, slow: str, fast: str, least: float, packed: Pair) -> dict[str, Any]:
         ratio = ratio_of_medians(timed[pair][slow], timed[pair][fast])
@@ -179,12 +182,14 @@ def peers(repetitions: int) -> tuple[pd.DataFrame, Rows]:
              "transformers, packed", "target only", 1.0, dialled),
         goal("trained: over target only", "trained", "target only, compiled", "speculative, compiled", 2.0, trained),
         goal("trained: over target only", "trained", "target only", "speculative", 2.0, trained),
+        goal("trained, bfloat16: over target only", "trained", "target only, bfloat16", "speculative, bfloat16", 2.0,
+             half),
         goal("trained: target only over transformers generate", "trained", "transformers", "target only", 1.0, trained),
         goal("trained: target only over transformers generate, its weights packed too", "trained",
              "transformers, packed", "target only", 1.0, trained),
     ]  # fmt: skip
     long = [
-        {"pair": name, "sampler": sampler} | settings(dialled, "compiled" in sampler)
+        {"pair": name, "sampler": sampler} | settings(half if "bfloat16" in sampler else dialled, "compiled" in sampler)
         | {"ms_per_token": 1e3 * float(times.median()) / NEW_TOKENS, "runs": len(times)}
         for name, seconds in timed.items() for sampler, times in seconds.items()
     ]  # fmt: skip
@@ -216,14 +221,16 @@ def walltime_goals(table: pd.DataFrame) -> Rows:
     for row in table.to_dict("records"):
         under = {name: row[name] for name in ("machine", "threads", "dtype", "compiled")}
         ratio = [row[name] / row["predicted"] for name in ("measured", "measured_low", "measured_high")]
-        label = f"{row['pair']}: measured over predicted, gamma {row['gamma']}"
+        half = ", bfloat16" if row["dtype"] == "bfloat16" else ""
+        who = f"{row['pair']}{half}"
+        label = f"{who}: measured over predicted, gamma {row['gamma']}"
         rows.append(goal_row(label, Estimate(ratio[0], ratio[1], ratio[2], 0), 0.95, under))
         same = row["measured"] / counted(row)
         rows.append(goal_row(f"{label}, tokens as counted", Estimate(same, np.nan, np.nan, 0), 0.95, under))
         if row["gamma"] == GAMMA:
             shares = {"outside both models' parts": row["rest"], "outside both models' runs": row["own"]}
             rows += [
-                goal_row(f"{row['pair']}: own share of a step, {where}", Estimate(own, own, own, 0), 0.03, under)
+                goal_row(f"{who}: own share of a step, {where}", Estimate(own, own, own, 0), 0.03, under)
                 for where, own in shares.items()
             ]
     return rows
@@ -242,11 +249,15 @@ def measure_curves(repetitions: int) -> None:
 
 def measure_walltime(repetitions: int) -> None:
     """Prediction and measurement for every gamma, and the goals that rest on them."""
-    pairs = {"dialled": dialled_pair(), "trained": load_pair()}
+    half = torch.bfloat16
+    ways = [
+        ("dialled", dialled_pair(), False), ("trained", load_pair(), False),
+        ("dialled", dialled_pair(dtype=half), False), ("trained", load_pair(dtype=half), False),
+        ("dialled", dialled_pair(), True), ("trained", load_pair(), True),
+    ]  # fmt: skip
     made = [
-        walltime(name, pair, gammas, repetitions, compile)
-        for compile, gammas in ((False, GAMMAS), (True, COMPILED_GAMMAS))
-        for name, pair in pairs.items()
+        walltime(name, pair, COMPILED_GAMMAS if compile else GAMMAS, repetitions, compile)
+        for name, pair, compile in ways
     ]
     table = keep("bench_walltime", pd.concat([rows for rows, _ in made], ignore_index=True))
     keep_curves(curves for _, curves in made if curves.layout[0] == "compiled")
@@ -274,7 +285,7 @@ def main() -> None:
     about = "Measures what is promised about time; about twenty minutes."
     parser = argparse.ArgumentParser("python -m specnb.bench", description=about)
     parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="what to measure (default: everything)")
-    parser.add_argument("--repetitions", type=int, default=7, help="prompts for each figure (default 7)")
+    parser.add_argument("--repetitions", type=int, default=11, help="prompts for each figure (default 11)")
     asked = parser.parse_args()
     path = out() / "data" / "results" / "bench.json"
     stamps = json.loads(path.read_text()) if path.exists() else {}
