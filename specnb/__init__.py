@@ -14,7 +14,7 @@ Rooms, from the ground up; each imports only from those before it:
     ragged, ragged_check   three ways to go on after unequal acceptance; what they must not get wrong
     watch                  what a device would notice: waits, allocations, shapes
     tree, search           a model run over a tree; beam search with models
-    estimate, cost         what was measured: intervals, tests, time
+    estimate, cost, speed  what was measured: intervals, tests, what runs and what generations cost
     floor                  the time that memory traffic alone needs
     beam_cost              what speculative beam search gains
     acceptance, kinds      alpha along a text; what kind of token stands where in it

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from specnb.beam import BeamSettings, Laws, State, draft_levels
-from specnb.cost import ratio_of_medians
 from specnb.draft import prefill
-from specnb.estimate import Estimate
+from specnb.estimate import Estimate, ratio_of_medians
 from specnb.models import Pair, Runner
 from specnb.record import now
 from specnb.search import beam_search

@@ -1,14 +1,13 @@
-"""What runs and generations cost on this machine: c, v(n) and seconds per token.
+"""What runs cost on this machine: c and v(n), with which the theory predicts the speed-up (`specnb.theory`).
 
 A cost is a ratio of times that were taken in turn: every repetition times everything that is compared,
-in a new order, so that a machine that gets slower gets slower for all of it. What single runs cost
-predicts the speed-up (`specnb.theory`); what generations cost is what the prediction is held against.
+in a new order, so that a machine that gets slower gets slower for all of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,30 +18,15 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decode import Generation, generate
 from specnb.draft import prefill
-from specnb.estimate import Estimate, interval, resampled
+from specnb.estimate import Estimate, ratio_of_medians
 from specnb.fast import Captured, Compiled
-from specnb.law import Sampling
 from specnb.models import Pair, Runner
-from specnb.record import PARTS, now
+from specnb.record import now
 
 Array = NDArray[np.float64]
 WARM_UP = 3  # runs of everything before the first one that counts
 DRAFT_RUNS = 4  # in a row, as in a step
-
-
-def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, seed: int = 0) -> Estimate:
-    """median(top) / median(bottom) of times taken in the same repetitions; the interval resamples those.
-
-    n is the number of repetitions. Raises `ValueError` for unequal lengths or fewer than 3 repetitions.
-    """
-    top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
-    if top.shape != bottom.shape or top.ndim != 1 or len(top) < 3:
-        raise ValueError(f"need two equally long rows of at least 3 times, got shapes {top.shape} and {bottom.shape}")
-    chosen = resampled(len(top), resamples, seed)
-    ratios = np.median(top[chosen], axis=1) / np.median(bottom[chosen], axis=1)
-    return Estimate(float(np.median(top) / np.median(bottom)), *interval(ratios), len(top))
 
 
 @dataclass(frozen=True)
@@ -210,95 +194,3 @@ def run_of(
     if compile and tokens.device.type == "cuda":
         made = Captured(made)
     return partial(made, newest, slots)
-
-
-@dataclass(frozen=True)
-class Speeds:
-    """What generating cost, one row per repetition.
-
-    gammas   (gammas,)                             what was compared; 0 is plain decoding
-    seconds  (repetitions, gammas, len(PARTS))     per emitted token, in each part of a step
-    tokens_per_step  (repetitions, gammas)
-    busy     (repetitions, gammas)                 share of the rows that a mean step was still generating
-    """
-
-    gammas: tuple[int, ...]
-    seconds: Array
-    tokens_per_step: Array
-    busy: Array = field(default_factory=lambda: np.ones((1, 1)))
-
-    def improvement(self, gamma: int, refilled: bool = False) -> Estimate:
-        """How many times faster than gamma = 0. Raises `ValueError` for a gamma that was not measured.
-
-        What disturbs a clock and what a text happens to accept are two things: of the time of a step this takes the
-        median over repetitions, and of the tokens that it gave the mean, as the theory does.
-
-        In a batch the rows that have ended wait for the last one, and with speculation they end apart. `refilled`
-        takes that out: the improvement where new prompts take the places of rows that have ended.
-        """
-        plain, fast = (self._per_token(one, refilled) for one in (0, gamma))
-        n = len(self.seconds)
-        spread = plain(resampled(n, 2000, 0)) / fast(resampled(n, 2000, 0))
-        every = np.arange(n)
-        return Estimate(float(plain(every) / fast(every)), *interval(spread), n)
-
-    def _per_token(self, gamma: int, refilled: bool) -> Callable[[NDArray[np.int64]], Array]:
-        """Seconds per token of the repetitions `(..., n)`."""
-        at = self.gammas.index(gamma)
-        runs = 1 / self.tokens_per_step[:, at]  # target runs per token, in texts that are equally long
-        step = (self.seconds.sum(axis=-1) * (self.busy if refilled else 1.0))[:, at] / runs
-        return lambda chosen: np.median(step[chosen], axis=-1) * np.mean(runs[chosen], axis=-1)
-
-    def tokens(self, gamma: int) -> float:
-        """Tokens per step of all texts together."""
-        return float(1 / np.mean(1 / self.tokens_per_step[:, self.gammas.index(gamma)]))
-
-    def share(self, gamma: int, part: str) -> float:
-        """The share of the time that one of `PARTS` took, over all repetitions."""
-        mine = self.seconds[:, self.gammas.index(gamma)].sum(axis=0)
-        return float(mine[PARTS.index(part)] / mine.sum())
-
-
-def measure_speeds(
-    pair: Pair,
-    prompts: Sequence[Sequence[int]],
-    gammas: Sequence[int],
-    *,
-    max_new_tokens: int = 64,
-    sampling: Sampling = Sampling(),
-    rows: int = 1,
-    compile: bool | str = False,
-    seed: int = 0,
-    between: Callable[[], Any] = lambda: None,
-    progress: bool = True,
-) -> Speeds:
-    """Times generation from each prompt with every gamma in turn: one prompt, one repetition.
-
-    The prompt is alone in its batch, or there `rows` times. `compile` as in `generate`, done before the clock starts.
-    `between` is called before each text, the round of a `CostMeter` say: what a machine does to one it does to both.
-
-    Prompts are run before the clock starts, as in Theorem 3.8, which is about long texts. Raises
-    `ValueError` when 0 is not among `gammas` or there are fewer than 3 prompts.
-    """
-    if 0 not in gammas or len(prompts) < 3:
-        raise ValueError(f"gammas {list(gammas)} need a 0 to compare with, and {len(prompts)} prompts need to be 3")
-
-    def run(prompt: Sequence[int], gamma: int, row: int) -> Generation:
-        return generate(
-            pair.target, [prompt] * rows, pair.draft, gamma=gamma, max_new_tokens=max_new_tokens, sampling=sampling,
-            seed=seed, rows=range(row * rows, (row + 1) * rows), timed=True, compile=compile, progress=False,
-        )  # fmt: skip
-
-    for gamma in tqdm(gammas, desc="warming up", delay=3, leave=False, disable=not progress):
-        run(prompts[0], gamma, 0)
-    seconds = np.empty((len(prompts), len(gammas), len(PARTS)))
-    tokens_per_step, busy = np.empty((2, *seconds.shape[:2]))
-    order = np.random.default_rng(seed)
-    for row, prompt in enumerate(tqdm(prompts, desc="timing texts", delay=3, leave=False, disable=not progress)):
-        for at in order.permutation(len(gammas)):
-            between()
-            record = run(prompt, gammas[at], row).record
-            seconds[row, at] = [record.seconds[part].sum() / record.emitted.sum() for part in PARTS]
-            tokens_per_step[row, at] = record.emitted.sum() / record.target_runs.sum()
-            busy[row, at] = record.active.mean()
-    return Speeds(tuple(gammas), seconds, tokens_per_step, busy)

@@ -155,3 +155,16 @@ def autocorrelation(rows: list[Array], lags: int) -> Array:
     variance = np.concatenate(centred).var()
     products = [[row[lag:] * row[:-lag] for row in centred if len(row) > lag] for lag in range(1, lags + 1)]
     return np.array([np.concatenate(pairs).mean() / variance for pairs in products])
+
+
+def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, seed: int = 0) -> Estimate:
+    """median(top) / median(bottom) of times taken in the same repetitions; the interval resamples those.
+
+    n is the number of repetitions. Raises `ValueError` for unequal lengths or fewer than 3 repetitions.
+    """
+    top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
+    if top.shape != bottom.shape or top.ndim != 1 or len(top) < 3:
+        raise ValueError(f"need two equally long rows of at least 3 times, got shapes {top.shape} and {bottom.shape}")
+    chosen = resampled(len(top), resamples, seed)
+    ratios = np.median(top[chosen], axis=1) / np.median(bottom[chosen], axis=1)
+    return Estimate(float(np.median(top) / np.median(bottom)), *interval(ratios), len(top))

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from specnb.cost import Job, in_turn, ratio_of_medians, run_of
-from specnb.estimate import Estimate, interval, resampled
+from specnb.cost import Job, in_turn, run_of
+from specnb.estimate import Estimate, interval, ratio_of_medians, resampled
 from specnb.memory import cache_bytes
 from specnb.shapes import size_of
 

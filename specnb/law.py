@@ -115,8 +115,8 @@ def excess(p: Tensor, q: Tensor) -> Tensor:
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """norm(max(0, p - q)) `(..., vocab)`: what is drawn from after a rejection (section 2.3).
 
-    Where nothing is left (p = q) no draft is ever rejected, up to rounding, and the result is p.
-    Against q = 0, which stands for "no draft here", the result is p too: the bonus token's law.
+    Where nothing is left (p = q) no draft is ever rejected, up to rounding, and the result is norm(p).
+    Against q = 0, which stands for "no draft here", the result is norm(p) too: the bonus token's law.
     """
     return normalise(excess(p, q))
 
@@ -129,5 +129,5 @@ def draw(law: Tensor, uniform: Tensor) -> Tensor:
     """
     cumulated = law.cumsum(dim=-1, dtype=torch.float64)
     # A float64 below 1 is at most 1 - 2^-53, and that times the total rounds to less than the total.
-    reached = uniform.double().unsqueeze(-1) * cumulated[..., -1:]
+    reached = (uniform.double().unsqueeze(-1) * cumulated[..., -1:]).contiguous()
     return torch.searchsorted(cumulated, reached, right=True).squeeze(-1).clamp_max(law.shape[-1] - 1)

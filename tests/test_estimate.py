@@ -14,6 +14,7 @@ from specnb.estimate import (
     goodness_of_fit,
     over_rows,
     proportion,
+    ratio_of_medians,
     ratio_of_sums,
 )
 
@@ -266,3 +267,13 @@ def test_a_difference_of_the_same_rows_is_certain() -> None:
 def test_too_few_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="too few"):
         over_rows(len, 7)
+
+
+def test_interval_of_a_ratio_keeps_repetitions_together() -> None:
+    drift = np.linspace(1, 9, 15)  # a machine that slows down ninefold, for both alike
+    ratio = ratio_of_medians(3 * drift, drift)
+    assert (ratio.value, ratio.low, ratio.high, ratio.n) == pytest.approx((3, 3, 3, 15))
+    apart = ratio_of_medians(3 * drift, drift[::-1])
+    assert apart.low < 2 < 4 < apart.high
+    with pytest.raises(ValueError, match="at least 3"):
+        ratio_of_medians([1.0, 2.0], [1.0, 2.0])

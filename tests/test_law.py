@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from laws import examples
 from torch import Tensor
 
-from specnb.law import Sampling, adjust, draw, normalise, one_hot, overlap, residual, standardise, total_variation
+from specnb.law import (
+    Sampling,
+    adjust,
+    draw,
+    excess,
+    normalise,
+    one_hot,
+    overlap,
+    residual,
+    standardise,
+    total_variation,
+)
 
 INF, NAN = math.inf, math.nan
 LARGEST = math.nextafter(1.0, 0.0)
@@ -248,6 +259,15 @@ def test_cells_are_as_wide_as_the_law_says(uniform_dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
+def test_draw_goes_by_shares_and_takes_columns_of_uniforms() -> None:
+    law = standardise(torch.randn(4, 3, 7, generator=torch.Generator().manual_seed(1))).double()
+    uniforms = torch.rand(3, 4, generator=torch.Generator().manual_seed(2)).double().T
+    assert not uniforms.is_contiguous()
+    want = draw(law, uniforms.contiguous())
+    assert torch.equal(draw(law, uniforms), want)
+    assert torch.equal(draw(law / 4, uniforms), want)  # a power of two, so that nothing is rounded
+
+
 def test_draw_takes_any_leading_shape(shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
     laws = standardise(torch.randn(*shape, 5, generator=generator))
@@ -309,6 +329,9 @@ def test_residual_of_equal_laws_and_against_nothing_is_p() -> None:
     p = weighted([1, 0, 3])
     assert torch.equal(residual(p, p), p)
     assert torch.equal(residual(p, torch.zeros(3, dtype=torch.float64)), p)
+    rough = torch.tensor([0.3, 0.0, 0.6], dtype=torch.float64)  # what rounding makes of a law, exaggerated
+    assert torch.equal(excess(rough, rough), rough)
+    assert residual(rough, rough).tolist() == pytest.approx([1 / 3, 0, 2 / 3])
 
 
 def test_residual_and_overlap_take_any_leading_shape() -> None:

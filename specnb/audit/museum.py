@@ -47,7 +47,11 @@ def eos_inside(plant: Set) -> None:
 
 def after_the_end(plant: Set) -> None:
     class State(step.State):
-        lost: int | Tensor = 0  # room that was taken from a row when its text ended
+        def enter(self, rows: Tensor, *what: Any) -> None:
+            if not hasattr(self, "lost"):
+                self.lost = torch.zeros_like(self.room)  # room that was taken from a row when its text ended
+            self.lost[rows] = 0
+            super().enter(rows, *what)
 
         def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
             ended, before = self.room == step.IDLE, self.room + self.lost

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from specnb.audit.forced import Text, forced_run
 from specnb.audit.judge import audit
 from specnb.audit.numerics import measure_numerics
-from specnb.cost import ratio_of_medians
+from specnb.estimate import ratio_of_medians
 from specnb.models import Pair
 from specnb.record import now
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from specnb import decode
 from specnb.acceptance import measure_acceptance
 from specnb.bench.ledger import columns, counted, settings
-from specnb.cost import Speeds, measure_costs, measure_speeds, ratio_of_medians
-from specnb.estimate import ratio_of_sums
+from specnb.cost import measure_costs
+from specnb.estimate import ratio_of_medians, ratio_of_sums
 from specnb.floor import floor_seconds
 from specnb.law import Sampling
 from specnb.memory import GB, measured_peak, predicted
@@ -26,6 +26,7 @@ from specnb.models import Pair
 from specnb.race import ours, race
 from specnb.recommend import predict
 from specnb.shapes import size_of
+from specnb.speed import Speeds, measure_speeds
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]

@@ -24,9 +24,8 @@ from tqdm import tqdm
 from specnb.bench.cell import Row, Setting, Subject, empty, measure_cell, subject
 from specnb.bench.ledger import columns, goal_row, machine, settings
 from specnb.bench.plan import LARGE, LLAMA, SIZES, TINY, Task, plan, small_plan
-from specnb.cost import ratio_of_medians
 from specnb.dialled import dialled_pair
-from specnb.estimate import Estimate
+from specnb.estimate import Estimate, ratio_of_medians
 from specnb.floor import bandwidth
 from specnb.law import Sampling
 from specnb.models import Pair, load_pair

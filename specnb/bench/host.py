@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from specnb.acceptance import measure_acceptance
 from specnb.bench.ledger import (
+    NEW_TOKENS,
     Rows,
     columns,
     counted,
@@ -29,18 +30,19 @@ from specnb.bench.ledger import (
     machine,
     settings,
 )
-from specnb.cost import CostMeter, Costs, Speeds, measure_costs, measure_speeds, ratio_of_medians
+from specnb.bench.peers import measure_peers
+from specnb.cost import CostMeter, Costs, measure_costs
 from specnb.decode import generate, slots_for
 from specnb.dialled import DRAFT, TARGET, Shape, dialled_pair
 from specnb.estimate import Estimate, ratio_of_sums
 from specnb.law import Sampling
 from specnb.models import Pair, load_pair
-from specnb.race import PROMPT_TOKENS, Entrant, ours, prompts_for, race, transformers_generate
+from specnb.race import PROMPT_TOKENS, prompts_for
 from specnb.recommend import predict
 from specnb.record import PARTS
 from specnb.results import out, stamp, write
+from specnb.speed import Speeds, measure_speeds
 
-NEW_TOKENS = 128
 FEW_TOKENS = 48  # where many pairs are compared
 GAMMAS = tuple(range(9))
 COMPILED_GAMMAS = (0, 2, 3, 4, 5)
@@ -48,29 +50,30 @@ CONTEXTS = (32, PROMPT_TOKENS + NEW_TOKENS // 2, 384)  # the middle one is that 
 TEXTS = 32  # of the target alone, for alpha
 ALPHAS = (0.1, 0.2, 0.3, 0.5, 0.76, 0.9)
 DRAFTS = (DRAFT, Shape(4, 384, 1536, 6), Shape(6, 512, 2048, 8), Shape(9, 640, 2560, 10), TARGET)
-BATCHES = (1, 2, 4, 8, 16, 32)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 TEMPERATURES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 GAMMA = 4
-PEER_GAMMA = 3  # where transformers' assisted generation is at its fastest with the dialled pair
 
 
 def walltime(
-    name: str, pair: Pair, gammas: Sequence[int], repetitions: int, compile: bool
+    name: str, pair: Pair, repetitions: int, compile: bool = False, sampling: Sampling = Sampling()
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Predicted and measured walltime improvement for each gamma, and where the time went; and the cost curve."""
+    gammas = COMPILED_GAMMAS if compile else GAMMAS
     prompts = prompts_for(pair, name, TEXTS)
-    found = measure_acceptance(pair.target, {"draft": pair.draft}, prompts, new_tokens=NEW_TOKENS)
+    found = measure_acceptance(pair.target, {"draft": pair.draft}, prompts, new_tokens=NEW_TOKENS, sampling=sampling)
     beta = found.beta["draft"]
     alpha = ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]))
     # What predicts and what is predicted are timed in turn, so that a machine that changes changes both.
     slots = slots_for(PROMPT_TOKENS, NEW_TOKENS, max(gammas), compile)
     meter = CostMeter(pair, CONTEXTS[1], [gamma + 1 for gamma in gammas], slots=slots, compile=compile)
     speeds = measure_speeds(
-        pair, prompts[:repetitions], gammas, max_new_tokens=NEW_TOKENS, compile=compile, between=meter.round
-    )
+        pair, prompts[:repetitions], gammas, max_new_tokens=NEW_TOKENS, sampling=sampling, compile=compile,
+        between=meter.round,
+    )  # fmt: skip
     costs = meter.costs()
     rows = [
-        {"pair": name} | settings(pair, compile) | {"gamma": gamma, "temperature": 1.0}
+        {"pair": name} | settings(pair, compile) | {"gamma": gamma, "temperature": sampling.temperature}
         | columns("alpha", alpha) | columns("c", costs.cost_ratio)
         | {"v": float(costs.verify_cost(gamma + 1)), "target_ms": 1e3 * float(np.median(costs.target[:, 0]))}
         | columns("predicted", predict(beta, costs, gamma)) | columns("measured", speeds.improvement(gamma))
@@ -92,26 +95,49 @@ def own_share(costs: Costs, speeds: Speeds, gamma: int) -> float:
 
 
 def cost_curves(name: str, layout: str, pair: Pair, repetitions: int) -> pd.DataFrame:
-    """Milliseconds of target runs over 1 to 17 tokens and of a draft run, at several contexts."""
+    """Milliseconds of target runs over 1 to 17 tokens and of a draft run, at several contexts.
+
+    Half of the new tokens are written, as in the middle of a text; the slots of the other half are there too.
+    """
     rows: Rows = []
     for context in CONTEXTS:
-        costs = measure_costs(pair, context=context, largest=17, repetitions=repetitions)
+        slots = slots_for(context, NEW_TOKENS // 2, gamma=16)
+        costs = measure_costs(pair, context=context, slots=slots, largest=17, repetitions=repetitions)
         rows += curve(costs, {"pair": name, "layout": layout, "context": context} | settings(pair, False))
     return pd.DataFrame(rows)
 
 
-def regimes(repetitions: int) -> pd.DataFrame:
-    """Speed-up at gamma = 4 along four ways to lose: alpha, cost of the draft, batch, temperature."""
-    rows: Rows = []
+def compiled_curve(name: str, pair: Pair, repetitions: int) -> pd.DataFrame:
+    """The same of compiled runs, over as many tokens as are compiled for `walltime`, and at its context only."""
+    slots = slots_for(PROMPT_TOKENS, NEW_TOKENS, max(COMPILED_GAMMAS), compile=True)
+    costs = measure_costs(
+        pair, context=CONTEXTS[1], slots=slots, lengths=[gamma + 1 for gamma in COMPILED_GAMMAS],
+        repetitions=repetitions, compile=True,
+    )  # fmt: skip
+    labels = {"pair": name, "layout": "compiled", "context": CONTEXTS[1]} | settings(pair, True)
+    return pd.DataFrame(curve(costs, labels))
 
-    def measure(regime: str, x: float, name: str, pair: Pair, **how: Any) -> None:
+
+def regimes(repetitions: int) -> pd.DataFrame:
+    """Speed-up at gamma = 4 along four ways to lose: alpha, cost of the draft, batch, temperature.
+
+    In a batch, with new prompts in the places of rows that have ended: what is lost is lost to the runs' cost.
+    """
+    made: Rows = []
+
+    def measure(regime: str, x: float, name: str, pair: Pair, rows: int = 1, sampling: Sampling = Sampling()) -> None:
         prompts = prompts_for(pair, name, repetitions)
-        speeds = measure_speeds(pair, prompts, (0, GAMMA), max_new_tokens=FEW_TOKENS, **how)
-        context, slots = PROMPT_TOKENS + FEW_TOKENS // 2, slots_for(PROMPT_TOKENS, FEW_TOKENS, GAMMA)
-        costs = measure_costs(pair, context=context, slots=slots, lengths=(1, GAMMA + 1), repetitions=9)
-        rows.append(
+        speeds = measure_speeds(
+            pair, prompts, (0, GAMMA), max_new_tokens=FEW_TOKENS, rows=rows, sampling=sampling, progress=False
+        )
+        costs = measure_costs(
+            pair, context=PROMPT_TOKENS + FEW_TOKENS // 2, slots=slots_for(PROMPT_TOKENS, FEW_TOKENS, GAMMA),
+            lengths=(1, GAMMA + 1), rows=rows, repetitions=9, progress=False,
+        )  # fmt: skip
+        made.append(
             {"regime": regime, "x": x, "pair": name, "gamma": GAMMA} | settings(pair, False)
-            | columns("c", costs.cost_ratio) | columns("measured", speeds.improvement(GAMMA))
+            | columns("c", costs.cost_ratio) | columns("v", costs.verify_costs[1])
+            | columns("measured", speeds.improvement(GAMMA, refilled=True))
             | {"tokens_per_step": speeds.tokens(GAMMA)}
         )  # fmt: skip
 
@@ -127,73 +153,7 @@ def regimes(repetitions: int) -> pd.DataFrame:
         pair = load_pair(dtype=dtype)
         for batch in tqdm(BATCHES, desc="batch"):
             measure("batch", batch, "trained", pair, rows=batch)
-    return pd.DataFrame(rows)
-
-
-def peers(repetitions: int) -> tuple[pd.DataFrame, Rows]:
-    """Seconds of our loop and of transformers' on the same prompts; and the goals that rest on them."""
-    dialled, plain = dialled_pair(), dialled_pair(packed=False)
-    trained, plain_trained, half = load_pair(), load_pair(packed=False), load_pair(dtype=torch.bfloat16)
-    races: dict[str, dict[str, Entrant]] = {
-        "dialled": {
-            "transformers": transformers_generate(plain.target, None, None, NEW_TOKENS),
-            "transformers, packed": transformers_generate(dialled.target, None, None, NEW_TOKENS),
-            "transformers assisted, defaults": transformers_generate(plain.target, plain.draft, None, NEW_TOKENS),
-            "transformers assisted": transformers_generate(plain.target, plain.draft, PEER_GAMMA, NEW_TOKENS),
-            "transformers assisted, packed": transformers_generate(
-                dialled.target, dialled.draft, PEER_GAMMA, NEW_TOKENS
-            ),
-            "target only, plain weights": ours(plain, 0, NEW_TOKENS),
-            "target only": ours(dialled, 0, NEW_TOKENS),
-            "target only, compiled": ours(dialled, 0, NEW_TOKENS, compile=True),
-            "speculative, plain weights": ours(plain, PEER_GAMMA, NEW_TOKENS),
-            "speculative": ours(dialled, PEER_GAMMA, NEW_TOKENS),
-            "speculative, compiled": ours(dialled, PEER_GAMMA, NEW_TOKENS, compile=True),
-        },
-        "trained": {
-            "transformers": transformers_generate(plain_trained.target, None, None, NEW_TOKENS),
-            "transformers, packed": transformers_generate(trained.target, None, None, NEW_TOKENS),
-            "transformers assisted": transformers_generate(
-                plain_trained.target, plain_trained.draft, PEER_GAMMA, NEW_TOKENS
-            ),
-            "target only": ours(trained, 0, NEW_TOKENS),
-            "target only, compiled": ours(trained, 0, NEW_TOKENS, compile=True),
-            "speculative": ours(trained, PEER_GAMMA, NEW_TOKENS),
-            "speculative, compiled": ours(trained, PEER_GAMMA, NEW_TOKENS, compile=True),
-            "target only, bfloat16": ours(half, 0, NEW_TOKENS),
-            "speculative, bfloat16": ours(half, PEER_GAMMA, NEW_TOKENS),
-        },
-    }
-    pairs = {"dialled": dialled, "trained": trained}
-    timed = {name: race(entrants, prompts_for(pairs[name], name, repetitions)) for name, entrants in races.items()}
-
-    def goal(name: str, pair: str, slow: str, fast: str, least: float, packed: Pair) -> dict[str, Any]:
-        ratio = ratio_of_medians(timed[pair][slow], timed[pair][fast])
-        return goal_row(name, ratio, least, settings(packed, "compiled" in fast))
-
-    goals = [
-        goal("dialled: over transformers assisted", "dialled", "transformers assisted", "speculative, compiled", 2.5,
-             dialled),
-        goal("dialled: over transformers assisted", "dialled", "transformers assisted", "speculative", 1.1, dialled),
-        goal("dialled: over transformers assisted, its weights packed too", "dialled", "transformers assisted, packed",
-             "speculative", 1.1, dialled),
-        goal("dialled: target only over transformers generate", "dialled", "transformers", "target only", 1.0, dialled),
-        goal("dialled: target only over transformers generate, its weights packed too", "dialled",
-             "transformers, packed", "target only", 1.0, dialled),
-        goal("trained: over target only", "trained", "target only, compiled", "speculative, compiled", 2.0, trained),
-        goal("trained: over target only", "trained", "target only", "speculative", 2.0, trained),
-        goal("trained, bfloat16: over target only", "trained", "target only, bfloat16", "speculative, bfloat16", 2.0,
-             half),
-        goal("trained: target only over transformers generate", "trained", "transformers", "target only", 1.0, trained),
-        goal("trained: target only over transformers generate, its weights packed too", "trained",
-             "transformers, packed", "target only", 1.0, trained),
-    ]  # fmt: skip
-    long = [
-        {"pair": name, "sampler": sampler} | settings(half if "bfloat16" in sampler else dialled, "compiled" in sampler)
-        | {"ms_per_token": 1e3 * float(times.median()) / NEW_TOKENS, "runs": len(times)}
-        for name, seconds in timed.items() for sampler, times in seconds.items()
-    ]  # fmt: skip
-    return pd.DataFrame(long), goals
+    return pd.DataFrame(made)
 
 
 def trace(pair: Pair, new_tokens: int = 40) -> pd.DataFrame:
@@ -237,7 +197,7 @@ def walltime_goals(table: pd.DataFrame) -> Rows:
 
 
 def measure_curves(repetitions: int) -> None:
-    """Cost curves of both pairs in every layout that needs no compiler."""
+    """Cost curves of both pairs in every layout; the compiled ones in float32 are made by `walltime`."""
     half = torch.bfloat16
     pairs = (
         ("dialled", "plain", dialled_pair(packed=False)), ("trained", "plain", load_pair(packed=False)),
@@ -245,6 +205,9 @@ def measure_curves(repetitions: int) -> None:
         ("dialled", "packed", dialled_pair(dtype=half)), ("trained", "packed", load_pair(dtype=half)),
     )  # fmt: skip
     keep_curves(cost_curves(name, layout, pair, 2 * repetitions) for name, layout, pair in pairs)
+    keep_curves(
+        compiled_curve(name, pair, 2 * repetitions) for name, _, pair in pairs if pair.target.dtype == torch.bfloat16
+    )
 
 
 def measure_walltime(repetitions: int) -> None:
@@ -255,25 +218,29 @@ def measure_walltime(repetitions: int) -> None:
         ("dialled", dialled_pair(dtype=half), False), ("trained", load_pair(dtype=half), False),
         ("dialled", dialled_pair(), True), ("trained", load_pair(), True),
     ]  # fmt: skip
-    made = [
-        walltime(name, pair, COMPILED_GAMMAS if compile else GAMMAS, repetitions, compile)
-        for name, pair, compile in ways
-    ]
-    table = keep("bench_walltime", pd.concat([rows for rows, _ in made], ignore_index=True))
+    made = [walltime(name, pair, repetitions, compile) for name, pair, compile in ways]
+    table = keep_walltime([rows for rows, _ in made])
     keep_curves(curves for _, curves in made if curves.layout[0] == "compiled")
-    keep_goals(walltime_goals(table[table.machine == machine()]))
+    keep_goals(walltime_goals(table))
 
 
-def measure_peers(repetitions: int) -> None:
-    """Our loop and transformers' on the same prompts, and the goals that rest on that."""
-    timed, reached = peers(repetitions)
-    keep("bench_peers", timed)
-    keep_goals(reached)
+def measure_greedy(repetitions: int) -> None:
+    """The same at temperature 0, as in the other half of Table 4."""
+    pairs = {"dialled": dialled_pair(temperature=0.0), "trained": load_pair()}
+    keep_walltime([walltime(name, pair, repetitions, sampling=Sampling(0.0))[0] for name, pair in pairs.items()])
+
+
+def keep_walltime(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """Adds rows to `bench_walltime.csv`, and returns those that were given."""
+    made = pd.concat(tables, ignore_index=True)
+    keep("bench_walltime", made, ("machine", "temperature"))
+    return made
 
 
 STAGES: dict[str, Callable[[int], Any]] = {
     "peers": measure_peers,
     "walltime": measure_walltime,
+    "greedy": measure_greedy,
     "trace": lambda repetitions: keep("bench_trace", trace(load_pair())),
     "regimes": lambda repetitions: keep("bench_regimes", regimes(repetitions)),
     "curves": measure_curves,
@@ -282,7 +249,7 @@ STAGES: dict[str, Callable[[int], Any]] = {
 
 def main() -> None:
     """Measures everything, or the stages that are named, writes the tables, and prints the goals."""
-    about = "Measures what is promised about time; about twenty minutes."
+    about = "Measures what is promised about time; about an hour."
     parser = argparse.ArgumentParser("python -m specnb.bench", description=about)
     parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="what to measure (default: everything)")
     parser.add_argument("--repetitions", type=int, default=11, help="prompts for each figure (default 11)")

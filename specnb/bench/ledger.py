@@ -19,6 +19,7 @@ from specnb.theory import step_cost
 
 Row = dict[str, Any]
 Rows = list[Row]
+NEW_TOKENS = 128  # of a text that is timed
 
 
 def machine(device: torch.device = torch.device("cpu")) -> str:
@@ -70,11 +71,17 @@ def keep(name: str, table: pd.DataFrame, same: Sequence[str] = ("machine",)) -> 
     path = out() / "data" / "results" / f"{name}.csv"
     if path.exists():
         before = pd.read_csv(path)
-        new = set(map(tuple, table[list(same)].astype(str).to_numpy()))
-        old = [tuple(row) not in new for row in before[list(same)].astype(str).to_numpy()]
+        new = set(_keys(table, same))
+        old = [key not in new for key in _keys(before, same)]
         table = pd.concat([before[old], table], ignore_index=True)
     write(path, table.to_csv(index=False, lineterminator="\n", float_format="%.5g"))
     return table
+
+
+def _keys(table: pd.DataFrame, same: Sequence[str]) -> list[tuple[str, ...]]:
+    """What tells rows apart, whether it was just made or read from a file, where 1.0 has become 1."""
+    rows = table[list(same)].astype(object).to_numpy()
+    return [tuple(f"{x:.5g}" if type(x) in (float, int) else str(x) for x in row) for row in rows]
 
 
 def keep_curves(curves: Iterable[pd.DataFrame]) -> None:

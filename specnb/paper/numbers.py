@@ -154,7 +154,8 @@ def clock(results: Results) -> Named:
     walltime, runs = one_machine(results.table("bench_walltime")), single_runs(results)
     free = walltime_improvement(walltime.alpha.to_numpy(), walltime.gamma.to_numpy(), walltime.c.to_numpy())
     ratio, printed = walltime.measured / walltime.predicted, walltime.measured / free
-    best = walltime.loc[walltime.groupby(["pair", "compiled"]).measured.idxmax()].set_index(["pair", "compiled"])
+    way = ["pair", "dtype", "compiled"]
+    best = walltime.loc[walltime[walltime.temperature == 1].groupby(way).measured.idxmax()].set_index(way)
     best = best.apply(interval, axis=1, args=("measured", "measured_low", "measured_high"))
     ms = per_token(results, "dialled")
     gains = {
@@ -180,10 +181,12 @@ def clock(results: Results) -> Named:
         "peer-plain": f"{ms['transformers assisted']:.2f}",
         "peer": f"{ms['transformers assisted, packed']:.2f}",
         "ours": f"{ms['speculative']:.2f}",
-        "best-dialled": best["dialled", False],
-        "best-dialled-compiled": best["dialled", True],
-        "best-trained": best["trained", False],
-        "best-trained-compiled": best["trained", True],
+        "best-dialled": best["dialled", "float32", False],
+        "best-dialled-compiled": best["dialled", "float32", True],
+        "best-dialled-half": best["dialled", "bfloat16", False],
+        "best-trained": best["trained", "float32", False],
+        "best-trained-compiled": best["trained", "float32", True],
+        "best-trained-half": best["trained", "bfloat16", False],
     } | {f"ms-{pair}-{layout}": f"{runs[pair, layout, 1]:.1f}" for pair, layout in cells} | {
         f"v-{pair}-{layout}": f"{runs[pair, layout, TOKENS] / runs[pair, layout, 1]:.2f}" for pair, layout in cells
     }  # fmt: skip

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from specnb.bench.cell import Setting, floors, measure_cell, memory, step_times, subject
-from specnb.cost import Speeds
 from specnb.dialled import dialled_pair
 from specnb.floor import floor_seconds
 from specnb.law import Sampling
 from specnb.race import prompts_for
 from specnb.shapes import Shape
+from specnb.speed import Speeds
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ import pytest
 from specnb.bench import host
 from specnb.bench.host import GAMMA, own_share, trace, walltime_goals
 from specnb.bench.ledger import settings
-from specnb.cost import Costs, Speeds
+from specnb.cost import Costs
 from specnb.dialled import Shape, dialled_pair
+from specnb.speed import Speeds
 
 
 @pytest.fixture(scope="module")

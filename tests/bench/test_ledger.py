@@ -43,6 +43,13 @@ def test_stages_replace_their_own_rows_only(here):
     ]
 
 
+def test_a_number_is_the_same_in_a_file_and_out_of_it(here):
+    for temperature, ratio in ((1.0, 1.0), (0.0, 2.0), (1.0, 3.0), (0.25, 4.0), (0.0, 5.0)):
+        row = {"machine": "this one", "temperature": temperature, "ratio": ratio}
+        made = keep("bench_walltime", pd.DataFrame([row]), ("machine", "temperature"))
+    assert made[["temperature", "ratio"]].to_numpy().tolist() == [[1, 3], [0.25, 4], [0, 5]]
+
+
 def test_a_row_of_the_bench_has_the_agreed_columns(pair):
     row = goal_row("a goal", Estimate(1.5, 1.4, 1.6, 7), 1.1, settings(pair, True))
     assert list(row) == COLUMNS
