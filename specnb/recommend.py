@@ -52,6 +52,7 @@ def predict(beta: Array, costs: Costs, gamma: int, resamples: int = 1000, seed: 
         raise ValueError(f"{len(beta)} rows are too few to resample; need at least 8")
     costs.verify_cost(gamma + 1)
     column = costs.lengths.index(gamma + 1)
+    beta = np.minimum(beta, 1)  # a law that was added up in float32 can have a little more
     alphas = beta.mean(axis=1)[resampled(len(beta), resamples, seed)].mean(axis=1)
     chosen = resampled(len(costs.draft), resamples, seed + 1)
     draft, verify, once = (

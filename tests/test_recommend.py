@@ -37,6 +37,11 @@ def test_the_interval_covers_rows_that_differ():
     assert 0.05 < made.high - made.low < 1
 
 
+def test_a_draft_that_always_agrees_has_an_alpha_of_one_however_sums_are_rounded():
+    beta = np.full((8, 10), 1 + 2e-7)
+    assert predict(beta, costs(0.5, lambda n: 1), 2).value == pytest.approx(3 / 2)
+
+
 PAIRS = {
     "helps": (0.9, Shape(6, 256, 512, 4), Shape(1, 16, 16, 1), False),
     "never": (0.1, Shape(1, 32, 32, 1), Shape(4, 64, 64, 1), True),
