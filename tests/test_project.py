@@ -109,7 +109,7 @@ def test_the_table_of_claims_has_a_row_for_every_claim() -> None:
 
 
 def test_readme_names_what_is_there() -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = _readme()
     for link in re.findall(r"\]\(([^)#:]+)\)", readme):
         assert (ROOT / link).exists(), f"README links to {link}"
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
@@ -118,7 +118,7 @@ def test_readme_names_what_is_there() -> None:
 
 def test_every_command_of_the_readme_is_installed() -> None:
     """`make test` and `make reproduce` are run by CI; of the others, make says what it would run, and that exists."""
-    for target in set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text())):
+    for target in set(re.findall(r"make ([a-z]+)", _readme())):
         planned = subprocess.run(
             ["make", "-n", "--no-print-directory", target], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.splitlines()
@@ -127,7 +127,7 @@ def test_every_command_of_the_readme_is_installed() -> None:
 
 
 def test_readme_says_of_claims_what_was_found() -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = _readme()
     table = pd.read_csv(ROOT / "data" / "results" / "claims.csv", dtype=str).set_index("id")
     counts = table.verdict.value_counts()
     numbers = [len(table), len(table) - counts["open"], *(counts[kind] for kind in ("holds", "conditional", "refuted"))]
@@ -144,10 +144,22 @@ def test_readme_says_of_claims_what_was_found() -> None:
             assert number in table.evidence[claim], f"{claim}: {number} is not in its evidence"
 
 
+def test_readme_says_how_fast_the_pair_was_measured_to_be() -> None:
+    said = r"up to ([\d.]+) times .* temperature 1, and ([\d.]+) times at\s+temperature 0"
+    words = re.search(said, _readme(), re.DOTALL)
+    assert words
+    measured = pd.read_csv(ROOT / "data" / "results" / "05_twice.csv").set_index("pair").measured
+    assert [f"{measured['trained']:.2f}", f"{measured['trained, temperature 0']:.2f}"] == list(words.groups())
+
+
+def _readme() -> str:
+    return (ROOT / "README.md").read_text()
+
+
 def test_readme_code_runs() -> None:
     """Every Python block of the README, in order, in one namespace."""
     namespace: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL):
+    for block in re.findall(r"```python\n(.*?)```", _readme(), flags=re.DOTALL):
         exec(compile(block, "README.md", "exec"), namespace)  # it is the README's own code that is under test
 
 
