@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import roomy_pair
+from transformers import LlamaForCausalLM
 
 from specnb import theory
 from specnb.cost import (
@@ -18,26 +19,10 @@ from specnb.cost import (
 )
 from specnb.models import Pair
 
-VOCAB = 13
-
-
-def tiny(layers: int) -> LlamaForCausalLM:
-    torch.manual_seed(layers)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        attn_implementation="sdpa",
-    )
-    return LlamaForCausalLM(config).eval()
-
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return Pair(tiny(2), tiny(1), tokenizer=None)
+    return roomy_pair()
 
 
 def test_costs_have_one_positive_time_per_repetition_and_length(pair: Pair) -> None:

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import roomy_pair
 
 from specnb.cost import CostMeter
 from specnb.models import Pair
 from specnb.record import PARTS
 from specnb.speed import Speeds, measure_speeds
 
-VOCAB = 13
-
-
-def tiny(layers: int) -> LlamaForCausalLM:
-    torch.manual_seed(layers)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        attn_implementation="sdpa",
-    )
-    return LlamaForCausalLM(config).eval()
-
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return Pair(tiny(2), tiny(1), tokenizer=None)
+    return roomy_pair()
 
 
 def test_speeds_have_all_parts_for_every_gamma(pair: Pair) -> None:

@@ -26,6 +26,7 @@ from transformers import (
 
 from specnb.exact import Laws
 from specnb.law import Sampling, standardise
+from specnb.models import Pair
 
 LIMIT = 16  # positions of every tiny model
 ROUNDING = {"sdpa": 1e-10, "eager": 1e-5}
@@ -54,6 +55,17 @@ def qwen2(vocab: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, lay
     """Llama's shape with biases in attention."""
     return _made(Qwen2ForCausalLM, Qwen2Config, vocab, seed, dtype, intermediate_size=8, num_key_value_heads=1,
                  **_sizes(layers))  # fmt: skip
+
+
+def roomy_pair() -> Pair:
+    """Two Llamas with the usual small weights and room for 64 tokens, for tests that ask for times and not for laws."""
+    models = []
+    for layers in (2, 1):
+        torch.manual_seed(layers)
+        config = LlamaConfig(vocab_size=13, hidden_size=16, intermediate_size=16, num_hidden_layers=layers,
+                             num_attention_heads=2, max_position_embeddings=64, attn_implementation="sdpa")  # fmt: skip
+        models.append(LlamaForCausalLM(config).eval())
+    return Pair(*models, tokenizer=None)
 
 
 ARCHITECTURES = {"llama": llama, "gpt2": gpt2}
