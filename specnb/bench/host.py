@@ -212,13 +212,13 @@ def measure_curves(repetitions: int) -> None:
 
 def measure_walltime(repetitions: int) -> None:
     """Prediction and measurement for every gamma, and the goals that rest on them."""
-    half = torch.bfloat16
-    ways = [
-        ("dialled", dialled_pair(), False), ("trained", load_pair(), False),
-        ("dialled", dialled_pair(dtype=half), False), ("trained", load_pair(dtype=half), False),
-        ("dialled", dialled_pair(), True), ("trained", load_pair(), True),
-    ]  # fmt: skip
-    made = [walltime(name, pair, repetitions, compile) for name, pair, compile in ways]
+    whole = {"dialled": dialled_pair(), "trained": load_pair()}
+    half = {"dialled": dialled_pair(dtype=torch.bfloat16), "trained": load_pair(dtype=torch.bfloat16)}
+    made = [
+        walltime(name, pair, repetitions, compile)
+        for pairs, compile in ((whole, False), (half, False), (whole, True))
+        for name, pair in pairs.items()
+    ]
     table = keep_walltime([rows for rows, _ in made])
     keep_curves(curves for _, curves in made if curves.layout[0] == "compiled")
     keep_goals(walltime_goals(table))

@@ -51,9 +51,10 @@ def goal_row(name: str, ratio: Estimate, goal: float, under: dict[str, Any]) -> 
     return {"name": name, "ratio": ratio.value, "low": ratio.low, "high": ratio.high, "goal": goal} | under
 
 
-def counted(row: dict[str, Any]) -> float:
-    """The prediction for the very texts that were timed, whatever was accepted in them, of a row of `walltime`."""
-    return float(row["tokens_per_step"] / step_cost(row["gamma"], row["c"], lambda _: row["v"]))
+def counted(rows: Any) -> Any:
+    """The prediction for the very texts that were timed, whatever was accepted in them: of one row, or of a table,
+    with the columns tokens_per_step, gamma, c and v."""
+    return rows["tokens_per_step"] / step_cost(rows["gamma"], rows["c"], lambda _: rows["v"])
 
 
 def curve(costs: Costs, labels: dict[str, Any]) -> Rows:
