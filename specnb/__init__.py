@@ -4,6 +4,7 @@ Rooms, from the ground up; each imports only from those before it:
 
     law, theory, lenience  probability of one token; closed forms. No models, no input or output
     corpus, randomness     text that every user has; uniforms, one stream per row and purpose
+    checkpoints            the folder that a model is loaded from: its formats, checksums and completeness
     verify, exact, cuts    acceptance rules as pure functions; their enumeration; rows that neighbours cut short
     beam, exact_beam       beam search over a drafted tree, likewise; its enumeration
     cache, fast, models    the rooms that know transformers; the same models sooner

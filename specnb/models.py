@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from specnb.cache import RaggedCache, additive_mask, ragged_mask, uncroppable
+from specnb.checkpoints import folder_of, require_checksums, require_complete, require_safetensors
 from specnb.fast import pack
 
 PAIR = Path(__file__).resolve().parent.parent / "data" / "pair"
@@ -49,12 +52,14 @@ def load_pair(
     `packed` lays weights out a second time as a processor reads them (`specnb.fast.pack`): faster, and
     twice the memory; on other devices and in float64 it does nothing.
 
-    Raises `OSError` where there is no such model or it has no safetensors, and `ValueError` when the
-    two have different vocabularies: then their laws are not about the same tokens.
+    Raises `OSError` where there is no such model, it has anything but safetensors, or a file of the shipped pair is
+    not the one that was committed; and `ValueError` when a file's tensors are not those of the model, or the two have
+    different vocabularies: then their distributions are not about the same tokens.
     """
-    models = [load_model(name, device, dtype, packed) for name in (target, draft)]
+    folders = [folder_of(name) for name in (target, draft)]
+    models = [load_model(folder, device, dtype, packed) for folder in folders]
     require_same_vocabulary(models[0], models[1].config.vocab_size)
-    tokenizers = [AutoTokenizer.from_pretrained(name, trust_remote_code=False) for name in (target, draft)]
+    tokenizers = [AutoTokenizer.from_pretrained(folder, trust_remote_code=False) for folder in folders]
     if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         raise ValueError(f"the tokenizers of {target} and {draft} differ; choose a draft of the target's own family")
     return Pair(models[0], models[1], tokenizers[0])
@@ -63,23 +68,35 @@ def load_pair(
 def load_model(
     name: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32, packed: bool = True
 ) -> PreTrainedModel:
-    """One model, by its name or folder of Hugging Face. `packed`, and `OSError`, as in `load_pair`."""
-    with _no_bars(when=Path(name).is_dir()):  # a download shows its progress, a local file is there at once
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
-        )
-    model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
+    """One model, by its name or folder of Hugging Face. `packed`, and what it raises, as in `load_pair`."""
+    folder = folder_of(name)
+    require_safetensors(folder)
+    if folder.resolve().parent == PAIR.resolve():
+        require_checksums(folder)
+    try:
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa",
+                ignore_mismatched_sizes=True, output_loading_info=True,
+            )  # fmt: skip
+    except SafetensorError as error:
+        raise OSError(f"the weights in {folder} cannot be read ({error}); get the files again") from error
+    model, info = loaded
+    require_complete(folder, info)
+    model.to(torch.device(device))
     return pack(model.eval()) if packed else model.eval()
 
 
 @contextmanager
-def _no_bars(when: bool) -> Iterator[None]:
-    shown = logging.is_progress_bar_enabled()
-    if when:
-        logging.disable_progress_bar()
+def _quiet() -> Iterator[None]:
+    """No progress bars, and no report on tensors that do not fit, which `require_complete` turns into an error."""
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 
@@ -105,6 +122,8 @@ def require_supported(model: PreTrainedModel) -> None:
         raise TypeError(f"{name} is an encoder-decoder; the loop runs decoder-only models")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
+    if model.get_output_embeddings() is None or "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise TypeError(f"{name} gives no next-token logits; load it with load_pair or as a ...ForCausalLM")
     attention = model.config._attn_implementation
     if attention not in ("eager", "sdpa"):
         raise TypeError(f"{name} runs {attention} attention; load it with attn_implementation='sdpa' or 'eager'")

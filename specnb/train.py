@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specnb import corpus
+from specnb.checkpoints import write_checksums
 
 END = "<|endoftext|>"
 VOCABULARY = 4096
@@ -165,7 +166,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Pa
 
 
 def main() -> None:
-    """Trains tokenizer, target and draft, and writes them with a note of the budget."""
+    """Trains tokenizer, target and draft, and writes them with a note of the budget and their checksums."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--out", type=Path, default=corpus.DATA / "pair")
@@ -195,6 +196,7 @@ def main() -> None:
             "budget": asdict(budget),
         }
         (folder / "training.json").write_text(json.dumps(note, indent=1) + "\n")
+        write_checksums(folder)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,141 @@
+"""The folder that a model is loaded from, and what must hold of its files before and after they are read.
+
+Weights are read from safetensors only: the other formats are pickles, which run whatever they like when they are
+opened. This module knows nothing of transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+CHECKSUMS = "SHA256SUMS"
+"""The file of a folder's checksums, in the format of `sha256sum`: `sha256sum -c SHA256SUMS` checks them too."""
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+HUB_NOT = ["*/*", "consolidated*"]  # other formats of the same weights
+SHARD = re.compile(r"[^/\\]+\.safetensors")
+SHOWN = 5  # names of tensors in a message
+
+
+def folder_of(name: str | Path) -> Path:
+    """The folder of the model `name`: that folder, or where the files of that name on the Hugging Face hub were put.
+
+    Raises `FileNotFoundError` where there is neither, and `NotADirectoryError` for a file.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise NotADirectoryError(f"{name} is a file; give the folder that holds config.json and the weights")
+    wanted = "give a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub"
+    if isinstance(name, Path):
+        raise FileNotFoundError(f"there is no folder {name}; {wanted} as a str")
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_NOT))
+    except HFValidationError as error:
+        raise FileNotFoundError(f"there is no folder {name}, and the hub has no such names; {wanted}") from error
+    except OSError as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileNotFoundError(
+            f"there is no folder {name}, and no model of that name came from the hub ({reason}); {wanted}"
+        ) from error
+
+
+def require_safetensors(folder: Path) -> None:
+    """Raises `OSError` unless `folder` has a configuration and nothing but safetensors would be read from it."""
+    config = folder / "config.json"
+    if not config.is_file():
+        raise FileNotFoundError(f"{folder} has no config.json; give the folder that a model was saved to")
+    if (folder / "adapter_config.json").is_file():
+        raise OSError(f"{folder} holds an adapter (adapter_config.json); merge it into its model and save that")
+    chosen = _read_json(config).get("transformers_weights")
+    if chosen is not None and not re.fullmatch(SHARD.pattern + r"(\.index\.json)?", str(chosen)):
+        raise OSError(f"{config} names the weights {chosen!r}; only safetensors are loaded")
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    if not indices and not any(folder.glob("*.safetensors")):
+        raise FileNotFoundError(
+            f"{folder} has no model.safetensors; only safetensors are loaded: save the model with save_pretrained"
+        )
+    for index in indices:
+        _require_shards(index)
+
+
+def _require_shards(index: Path) -> None:
+    shards = _read_json(index).get("weight_map")
+    if not isinstance(shards, dict):
+        raise OSError(f"{index} has no weight_map; save the model again with save_pretrained")
+    for shard in sorted(set(map(str, shards.values()))):
+        if not SHARD.fullmatch(shard):
+            raise OSError(f"{index} names {shard!r}; only safetensors files beside it are loaded: convert the weights")
+        if not (index.parent / shard).is_file():
+            raise FileNotFoundError(f"{index} names {shard}, which is not there; copy it into {index.parent}")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise OSError(f"{file} is not JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise OSError(f"{file} must hold a JSON object and holds a {type(read).__name__}")
+    return read
+
+
+def require_complete(folder: Path, info: Mapping[str, Iterable[Any]]) -> None:
+    """Raises `ValueError` unless the file's tensors are those of the model, by the loading `info` of transformers.
+
+    Tensors that the model shares with others, such as a tied output layer, may be left out of the file.
+    """
+    sizes = [
+        f"{name} ({list(saved)} in the file, {list(wanted)} in the model)"
+        for name, saved, wanted in sorted(info["mismatched_keys"])
+    ]
+    found = {
+        "missing in the file": sorted(info["missing_keys"]),
+        "unknown to the model": sorted(info["unexpected_keys"]),
+        "of another size": sizes,
+    }
+    wrong = [f"{len(names)} {what}: {_some(names)}" for what, names in found.items() if names]
+    if wrong:
+        raise ValueError(
+            f"the weights in {folder} are not those of the model that its config.json describes: {'; '.join(wrong)}. "
+            "Get both from the same source, or save the model again with save_pretrained"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+
+
+def write_checksums(folder: Path) -> None:
+    """Writes the SHA-256 of every file in `folder` to its `CHECKSUMS`, by name."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != CHECKSUMS)
+    lines = [f"{_sha256(file)}  {file.name}\n" for file in files]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def require_checksums(folder: Path) -> None:
+    """Raises `OSError` unless every file that the `CHECKSUMS` of `folder` names is there as it was."""
+    again = "restore it, with git checkout say, or train the pair anew (make models)"
+    listed = folder / CHECKSUMS
+    if not listed.is_file():
+        raise FileNotFoundError(f"{listed} is missing; {again}")
+    for line in listed.read_text(encoding="utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        file = folder / name
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing; {again}")
+        if _sha256(file) != digest:
+            raise OSError(f"{file} is not the one that was committed (its SHA-256 differs from {CHECKSUMS}); {again}")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
