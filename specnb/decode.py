@@ -7,9 +7,10 @@ the target, in the same loop, and the baseline of every comparison.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 from typing import Any
 
 import torch
@@ -24,12 +25,16 @@ from specnb.record import Laps, StepRecord, gathered
 from specnb.request import (
     Tokens,
     listed,
+    listed_prompts,
+    listed_rows,
     require_compile,
     require_models,
     require_refill,
     require_room,
+    require_sampling,
     require_tokens,
     require_whole,
+    useful_gamma,
 )
 from specnb.seats import News, Seats, require_healthy
 from specnb.step import Batch
@@ -49,7 +54,7 @@ class Generation:
 @torch.inference_mode()
 def generate(
     target: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Iterable[Iterable[int]],
     draft: PreTrainedModel | Drafter | None = None,
     *,
     gamma: int = 4,
@@ -58,7 +63,7 @@ def generate(
     rule: Rule = token_verification,
     eos: Tokens = None,
     seed: int = 0,
-    rows: Sequence[int] | None = None,
+    rows: Iterable[int] | None = None,
     batch_size: int | None = None,
     timed: bool = False,
     compile: bool | str = False,
@@ -69,7 +74,9 @@ def generate(
     `draft` is a model, which is then sampled as `sampling` says, or any `Drafter`; without one, or with
     `gamma` = 0, the target decodes alone. With the default `rule` the text has the target's law whatever
     the draft is (Algorithm 1). `rows` numbers the prompts (0, 1, ...): a row's tokens depend on `seed`,
-    its number, its prompt and the settings, and not on the batch. `timed` records the seconds of each
+    its number, its prompt and the settings, and not on the batch. `seed` and `rows` are any whole numbers from 0.
+    A step emits at most the tokens that are left, so a `gamma` above both `max_new_tokens` - 1 and
+    32 (`request.LARGEST_SPARE_GAMMA`) is taken as the larger of these two. `timed` records the seconds of each
     part of a step, and makes the host wait for the device to do so. A progress bar shows after 3 seconds.
 
     `batch_size` is how many prompts are under way at a time (all of them if None): where one's text ends, the
@@ -82,24 +89,28 @@ def generate(
     replayed; "graph" captures it without compiling, and gives the tokens of the plain step to the last bit.
 
     Raises `ValueError` or `TypeError`, before anything is run, for: no prompts, an empty prompt, tokens
-    outside the vocabulary, numbers that are not whole, a negative `gamma`, `seed` or row, `max_new_tokens`
-    or `batch_size` < 1, a context longer than a model's limit, different vocabularies or devices, a model, cache
-    or drafter that the loop cannot run, a graph without CUDA; `MemoryError`, naming a batch size that would fit,
-    where the device has not enough memory (`specnb.memory`); `RuntimeError` for `compile` without a compiler;
-    and `FloatingPointError` as soon as a model is seen to produce NaN.
+    outside the vocabulary, numbers that are not whole (truth values among them), a negative `gamma`, `seed` or row,
+    `max_new_tokens` or `batch_size` < 1, no `Sampling`, a context longer than a model's limit, different vocabularies
+    or devices, a model, cache or drafter that the loop cannot run, a way to compile that there is not, a graph without
+    CUDA; `MemoryError`, naming a batch size that would fit, where the device has not enough memory
+    (`specnb.memory`); `RuntimeError` for `compile` without a compiler; and as soon as it is seen,
+    `FloatingPointError` for a model that produces NaN, and `ValueError` for a drafter whose proposal is not what
+    `Drafter.propose` asks for.
     """
-    drafter = ModelDraft(draft, sampling) if isinstance(draft, PreTrainedModel) else draft
-    numbers = list(range(len(prompts))) if rows is None else list(rows)
+    require_sampling(sampling, rule)
+    prompts, ends = listed_prompts(prompts), listed(eos)
+    numbers = list(range(len(prompts))) if rows is None else listed_rows(rows)
     batch_size = max(1, len(prompts)) if batch_size is None else batch_size
     require_whole(gamma=(gamma, 0), max_new_tokens=(max_new_tokens, 1), seed=(seed, 0), batch_size=(batch_size, 1))
+    gamma, max_new_tokens, seed, batch_size = map(index, (gamma, max_new_tokens, seed, batch_size))
+    drafter = ModelDraft(draft, sampling) if isinstance(draft, PreTrainedModel) else draft
     require_models(target, drafter)
-    require_tokens(prompts, numbers, eos, target.config.vocab_size)
+    require_tokens(prompts, numbers, ends, target.config.vocab_size)
     require_room(target, drafter, max(map(len, prompts)), max_new_tokens)
     require_refill(drafter, len(prompts), batch_size)
     require_compile(compile, target.device)
-    ends = listed(eos)
-    rows_at_once, longest = min(int(batch_size), len(prompts)), max(map(len, prompts))
-    gamma = int(gamma) if drafter is not None else 0
+    rows_at_once, longest = min(batch_size, len(prompts)), max(map(len, prompts))
+    gamma = useful_gamma(gamma, max_new_tokens) if drafter is not None else 0
     slots = slots_for(longest, max_new_tokens, gamma, compile)
     model = drafter.model if isinstance(drafter, ModelDraft) else None
     sizes = {"rows": rows_at_once, "prompt": longest, "new_tokens": slots - longest - gamma - 1, "gamma": gamma}

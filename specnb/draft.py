@@ -37,7 +37,11 @@ class Drafter(Protocol):
         `rows` `(n,)` are new, and the others go on: that is asked only where texts follow each other in a row."""
 
     def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
-        """One draft for each of the `uniforms` `(batch, gamma)`, which are all the randomness there is."""
+        """One draft for each of the `uniforms` `(batch, gamma)`, which are all the randomness there is.
+
+        Drafts are int64, each in the vocabulary or -1. Their q is float32 or float64, 0 or more everywhere, and sums
+        to 1 for each draft, to 0 where it is -1. The loop raises `TypeError` or `ValueError` for anything else.
+        """
 
 
 class ModelDraft:

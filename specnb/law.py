@@ -6,10 +6,15 @@ device. Nothing here knows of models, drafts or loops.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
+
+FLOAT32 = torch.finfo(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,8 @@ class Sampling:
     (tokens tied with the k-th stay), then `top_p` (the smallest set of most probable tokens whose
     mass reaches it; among equals the lower index comes first). The order is that of transformers.
 
-    Raises `ValueError` for temperature < 0, top_k < 1 and top_p outside (0, 1].
+    Raises `ValueError` for a temperature that is negative or that float32 cannot hold (between 0 and about 1e-38, or
+    above about 3e38), top_k < 1, top_p outside (0, 1], and anything that is no number.
     """
 
     temperature: float = 1.0
@@ -28,12 +34,25 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (argmax) or positive and finite")
-        if self.top_k is not None and not (hasattr(self.top_k, "__index__") and self.top_k >= 1):
-            raise ValueError(f"top_k is {self.top_k}; it must be a whole number from 1, or None for no limit")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1], where 1 keeps every token")
+        heat = _number(self.temperature)
+        if not (heat == 0 or FLOAT32.tiny <= heat <= FLOAT32.max):
+            allowed = f"0 (argmax) or positive and finite, from {FLOAT32.tiny:.2g} to {FLOAT32.max:.2g}"
+            raise ValueError(f"temperature is {self.temperature!r}; it must be {allowed}")
+        most: Any = self.top_k
+        if most is not None and (isinstance(most, bool) or not isinstance(most, Integral) or int(most) < 1):
+            raise ValueError(f"top_k is {self.top_k!r}; it must be a whole number from 1, or None for no limit")
+        if not 0 < _number(self.top_p) <= 1:
+            raise ValueError(f"top_p is {self.top_p!r}; it must lie in (0, 1], where 1 keeps every token")
+
+
+def _number(value: Any) -> float:
+    """A real number as a float; NaN where it is too large for one, and for anything else, truth values too."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def standardise(logits: Tensor, sampling: Sampling = Sampling(), check: bool = True) -> Tensor:

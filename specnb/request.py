@@ -7,31 +7,55 @@ allowed and what to do.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from typing import Any
+import operator
+from collections.abc import Iterable, Mapping, Set
+from typing import Any, cast
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.draft import Drafter, ModelDraft
+from specnb.law import Sampling
 from specnb.models import context_limit, require_same_vocabulary, require_supported
 
-Tokens = int | Sequence[int] | None
+Tokens = int | Iterable[int] | None
+
+LARGEST_SPARE_GAMMA = 32
+"""A gamma up to this stays as it is even where fewer tokens are asked for, so that short runs show whole steps."""
+SHOWN = 200  # characters of a value in a message
 
 
 def require_whole(**numbers: tuple[Any, int]) -> None:
     """Each of `numbers`, a value and the least one allowed, must be a whole number from there on."""
     for name, (value, least) in numbers.items():
-        if not _whole(value) or value < least:
-            raise ValueError(f"{name} is {value}; it must be a whole number from {least}")
+        whole = _whole(value)
+        if whole is None or whole < least:
+            raise ValueError(f"{name} is {_shown(value)}; it must be a whole number from {least}")
+
+
+def require_sampling(sampling: Any, rule: Any) -> None:
+    """A `Sampling`, and an acceptance rule that can be called."""
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"sampling is {_shown(sampling)}; it must be a specnb.law.Sampling, such as Sampling()")
+    if not callable(rule):
+        raise TypeError(f"rule is {_shown(rule)}; it must be an acceptance rule of specnb.verify, or such a function")
+
+
+def useful_gamma(gamma: int, max_new_tokens: int) -> int:
+    """`gamma`, or the largest one that is worth drafting where that is less."""
+    return min(gamma, max(max_new_tokens - 1, LARGEST_SPARE_GAMMA))
 
 
 def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
     """Models that the loop can run, on one device and with one vocabulary."""
     require_supported(target)
+    if target.device.type == "meta":
+        raise ValueError("the target is on the device meta, where it has no weights; load it on another")
     if drafter is None:
         return
-    if not isinstance(drafter, Drafter):
+    if not isinstance(drafter, Drafter) or isinstance(drafter, type):
         raise TypeError(f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None")
     require_same_vocabulary(target, drafter.vocab)
     if isinstance(drafter, ModelDraft) and drafter.model.device != target.device:
@@ -50,37 +74,30 @@ def require_refill(drafter: Drafter | None, prompts: int, batch_size: int) -> No
 
 def require_compile(compile: Any, device: torch.device) -> None:
     """A way to compile that there is on `device`."""
-    if compile not in (False, True, "graph"):
-        raise ValueError(f'compile is {compile!r}; it must be False, True or "graph"')
+    if not isinstance(compile, bool) and not (isinstance(compile, str) and compile == "graph"):
+        raise ValueError(f'compile is {_shown(compile)}; it must be False, True or "graph"')
     if compile == "graph" and device.type != "cuda":
         raise ValueError(f"a graph needs a CUDA device, and the target is on {device}; try compile=True")
 
 
-def require_tokens(prompts: Sequence[Sequence[int]], numbers: list[int], eos: Tokens, vocab: int) -> None:
+def require_tokens(prompts: Any, numbers: Any, eos: Any, vocab: int) -> None:
     """At least one prompt, none empty, all tokens in the vocabulary, and a number for each prompt."""
+    prompts, numbers = listed_prompts(prompts), listed_rows(numbers)
     if len(prompts) == 0:
         raise ValueError("there are no prompts; give at least one list of tokens")
     if len(numbers) != len(prompts):
         raise ValueError(f"there are {len(prompts)} prompts and {len(numbers)} rows; each prompt has one number")
-    if not all(_whole(number) and number >= 0 for number in numbers):
-        raise ValueError(f"rows are {numbers}; they must be whole numbers from 0")
     for number, prompt in enumerate(prompts):
-        if not isinstance(prompt, Iterable) or not all(map(_whole, prompt)):
-            raise TypeError(f"prompt {number} is {prompt!r}; each prompt is a list of tokens, which are whole numbers")
         if len(prompt) == 0:
             raise ValueError(f"prompt {number} is empty; begin with at least one token, the begin-of-text one say")
         _require_in_vocabulary(f"prompt {number}", prompt, vocab)
     _require_in_vocabulary("eos", listed(eos), vocab)
 
 
-def _whole(value: Any) -> bool:
-    return hasattr(value, "__index__")  # also of numpy and torch; isinstance with SupportsIndex is slow
-
-
-def _require_in_vocabulary(name: str, tokens: Sequence[int], vocab: int) -> None:
+def _require_in_vocabulary(name: str, tokens: list[int], vocab: int) -> None:
     outside = [token for token in tokens if not 0 <= token < vocab]
     if outside:
-        raise ValueError(f"{name} has the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}")
+        raise ValueError(f"{name} has the token {_shown(outside[0])}; the vocabulary has the tokens 0 to {vocab - 1}")
 
 
 def require_room(target: PreTrainedModel, drafter: Drafter | None, longest: int, max_new_tokens: int) -> None:
@@ -88,12 +105,84 @@ def require_room(target: PreTrainedModel, drafter: Drafter | None, longest: int,
     for model in [target, *([drafter.model] if isinstance(drafter, ModelDraft) else [])]:
         limit = context_limit(model)
         if limit is not None and longest + max_new_tokens > limit:
+            asked = f"a prompt of {longest} and {_shown(max_new_tokens)} new tokens need"
             raise ValueError(
-                f"a prompt of {longest} and {max_new_tokens} new tokens need {longest + max_new_tokens} positions, "
-                f"and {type(model).__name__} has {limit}; shorten the prompt or ask for fewer tokens"
+                f"{asked} {_shown(longest + max_new_tokens)} positions, and {type(model).__name__} has {limit}; "
+                "shorten the prompt or ask for fewer tokens"
             )
 
 
-def listed(eos: Tokens) -> list[int]:
-    """No token, one, or several, as a list."""
-    return [eos] if isinstance(eos, int) else list(() if eos is None else eos)
+def listed_prompts(prompts: Any) -> list[list[int]]:
+    """`prompts` as lists of tokens; they may be arrays, tensors or generators. Raises `TypeError` for anything else."""
+    each = _items(prompts)
+    if each is None:
+        raise TypeError(f"prompts is {_shown(prompts)}; it must be a list of prompts, each a list of tokens")
+    return [_prompt(number, prompt) for number, prompt in enumerate(each)]
+
+
+def _prompt(number: int, prompt: Any) -> list[int]:
+    items = _items(prompt)
+    tokens = None if items is None else _whole_numbers(items)
+    if tokens is None:
+        given = _shown(prompt if items is None else items)
+        raise TypeError(f"prompt {number} is {given}; each prompt is a list of tokens, which are whole numbers")
+    return tokens
+
+
+def listed_rows(rows: Any) -> list[int]:
+    """The numbers of the prompts as a list. Raises `ValueError` for others than whole ones from 0."""
+    items = _items(rows)
+    numbers = None if items is None else _whole_numbers(items)
+    if numbers is None or any(number < 0 for number in numbers):
+        raise ValueError(f"rows are {_shown(rows if items is None else items)}; they must be whole numbers from 0")
+    return numbers
+
+
+def listed(eos: Any) -> list[int]:
+    """No token, one, or several, as a list. Raises `TypeError` for anything else."""
+    if eos is None:
+        return []
+    one = _whole(eos)
+    if one is not None:
+        return [one]
+    items = list(eos) if isinstance(eos, Set) else _items(eos)
+    tokens = None if items is None else _whole_numbers(items)
+    if tokens is None:
+        given = _shown(eos if items is None else items)
+        raise TypeError(f"eos is {given}; it must be a token, which is a whole number, a list of tokens, or None")
+    return tokens
+
+
+def _items(values: Any) -> list[Any] | None:
+    """What `values` holds, in its order; None where it holds nothing, or in no order."""
+    if hasattr(values, "tolist"):  # arrays and tensors: their own way is a thousand times faster
+        values = values.tolist()
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, bytearray, Set, Mapping)):
+        return None
+    return list(values)
+
+
+def _whole_numbers(values: list[Any]) -> list[int] | None:
+    numbers = [_whole(value) for value in values]
+    return None if None in numbers else cast(list[int], numbers)
+
+
+def _whole(value: Any) -> int | None:
+    """The whole number that `value` is, of Python, numpy or torch, or None. A truth value is no number."""
+    if type(value) is int:
+        return value
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _shown(value: Any) -> str:
+    """How `value` looks, or its beginning where it is long."""
+    try:
+        shown = repr(value)
+    except ValueError:  # Python prints no integer of more than some thousand digits
+        return f"a {type(value).__name__} too long to show"
+    return shown if len(shown) <= SHOWN else shown[:SHOWN] + "..."

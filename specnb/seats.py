@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specnb.randomness import uniforms
 from specnb.record import Told
-from specnb.step import IDLE, Batch
+from specnb.step import IDLE, IMPROPER, NAN, Batch
 
 
 class Seats:
@@ -85,8 +85,13 @@ class News:
 
 
 def require_healthy(left: Sequence[int]) -> None:
-    """Raises `FloatingPointError` where a row has seen NaN."""
-    if min(left) < IDLE:
+    """Raises `FloatingPointError` where a row has seen NaN, and `ValueError` where a drafter's q is no distribution."""
+    if IMPROPER in left:
+        raise ValueError(
+            "a drafter proposed a token outside the vocabulary, or a q that is no distribution: q must be 0 or more "
+            "everywhere and sum to 1 for each draft, and to 0 where the draft is -1; see Drafter.propose"
+        )
+    if NAN in left:
         raise FloatingPointError(
             "a model produced NaN, or a row without a finite logit: try another dtype, or look at its weights"
         )

@@ -24,6 +24,9 @@ from specnb.record import Told
 from specnb.verify import Outcome, Rule
 
 IDLE = 0  # of `State.room`: nothing more comes
+NAN, IMPROPER = -1, -2  # of `State.left`
+TOLERANCE = 1e-4
+"""How far the sum of a drafter's q may lie from 1; the rounding of a float32 softmax stays below a tenth of it."""
 
 
 class State:
@@ -33,7 +36,8 @@ class State:
     lengths, starts, steps              tokens so far, those of the prompt, steps so far
     room                                tokens still to come: `IDLE` when the row has ended
     sick                                whether a model gave it NaN
-    left                                what the host is told: `room`, and below `IDLE` when sick
+    improper                            whether a drafter gave it a q that is no distribution, or no such token
+    left                                what the host is told: `room`, or `NAN` when sick, or `IMPROPER`
     noise    (rows, steps, 2 gamma + 1) what each step of the row draws with: drafts, tests, the last token
     drawn    (rows, 2 gamma + 1)        of that, what the next step draws with
     record   (rows, steps, 2 gamma + 3) what each did: drafts, accepted, the last token, emitted, and the overlap
@@ -47,7 +51,7 @@ class State:
         self.gamma = gamma
         self.tokens = zeros(slots)
         self.lengths, self.starts, self.room, self.steps, self.left = (zeros() for _ in range(5))
-        self.sick = zeros(dtype=torch.bool)
+        self.sick, self.improper = zeros(dtype=torch.bool), zeros(dtype=torch.bool)
         # One more than the steps of the longest text: a row that has ended goes on pointing behind its last.
         self.noise = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
         self.drawn = zeros(2 * gamma + 1, dtype=torch.float64)
@@ -64,7 +68,8 @@ class State:
         self.tokens[rows, :longest] = padded
         self.lengths[rows] = torch.tensor([len(prompt) for prompt in prompts], device=device)
         self.starts[rows] = self.lengths[rows]
-        self.room[rows], self.steps[rows], self.sick[rows] = max_new_tokens, 0, False
+        self.room[rows], self.steps[rows] = max_new_tokens, 0
+        self.sick[rows], self.improper[rows] = False, False
         every = torch.cat([noise.draft, noise.accept, noise.final[..., None]], dim=-1)
         self.noise[rows, : every.shape[1]] = every.to(device)
         self.look_ahead()
@@ -72,7 +77,7 @@ class State:
     def look_ahead(self) -> None:
         """Lays out what the next step draws with, and what the host is told of this one."""
         self.drawn.copy_(self.noise[self.rows, self.steps])
-        self.left.copy_(self.room.masked_fill(self.sick, IDLE - 1))
+        self.left.copy_(self.room.masked_fill(self.improper, IMPROPER).masked_fill(self.sick, NAN))
 
     def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
         """Puts what a step emits behind each row; returns how many tokens `(rows,)` that was.
@@ -163,14 +168,18 @@ class Batch:
         if self.drafter is None:
             nothing = noise.new_zeros(len(noise), self.state.gamma, self.vocab, dtype=torch.float32)
             return Proposal(self.state.lengths.new_zeros(nothing.shape[:2]), nothing)
-        return self.drafter.propose(self.state.tokens, self.state.lengths, noise)
+        proposal = self.drafter.propose(self.state.tokens, self.state.lengths, noise)
+        require_shapes(proposal, len(noise), self.state.gamma, self.vocab)
+        return proposal
 
     def verify(self, drafts: Tensor) -> Tensor:
         """The target's logits `(rows, gamma + 1, vocab)` at the last token and the drafts."""
-        return verify_logits(self.runner, self.state, drafts)
+        return verify_logits(self.runner, self.state, drafts.clamp_max(self.vocab - 1))
 
     def settle(self, logits: Tensor, drafts: Tensor, q: Tensor) -> None:
         """Decides, emits and remembers."""
+        if self.drafter is not None:
+            drafts = self._checked(drafts, q)
         _, accept, final = self.state.drawn.split([self.state.gamma, self.state.gamma, 1], dim=1)
         p = standardise(logits, self.sampling, check=False)
         proposal = Proposal(drafts, q)
@@ -180,6 +189,17 @@ class Batch:
         self.state.sick |= (p[:, -1, 0] + beta.sum(dim=1)).isnan()
         self.state.remember(proposal, outcome, self.state.append(proposal, outcome), beta)
         self.state.look_ahead()
+
+    def _checked(self, drafts: Tensor, q: Tensor) -> Tensor:
+        """Marks the rows whose proposal is improper; returns the drafts with tokens that a rule can look up.
+
+        Rows that have ended are not looked at. NaN is not improper: it is found by itself.
+        """
+        known = drafts.clamp(-1, self.vocab - 1)
+        proposed = (drafts >= 0).to(q.dtype)
+        wrong = ((q.sum(dim=-1) - proposed).abs() > TOLERANCE) | (q.amin(dim=-1) < 0) | (known != drafts)
+        self.state.improper |= wrong.any(dim=1) & (self.state.room > IDLE)
+        return known
 
     def warm_up(self, progress: bool) -> None:
         """Runs a text of no meaning: that compiles each part, or captures the step."""
@@ -192,6 +212,18 @@ class Batch:
             bar.update()
         self.step()  # where the step is captured as a whole, here, on a text that nobody reads
         self.cold = False
+
+
+def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int) -> None:
+    """Raises `ValueError` or `TypeError` for tensors of other shapes or types than `Proposal` names."""
+    drafts, q = proposal
+    if not (isinstance(drafts, Tensor) and isinstance(q, Tensor)):
+        raise TypeError(f"a drafter proposed {type(drafts).__name__} and {type(q).__name__}; both must be tensors")
+    shapes, wanted = (tuple(drafts.shape), tuple(q.shape)), ((rows, gamma), (rows, gamma, vocab))
+    if shapes != wanted:
+        raise ValueError(f"a drafter proposed drafts and q of the shapes {shapes}; they must be {wanted}")
+    if drafts.dtype != torch.int64 or q.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"a drafter proposed {drafts.dtype} and {q.dtype}; drafts are int64, and q float32 or float64")
 
 
 def verify_logits(runner: Runner, state: State, drafts: Tensor) -> Tensor:
