@@ -70,9 +70,9 @@ def load_model(
 ) -> PreTrainedModel:
     """One model, by its name or folder of Hugging Face. `packed`, and what it raises, as in `load_pair`."""
     folder = folder_of(name)
-    require_safetensors(folder)
     if folder.resolve().parent == PAIR.resolve():
         require_checksums(folder)
+    require_safetensors(folder)
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -1,10 +1,13 @@
 """Models of transformers: what `load_pair` loads and refuses, and what the loop can run."""
 
 import json
+import pickle
 
 import pytest
 import torch
 from engine_law import VOCAB
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
 from tiny import LIMIT, gpt2, llama, neox, qwen2
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -21,8 +24,10 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from specnb import checkpoints, models
+from specnb.checkpoints import CHECKSUMS, require_checksums, write_checksums
 from specnb.decode import generate
-from specnb.models import Runner, context_limit, load_pair, require_same_vocabulary, require_supported
+from specnb.models import Runner, context_limit, load_model, load_pair, require_same_vocabulary, require_supported
 
 WORDS = ("begin", "one", "two", "three")
 SIZES = {
@@ -86,9 +91,172 @@ def test_different_tokenizers_are_refused(tmp_path):
         load_pair(target, draft)
 
 
-def test_a_folder_that_is_not_there_is_an_os_error(folders, tmp_path):
-    with pytest.raises(OSError, match="nothing"):
+def test_a_folder_that_is_not_there_is_named_with_what_to_give(folders, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nothing; give a folder with config.json"):
         load_pair(folders[0], tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match=r"there is no folder a/b/c, and the hub has no such names; give"):
+        load_model("a/b/c")
+    with pytest.raises(NotADirectoryError, match=r"config.json is a file; give the folder"):
+        load_model(folders[0] / "config.json")
+    (folders[0] / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"target has no config.json"):
+        load_model(folders[0])
+
+
+def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch):
+    def unreachable(*_, **__):
+        raise LocalEntryNotFoundError("Name or service not known\nmore")
+
+    monkeypatch.setattr(checkpoints, "snapshot_download", unreachable)
+    with pytest.raises(
+        FileNotFoundError, match=r"no folder missing/folder, .* from the hub \(Name or .* known\); give"
+    ):
+        load_model("missing/folder")
+
+
+def test_a_model_of_the_hub_is_loaded_from_the_folder_that_it_was_put_in(folders, monkeypatch):
+    monkeypatch.setattr(checkpoints, "snapshot_download", lambda name, **_: str(folders[0]))
+    assert load_pair("some/model", folders[1]).target.config.vocab_size == VOCAB
+
+
+# Weights that are not all of the model, or more.
+
+
+def changed(folder, change):
+    """The weights in `folder` after `change` of the dictionary of tensors."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_missing_unknown_and_resized_tensors_are_named(folders):
+    changed(folders[0], lambda weights: weights.pop("model.norm.weight"))
+    with pytest.raises(ValueError, match=r"1 missing in the file: model.norm.weight\. Get"):
+        load_pair(*folders)
+    changed(folders[0], lambda weights: weights.update({"model.norm.weight": torch.ones(9), "more": torch.ones(1)}))
+    with pytest.raises(
+        ValueError, match=r"unknown to the model: more; 1 of another size: model.norm.weight \(\[9\] in"
+    ):
+        load_pair(*folders)
+
+
+@pytest.mark.parametrize(("layers", "wrong"), [(1, "9 unknown to the model"), (3, "9 missing in the file")])
+def test_more_or_fewer_layers_than_in_the_file_are_refused(folders, layers, wrong):
+    config = json.loads((folders[0] / "config.json").read_text())
+    (folders[0] / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    with pytest.raises(ValueError, match=rf"{wrong}: model.layers.{min(layers, 2)}"):
+        load_pair(*folders)
+
+
+def test_a_tied_output_layer_may_be_left_out(tmp_path):
+    config = LlamaConfig(**SIZES, tie_word_embeddings=True)
+    model = LlamaForCausalLM(config).eval()
+    folder = saved(tmp_path, model)
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    assert torch.equal(load_model(folder, packed=False).lm_head.weight, model.model.embed_tokens.weight)
+
+
+def test_a_truncated_file_is_an_os_error(folders):
+    file = folders[0] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(OSError, match=r"weights in .*target cannot be read"):
+        load_model(folders[0])
+
+
+# The shipped pair.
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A pair in the place of the shipped one."""
+    for role in ("target", "draft"):
+        write_checksums(saved(tmp_path / role, llama()))
+    monkeypatch.setattr(models, "PAIR", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_flipped_bit_in_the_shipped_pair_is_noticed(shipped, name):
+    load_pair(shipped / "target", shipped / "draft")
+    content = bytearray((shipped / "draft" / name).read_bytes())
+    content[-2] ^= 1
+    (shipped / "draft" / name).write_bytes(content)
+    with pytest.raises(OSError, match=rf"draft/{name} is not the one that was committed .*; restore it"):
+        load_pair(shipped / "target", shipped / "draft")
+
+
+def test_a_shipped_pair_without_its_checksums_or_a_file_is_refused(shipped):
+    (shipped / "draft" / "tokenizer_config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"tokenizer_config.json is missing; restore"):
+        load_model(shipped / "draft")
+    (shipped / "target" / CHECKSUMS).unlink()
+    with pytest.raises(FileNotFoundError, match=rf"{CHECKSUMS} is missing; restore"):
+        load_model(shipped / "target")
+
+
+def test_the_committed_pair_is_the_one_that_its_checksums_name():
+    for role in ("target", "draft"):
+        listed = (models.PAIR / role / CHECKSUMS).read_text()
+        assert {line.split()[1] for line in listed.splitlines()} >= {
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+        }
+        require_checksums(models.PAIR / role)
+
+
+# Nothing but safetensors.
+
+
+class Trap:
+    """Leaves a trace where it is unpickled."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return open, (str(self.trace), "w")
+
+
+@pytest.mark.parametrize("shard", ["pytorch_model.bin", "model.pt", "../other/model.safetensors", "sub/w.safetensors"])
+def test_an_index_that_names_other_files_is_refused_before_they_are_read(folders, tmp_path, shard):
+    target, draft = folders
+    (target / "model.safetensors").unlink()
+    if "/" not in shard:
+        with (target / shard).open("wb") as file:
+            pickle.dump(Trap(tmp_path / "ran"), file)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(llama().state_dict(), shard)}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(OSError, match=rf"index.json names '{shard}'; only safetensors"):
+        load_pair(target, draft)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_configuration_that_names_other_weights_is_refused(folders):
+    config = json.loads((folders[0] / "config.json").read_text())
+    (folders[0] / "config.json").write_text(json.dumps(config | {"transformers_weights": "adapter_model.bin"}))
+    with pytest.raises(OSError, match=r"names the weights 'adapter_model.bin'; only safetensors"):
+        load_model(folders[0])
+
+
+def test_shards_of_safetensors_are_loaded(tmp_path):
+    model = llama()
+    folder = saved(tmp_path, model)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="1KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert torch.equal(load_model(folder, packed=False).lm_head.weight, model.lm_head.weight)
+    missing = sorted(folder.glob("*.safetensors"))[0]
+    missing.unlink()
+    with pytest.raises(FileNotFoundError, match=rf"names {missing.name}, which is not there"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "[" * 10**5], ids=["cut off", "a list", "deep"])
+def test_a_configuration_that_is_no_object_is_an_os_error(folders, content):
+    (folders[0] / "config.json").write_text(content)
+    with pytest.raises(OSError, match=r"config.json (is not JSON|must hold a JSON object)"):
+        load_model(folders[0])
 
 
 def test_weights_that_are_not_safetensors_are_refused(folders):
@@ -153,6 +321,7 @@ UNSUPPORTED = {
     "MistralForCausalLM cannot be cropped: its layer 0 is a DynamicSlidingWindowLayer": sliding,
     "LlamaForCausalLM runs flash_attention_2": flash,
     "LlamaForCausalLM is in training mode": lambda: llama().train(),
+    "LlamaModel gives no next-token logits": lambda: llama().model,
     "Linear is no model of transformers": lambda: torch.nn.Linear(1, 1),
 }
 

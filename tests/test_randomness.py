@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
+import pytest
 import torch
 from scipy import stats
 from torch import Tensor
@@ -63,3 +64,27 @@ def test_streams_are_uniform_and_uncorrelated() -> None:
         assert stats.kstest(row, "uniform").pvalue > 1e-6
     correlations = np.corrcoef(drawn)[np.triu_indices(len(drawn), 1)]
     assert np.abs(correlations).max() < stats.norm.isf(1e-8) / np.sqrt(n)
+
+
+LARGE = (2**63 - 1, 2**63, 2**63 + 1, 2**63 + 1000, 2**64 - 1, 2**64, 2**64 + 2**32, 2**128, 10**5000)
+
+
+def test_seeds_and_rows_of_any_size_have_streams_of_their_own() -> None:
+    keys = [(seed, row) for seed in (0, 1, *LARGE) for row in (0, 1, *LARGE)]
+    drawn = [stream(*key, purpose).random() for key in keys for purpose in PURPOSES]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_streams_below_two_to_the_63_are_those_of_a_plain_philox() -> None:
+    """What is committed was sampled with them."""
+    rng = np.random.default_rng(0)
+    for seed, row in [(0, 0), (2**63 - 1, 2**63 - 1), *rng.integers(2**63, size=(50, 2)).tolist()]:
+        for number, purpose in enumerate(PURPOSES):
+            plain = np.random.Generator(np.random.Philox(key=[seed, row], counter=[0, 0, 0, number]))
+            assert np.array_equal(stream(seed, row, purpose).random(5), plain.random(5))
+
+
+@pytest.mark.parametrize(("seed", "row"), [(-1, 0), (0, -1)])
+def test_negative_seeds_and_rows_are_refused(seed: int, row: int) -> None:
+    with pytest.raises(ValueError, match=f"seed is {seed} and row {row}; both must be whole numbers from 0"):
+        stream(seed, row, "draft")

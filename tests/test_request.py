@@ -1,0 +1,287 @@
+"""Bad input to `generate`: either it works, or it is refused before any model runs, with a message that says why."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from engine_law import VOCAB
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laws import examples
+from tiny import llama, near_copy
+from transformers import LlamaModel
+
+from specnb.decode import generate
+from specnb.draft import Proposal
+from specnb.law import Sampling
+from specnb.request import LARGEST_SPARE_GAMMA
+from specnb.verify import token_verification
+
+TARGET = llama()
+DRAFT = near_copy(TARGET, 0.1)
+PROMPT = [1, 2, 0]
+ASKED = {"max_new_tokens": 4, "progress": False}
+
+
+# What obviously means something works.
+
+
+def plain(**settings):
+    return generate(TARGET, [PROMPT], DRAFT, **{**ASKED, **settings}).tokens
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        (iter(row) for row in [PROMPT]),
+        iter([tuple(PROMPT)]),
+        np.array([PROMPT], dtype=np.uint8),
+        [torch.tensor(PROMPT, dtype=torch.int32)],
+        [[torch.tensor(1), np.int64(2), 0]],
+    ],
+    ids=["generators", "tuple", "array", "tensor", "scalars"],
+)
+def test_any_ordered_whole_numbers_are_prompts(prompts):
+    assert generate(TARGET, prompts, DRAFT, **ASKED).tokens == plain()
+
+
+@pytest.mark.parametrize("eos", [2, np.int64(2), torch.tensor(2), [2], {2}, (token for token in (2, 2))])
+def test_any_whole_numbers_end_a_sequence(eos):
+    assert plain(eos=eos) == plain(eos=[2])
+
+
+@pytest.mark.parametrize("large", [2**63, 2**64 - 1, 2**64, 10**5000], ids=["2^63", "2^64-1", "2^64", "10^5000"])
+def test_large_seeds_and_rows_give_sequences_of_their_own(large):
+    asked = {"max_new_tokens": 13, "progress": False}
+    near = [generate(TARGET, [PROMPT] * 4, seed=seed, **asked).tokens for seed in (0, large, large + 1)]
+    numbered = [generate(TARGET, [PROMPT] * 4, rows=range(at, at + 4), **asked).tokens for at in (large, large + 4)]
+    assert len({str(tokens) for tokens in near + numbered}) == 5
+
+
+# What means nothing is refused.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"prompts": [[True]]}, r"prompt 0 is \[True\]"),
+        ({"prompts": torch.tensor([[1.0]])}, r"prompt 0 is \[1.0\]"),
+        ({"prompts": torch.tensor([[True]])}, r"prompt 0 is \[True\]"),
+        ({"prompts": 3}, "prompts is 3; it must be a list of prompts"),
+        ({"prompts": [{1, 2}]}, r"prompt 0 is \{1, 2\}"),
+        ({"prompts": [b"\1"]}, "prompt 0 is b"),
+        ({"target": LlamaModel(TARGET.config).eval()}, "LlamaModel gives no next-token logits"),
+        ({"draft": LlamaModel(TARGET.config).eval()}, "LlamaModel gives no next-token logits"),
+        ({"target": llama().to("meta")}, "the target is on the device meta"),
+        ({"sampling": None}, r"sampling is None; it must be a specnb.law.Sampling"),
+        ({"rule": "token"}, "rule is 'token'"),
+        ({"eos": [2.0]}, r"eos is \[2.0\]"),
+        ({"eos": "a"}, "eos is 'a'"),
+        ({"eos": True}, "eos is True"),
+        ({"rows": 0}, "rows are 0; they must be whole numbers from 0"),
+        ({"rows": [True]}, r"rows are \[True\]"),
+        ({"max_new_tokens": True}, "max_new_tokens is True"),
+        ({"gamma": torch.tensor(2.0)}, "gamma is tensor"),
+        ({"seed": np.True_}, "seed is np.True_"),
+        ({"compile": 1}, "compile is 1; it must be False, True"),
+        ({"compile": None}, "compile is None"),
+    ],
+    ids=str,
+)
+def test_what_is_no_such_value_is_refused_by_name(wrong, message):
+    asked = {"target": TARGET, "prompts": [PROMPT], "draft": DRAFT, **ASKED, **wrong}
+    with pytest.raises((TypeError, ValueError), match=message):
+        generate(**asked)
+
+
+@pytest.mark.parametrize(
+    "temperature", [1e-300, 1e-39, 1e300, 10**400, True, "1", None], ids=lambda value: repr(value)[:9]
+)
+def test_a_temperature_that_float32_cannot_hold_is_refused(temperature):
+    with pytest.raises(ValueError, match=r"temperature is .* must be 0 \(argmax\) or positive and finite"):
+        Sampling(temperature)
+
+
+def test_the_least_temperature_gives_the_argmax():
+    least = Sampling(torch.finfo(torch.float32).tiny)
+    assert plain(sampling=least) == plain(sampling=Sampling(0))
+
+
+# gamma beyond what a step can emit.
+
+
+def test_a_gamma_beyond_the_tokens_asked_for_is_capped():
+    capped = generate(TARGET, [PROMPT], DRAFT, gamma=10**30, **ASKED)
+    assert capped.record.gamma == LARGEST_SPARE_GAMMA
+    assert capped.tokens == plain(gamma=LARGEST_SPARE_GAMMA)
+
+
+def test_a_gamma_that_short_runs_may_look_at_stays_as_it_is():
+    assert generate(TARGET, [PROMPT], DRAFT, gamma=LARGEST_SPARE_GAMMA, **ASKED).record.gamma == LARGEST_SPARE_GAMMA
+    assert generate(TARGET, [PROMPT], DRAFT, gamma=7, **ASKED).record.gamma == 7
+
+
+# Drafters that propose what they must not.
+
+
+class Proposing:
+    """Proposes token 1 with a q of its own."""
+
+    vocab = VOCAB
+
+    def __init__(self, change=lambda drafts, q: (drafts, q)):
+        self.change = change
+
+    def start(self, tokens, lengths, rows=None):
+        pass
+
+    def propose(self, tokens, lengths, uniforms):
+        drafts = torch.ones(uniforms.shape, dtype=torch.int64)
+        return Proposal(*self.change(drafts, torch.full((*uniforms.shape, VOCAB), 1 / VOCAB)))
+
+
+def negative(drafts, q):
+    """Sums to 1 all the same."""
+    return drafts, q + torch.tensor([-0.5, 0.5, 0.0, 0.0])
+
+
+IMPROPER = {
+    "sum 2": lambda drafts, q: (drafts, 2 * q),
+    "sum 1.001": lambda drafts, q: (drafts, 1.001 * q),
+    "sum 0": lambda drafts, q: (drafts, 0 * q),
+    "no draft, yet a q": lambda drafts, q: (drafts - 2, q),
+    "negative": negative,
+    "outside the vocabulary": lambda drafts, q: (drafts + VOCAB, q),
+    "below -1": lambda drafts, q: (drafts - 5, 0 * q),
+}
+
+
+@pytest.mark.parametrize("name", IMPROPER)
+def test_a_q_that_is_no_distribution_is_reported(name):
+    with pytest.raises(ValueError, match="a token outside the vocabulary, or a q that is no distribution"):
+        generate(TARGET, [PROMPT, [0]], Proposing(IMPROPER[name]), **ASKED)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda drafts, q: (drafts[:, :1], q), "shapes"),
+        (lambda drafts, q: (drafts, q[..., :1]), "shapes"),
+        (lambda drafts, q: (drafts.float(), q), "int64"),
+        (lambda drafts, q: (drafts, q.bfloat16()), "float32 or float64"),
+        (lambda drafts, q: (drafts.tolist(), q), "both must be tensors"),
+    ],
+    ids=["drafts", "vocabulary", "float drafts", "bfloat16", "lists"],
+)
+def test_a_proposal_of_another_shape_or_type_is_reported(change, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        generate(TARGET, [PROMPT], Proposing(change), **ASKED)
+
+
+def test_the_q_of_rows_that_have_ended_is_not_looked_at():
+    class Careless(Proposing):
+        """Twice a distribution where a sequence has ended."""
+
+        def propose(self, tokens, lengths, uniforms):
+            drafts, q = super().propose(tokens, lengths, uniforms)
+            last = tokens.gather(1, lengths[:, None] - 1)[:, 0]
+            return Proposal(drafts, torch.where((last == 3)[:, None, None], 2 * q, q))
+
+    made = generate(TARGET, [[1]] * 4, Careless(), max_new_tokens=9, progress=False, eos=3)
+    assert len(set(map(len, made.tokens))) > 1
+
+
+# NaN, and rows that are taken over.
+
+
+def broken():
+    model = llama()
+    model.lm_head.weight.data[1] = float("nan")
+    return model
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_nan_of_the_target_is_reported_with_drafts_and_without(gamma):
+    with pytest.raises(FloatingPointError, match="produced NaN"):
+        generate(broken(), [PROMPT], DRAFT, gamma=gamma, **ASKED)
+
+
+def test_prompts_that_take_over_a_row_keep_their_own_numbers():
+    """What a prompt gets depends on its number in `rows`, not on its place among the prompts or in the batch."""
+    rows = [7, 3, 11, 5, 2]
+    asked = {"max_new_tokens": 9, "progress": False, "eos": 3, "gamma": 2}
+    together = generate(TARGET, [PROMPT] * 5, DRAFT, rows=rows, batch_size=2, **asked)
+    alone = [generate(TARGET, [PROMPT], DRAFT, rows=[row], **asked).tokens[0] for row in rows]
+    assert together.tokens == alone
+    assert len(set(map(tuple, alone))) > 2
+
+
+# Anything at all.
+
+scalars = (
+    st.none() | st.booleans() | st.integers(-3, 6) | st.integers() | st.floats() | st.text(max_size=3)
+    | st.binary(max_size=3) | st.complex_numbers() | st.fractions() | st.decimals()
+    | st.sampled_from([2**63, 2**64, -(2**63), 10**4000, np.int64(2), np.float32(1), np.True_, np.datetime64("nat"),
+                       torch.tensor(1), torch.tensor(1.0), torch.tensor(True), torch.tensor([]), object(), int])
+)  # fmt: skip
+arrays = st.lists(st.integers(-1, VOCAB) | st.floats(), max_size=3).flatmap(
+    lambda values: st.sampled_from(
+        [np.array(values), torch.tensor(values), iter(values), np.array(values, dtype=object)]
+    )
+)
+anything = st.recursive(
+    scalars | arrays,
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner) | st.dictionaries(st.integers(), inner),
+    max_leaves=5,
+)  # fmt: skip
+improper = st.sampled_from(list(IMPROPER.values())).map(Proposing)
+good = {
+    "target": st.just(TARGET),
+    "prompts": st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4), min_size=1, max_size=3),
+    "draft": st.none() | st.just(DRAFT),
+    "gamma": st.integers(0, 5) | st.just(10**6),
+    "max_new_tokens": st.integers(1, 6),
+    "sampling": st.just(Sampling()),
+    "rule": st.just(token_verification),
+    "eos": st.none() | st.integers(0, VOCAB - 1),
+    "seed": st.integers(0),
+    "rows": st.none(),
+    "batch_size": st.none() | st.integers(1, 3),
+    "compile": st.just(False),
+}
+bad = dict.fromkeys(good, anything) | {
+    "draft": anything | improper,
+    "sampling": anything | st.builds(lambda *values: values, scalars, scalars, scalars),
+    "compile": anything.filter(lambda value: value is not True),
+}
+
+
+@st.composite
+def calls(draw):
+    wrong = draw(st.sets(st.sampled_from(sorted(good)), max_size=2))
+    return {name: draw(bad[name] if name in wrong else good[name]) for name in good}
+
+
+MANY = int(os.environ.get("SPECNB_EXAMPLES", "40"))
+"""How many calls are tried: `SPECNB_EXAMPLES=2000` for a long run."""
+EXPLAINED = ("must", "need", "no model", "no next-token", "whole numbers", "list", "vocabulary", "prompt", "rows")
+
+
+@settings(examples, max_examples=MANY)
+@given(calls())
+def test_any_call_works_or_says_what_is_wrong(call):
+    message = said_of(call)
+    assert message is None or any(word in message for word in EXPLAINED)
+
+
+def said_of(call):
+    """The message of the error that a call raises, if that is one of those that `generate` announces."""
+    values = call["sampling"]
+    try:
+        sampling = Sampling(*values) if isinstance(values, tuple) and len(values) == 3 else values
+        made = generate(**{**call, "sampling": sampling}, progress=False)
+    except (ValueError, TypeError, FloatingPointError, MemoryError) as error:
+        return str(error)
+    assert all(0 <= token < VOCAB for tokens in made.tokens for token in tokens)
+    return None
