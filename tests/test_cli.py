@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specnb.cli import main, read_tokens
+from specnb.audit.token_file import Sequence, read_tokens
+from specnb.cli import main
 from specnb.decode import generate
 from specnb.models import PAIR, load_pair
 
@@ -108,4 +109,4 @@ def test_files_and_models_that_are_not_there_exit_with_2(
 def test_lines_are_read_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "tokens.jsonl"
     file.write_text('{"prompt": [1], "tokens": [2, 3], "note": "ignored"}\n')
-    assert read_tokens(file) == [{"prompt": [1], "tokens": [2, 3]}]
+    assert read_tokens(file) == [Sequence("tokens.jsonl, line 1", [1], [2, 3])]
