@@ -1,26 +1,36 @@
 """The command `specnb`: `specnb audit TOKENS.jsonl --target FOLDER_OR_NAME` and its options.
 
-Exit status 0: no deviation was found. 1: exactness is rejected. 2: the input is bad, and stderr says how.
+Exit status 0: no deviation was found. 1: exactness is rejected. 2: no verdict, and one line on stderr says why and
+names the file. 130: interrupted before a verdict.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+from transformers.utils import logging
 
-from specnb.audit import audit
+from specnb.audit import Auditor, audit
+from specnb.audit.forced import Text, require_texts
 from specnb.audit.report import Report
+from specnb.audit.token_file import LINE, read_tokens
 from specnb.law import Sampling
-from specnb.models import load_model, load_pair
+from specnb.models import load_model
+from specnb.results import write
 
-LINE = '{"prompt": [ids], "tokens": [ids]}'
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+LONGEST = 600  # characters of a message
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,87 +38,168 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         report = _audited(options)
+        _print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else str(report))
         if options.html is not None:
-            options.html.write_text(report.to_html(), encoding="utf-8")
-    except (ValueError, TypeError, OSError) as error:
-        print(f"specnb: {_words(error)}", file=sys.stderr)
+            _write_page(options.html, report.to_html())
+    except KeyboardInterrupt:
+        print("specnb: interrupted before there was anything to report", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:  # status 1 is a verdict, so nothing unforeseen may end with it
+        print(f"specnb: {_one_line(error)}", file=sys.stderr)
         return 2
-    print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else report)
-    return 1 if report.rejected else 0
+    if report.rejected:
+        return 1
+    return INTERRUPTED if report.interrupted else 0
 
 
-def _words(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
+    """The message of `error` without line breaks; its type, too, where the message alone would not be understood."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    return str(error)
+    words = " ".join(str(error).split())
+    named = words if words and isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {words}"
+    return named if len(named) <= LONGEST else named[: LONGEST - 3] + "..."
 
 
 def _audited(options: argparse.Namespace) -> Report:
-    texts = read_tokens(options.tokens)
+    """The report; what can be checked without a model is checked before one is loaded."""
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
-    for name in (options.target, options.draft):
-        _require_there(name)
-    settings = {"device": options.device, "dtype": DTYPES[options.dtype]}
-    if options.draft is None:
-        target, draft = load_model(options.target, **settings), None
-    else:
-        pair = load_pair(options.target, options.draft, **settings)
-        target, draft = pair.target, pair.draft
-    return audit(
-        target,
-        [text["tokens"] for text in texts],
-        prompts=[text["prompt"] for text in texts],
-        steps=[text["steps"] for text in texts] if "steps" in texts[0] else None,
-        sampling=sampling,
-        draft=draft,
-        eos=options.eos,
-        max_new_tokens=options.max_new_tokens,
-        delta=options.delta,
-        seed=options.seed,
-        stop=options.stop,
-        progress=sys.stderr.isatty(),
-    )
-
-
-def _require_there(name: str | None) -> None:
-    """Raises `ValueError` for what can only be a folder, and is none; a name has one slash at most."""
-    if name is not None and (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
-        raise ValueError(f"there is no folder {name}; give one with a model in it, or a model's name")
-
-
-def read_tokens(file: Path) -> list[dict[str, list[int]]]:
-    """The texts in a file of JSON lines, each with a `prompt` and `tokens`, and all or none with `steps`.
-
-    Raises `ValueError`, with the number of the line, for anything else, and `OSError` for no such file.
-    """
-    texts: list[dict[str, list[int]]] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip():
-            texts.append(_read_line(line, f"{file.name}, line {number}"))
-            if texts[-1].keys() != texts[0].keys():
-                raise ValueError(f"{file.name}, line {number}: give steps in all lines or in none")
-    if not texts:
-        raise ValueError(f"{file.name} is empty; each line is {LINE}")
-    return texts
-
-
-def _read_line(line: str, where: str) -> dict[str, list[int]]:
+    Auditor(options.delta, options.seed, options.eos, options.max_new_tokens)
+    _require_device(options.device)
+    if options.html is not None:
+        _require_writable(options.html, options.tokens)
+    sequences = read_tokens(options.tokens)
+    target = _loaded(options.target, options)
+    draft = None if options.draft is None else _loaded(options.draft, options)
     try:
-        text: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is no JSON ({error}); each line is {LINE}") from None
-    if not isinstance(text, dict):
-        raise ValueError(f"{where} is {line.strip()[:60]}; each line is {LINE}")
-    read = {}
-    for key in ("prompt", "tokens", "steps"):
-        if key not in text and key != "steps":
-            raise ValueError(f"{where} has no {key!r}; each line is {LINE}")
-        if key in text:
-            entries = text[key]
-            if not isinstance(entries, list) or not all(type(entry) is int for entry in entries):
-                raise ValueError(f"{where}: {key!r} is no list of whole numbers; each line is {LINE}")
-            read[key] = entries
-    return read
+        for model in (target, draft):
+            if model is not None:
+                texts = [Text(one.prompt, one.tokens) for one in sequences]
+                require_texts(model, texts, [one.where for one in sequences])
+        return audit(
+            target,
+            [one.tokens for one in sequences],
+            prompts=[one.prompt for one in sequences],
+            steps=None if sequences[0].steps is None else [one.steps or [] for one in sequences],
+            sampling=sampling,
+            draft=draft,
+            eos=options.eos,
+            max_new_tokens=options.max_new_tokens,
+            delta=options.delta,
+            seed=options.seed,
+            stop=options.stop,
+            progress=sys.stderr.isatty(),
+        )
+    except Exception as error:
+        raise ValueError(f"cannot audit {options.tokens} against {options.target}: {_one_line(error)}") from error
+
+
+def _require_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        if device.type == "meta":
+            raise ValueError("it computes nothing")
+    except Exception as error:
+        raise ValueError(f"--device {name} cannot be used ({_one_line(error)}); give cpu, or cuda on a GPU") from None
+
+
+def _require_writable(page: Path, tokens: Path) -> None:
+    """Raises `OSError` or `ValueError` unless `page` can be written; leaves nothing behind and changes no file."""
+    if page.is_fifo():
+        return  # opening it would wait for a reader
+    if page.exists():
+        if tokens.exists() and page.samefile(tokens):
+            raise ValueError(f"--html {page} is the file of tokens; give another one")
+        with page.open("ab"):
+            return
+    if not page.parent.is_dir():
+        raise ValueError(f"--html {page} cannot be written: there is no folder {page.parent}")
+    try:
+        tempfile.TemporaryFile(dir=page.parent).close()
+        page.lstat()
+    except FileNotFoundError:
+        return  # as it should be; an OSError of another kind names the file
+    except OSError as error:
+        raise ValueError(f"--html {page} cannot be written: {error.strerror}") from None
+
+
+def _write_page(page: Path, content: str) -> None:
+    if page.is_file() or not page.exists():
+        write(page, content)  # whole or not at all
+    else:
+        page.write_text(content, encoding="utf-8")  # a device, which must not be replaced
+
+
+def _print(report: str) -> None:
+    try:
+        print(report)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has what it wanted; the verdict is in the status
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise ValueError(f"the report cannot be printed: {error.strerror}") from None
+
+
+def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
+    """The model of that name or folder. Raises `ValueError`, naming it, for one that cannot be loaded."""
+    _require_model(name)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # a failure is reported below, in one line
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            model = load_model(name, options.device, DTYPES[options.dtype])
+    except Exception as error:
+        raise ValueError(f"cannot load the model {name}: {_one_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    for warning in warned:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return model
+
+
+def _require_model(name: str) -> None:
+    """Raises `ValueError` for what can only be a folder and is none, and for files in it that are damaged.
+
+    A name has one slash at most.
+    """
+    folder = Path(name)
+    if not name.strip():
+        raise ValueError("the name of a model is empty; give a folder or a model's name")
+    if folder.is_file():
+        raise ValueError(f"{name} is a file; give the folder that holds config.json and the weights")
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not folder.is_dir():
+        raise ValueError(f"there is no folder {name}; give one with a model in it, or a model's name")
+    if folder.is_dir():
+        _require_files(folder)
+
+
+def _require_files(folder: Path) -> None:
+    """Raises `ValueError` for a configuration or weights that cannot be read, or that cannot fit together."""
+    config, tensors = folder / "config.json", 0
+    if not config.is_file():
+        raise ValueError(f"{folder} has no config.json; give the folder that holds it and the weights")
+    for file in [config, *sorted(folder.glob("*.index.json"))]:
+        _require_json(file)
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as weights:
+                tensors += len(weights.keys())
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"the weights {file} are truncated or damaged ({error}); copy them again") from None
+    layers = json.loads(config.read_text(encoding="utf-8")).get("num_hidden_layers")
+    if isinstance(layers, int) and layers > tensors > 0:  # creating all of them might take forever
+        raise ValueError(f"{config} has {layers} layers, and the weights have {tensors} tensors: one of them is wrong")
+
+
+def _require_json(file: Path) -> None:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ValueError(f"{file} is no JSON ({reason}); copy it again") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds no JSON object; copy it again")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,18 +207,19 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add = commands.add_parser(
         "audit",
-        help="test generated tokens against the target's law",
-        description="Were these tokens drawn from the target's law, under the settings claimed?",
-        epilog="exit status: 0, no deviation was found; 1, exactness is rejected; 2, the input is bad",
+        help="test generated tokens against the target's distribution",
+        description="Were these tokens sampled from the target's distribution, under the settings claimed?",
+        epilog="exit status: 0, no deviation was found; 1, exactness is rejected; 2, no verdict (stderr says why); "
+        "130, interrupted",
     ).add_argument
-    add("tokens", type=Path, metavar="TOKENS.jsonl", help=f"one text a line: {LINE}, and steps if known")
-    add("--target", required=True, metavar="FOLDER_OR_NAME", help="the model whose law the tokens should have")
+    add("tokens", type=Path, metavar="TOKENS.jsonl", help=f"one sequence a line: {LINE}, and steps if known; or .gz")
+    add("--target", required=True, metavar="FOLDER_OR_NAME", help="the model whose distribution the tokens should have")
     add("--draft", metavar="FOLDER_OR_NAME", help="the draft model, which aims the test")
     add("--temperature", type=float, metavar="T", default=1.0, help="temperature claimed (default 1; 0 is argmax)")
     add("--top-k", type=int, metavar="K", help="top-k claimed (default: none)")
     add("--top-p", type=float, metavar="P", default=1.0, help="top-p claimed (default 1: none)")
     add("--eos", type=int, action="append", metavar="ID", help="tokens behind this one are a finding; may be repeated")
-    add("--max-new-tokens", type=int, metavar="N", help="texts of another length without an end are a finding")
+    add("--max-new-tokens", type=int, metavar="N", help="sequences of another length without an end are a finding")
     add("--delta", type=float, metavar="D", default=1e-6, help="rate of false alarms (default 1e-6)")
     add("--seed", type=int, metavar="S", default=0, help="of the test's own uniforms (default 0)")
     add("--stop", action="store_true", help="stop as soon as exactness is rejected")

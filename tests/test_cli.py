@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny import llama
 
-from specnb.cli import main, read_tokens
+from specnb import cli
+from specnb.audit.report import Report
+from specnb.audit.token_file import Sequence, read_tokens
+from specnb.cli import main
 from specnb.decode import generate
 from specnb.models import PAIR, load_pair
 
@@ -73,7 +79,7 @@ def test_the_command_is_installed_and_says_what_it_takes() -> None:
         ('{"prompt": [true], "tokens": [1]}', "'prompt' is no list of whole numbers"),
         ('{"prompt": [1], "tokens": [1]}\n{"prompt": [1], "tokens": [1], "steps": [1]}', "line 2: give steps"),
         ('{"prompt": [1], "tokens": []}', "no tokens to judge"),
-        ('{"prompt": [1], "tokens": [4096]}', "has the token 4096"),
+        ('{"prompt": [1], "tokens": []}\n\n{"prompt": [1], "tokens": [4096]}', "line 3 has the token 4096"),
         ('{"prompt": [], "tokens": [5]}', "no prompt"),
         ('{"prompt": [1], "tokens": [5], "steps": [3]}', "steps add up to 3"),
     ],
@@ -87,7 +93,14 @@ def test_bad_files_exit_with_2(content: str, words: str, tmp_path: Path, capsys:
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("more", [["--temperature", "-1"], ["--top-p", "0"], ["--top-k", "0"], ["--delta", "3"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        *(["--temperature", "-1"], ["--top-p", "0"], ["--top-k", "0"], ["--delta", "3"], ["--max-new-tokens", "0"]),
+        *(["--max-new-tokens", "-2"], ["--eos", "-1"], ["--eos", "4096"], ["--seed", "-1"]),
+        *(["--device", "cuda:99"], ["--device", "nonsense"], ["--device", "meta"]),
+    ],
+)
 def test_bad_settings_exit_with_2(texts: Path, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(texts), "--target", TARGET, *more]) == 2
     assert more[1] in capsys.readouterr().err
@@ -108,4 +121,167 @@ def test_files_and_models_that_are_not_there_exit_with_2(
 def test_lines_are_read_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "tokens.jsonl"
     file.write_text('{"prompt": [1], "tokens": [2, 3], "note": "ignored"}\n')
-    assert read_tokens(file) == [{"prompt": [1], "tokens": [2, 3]}]
+    assert read_tokens(file) == [Sequence("tokens.jsonl, line 1", [1], [2, 3])]
+
+
+# On a tiny model
+
+SHORT = '{"prompt": [1], "tokens": [2, 3, 0]}\n{"prompt": [2, 3], "tokens": []}\n{"prompt": [1], "tokens": [1, 1]}\n'
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A folder with a model of four tokens, and no tokenizer."""
+    llama().save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Path:
+    file = tmp_path / "short.jsonl"
+    file.write_text(SHORT)
+    return file
+
+
+def report_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, object]]:
+    capsys.readouterr()
+    status = main(["audit", *map(str, arguments), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that a command without a verdict writes."""
+    capsys.readouterr()
+    assert main(["audit", *map(str, arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("specnb: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_every_option_reaches_the_audit(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, report = report_of(capsys, short, "--target", tiny)
+    assert (plain, report["tokens"], report["rows"]) == (0, 5, 3)
+    status, ended = report_of(capsys, short, "--target", tiny, "--eos", 2, "--eos", 3)
+    assert (status, ended["certain"]) == (1, {"after-the-end": 2})
+    status, long = report_of(capsys, short, "--target", tiny, "--max-new-tokens", 2)
+    assert (status, long["certain"]) == (1, {"wrong-length": 2})
+    status, stopped = report_of(capsys, short, "--target", tiny, "--max-new-tokens", 2, "--stop")
+    assert (status, stopped["tokens"]) == (1, 3)
+    assert report_of(capsys, short, "--target", tiny, "--seed", 0)[1] == report
+    assert report_of(capsys, short, "--target", tiny, "--seed", 1)[1]["kinds"] != report["kinds"]
+    assert report_of(capsys, short, "--target", tiny, "--delta", 0.25)[1]["delta"] == 0.25
+    assert "draft-leak" in report_of(capsys, short, "--target", tiny, "--draft", tiny)[1]["kinds"]
+
+
+def test_only_empty_sequences_are_a_finding_where_a_length_was_claimed(
+    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short.write_text('{"prompt": [1], "tokens": []}\n')
+    status, report = report_of(capsys, short, "--target", tiny, "--max-new-tokens", 3)
+    assert (status, report["certain"], report["tokens"]) == (1, {"wrong-length": 1}, 0)
+    assert "no tokens to judge" in refused(capsys, short, "--target", tiny)
+
+
+def test_settings_are_checked_before_a_model_is_loaded(
+    short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*arguments: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(cli, "load_model", load)
+    bad = {"--delta": "2", "--max-new-tokens": "0", "--eos": "-1", "--seed": "-1", "--device": "tpu", "--top-p": "2"}
+    for option, value in bad.items():
+        assert value in refused(capsys, short, "--target", "some/name", option, value)
+    for page in (short.parent, short.parent / "none" / "page.html", short, short.parent / ("p" * 300)):
+        assert str(page) in refused(capsys, short, "--target", "some/name", "--html", page)
+    assert sorted(path.name for path in short.parent.iterdir()) == ["short.jsonl"]
+    assert short.read_text() == SHORT
+
+
+def test_a_page_is_replaced_only_by_a_report(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = short.parent / "page.html"
+    page.write_text("old")
+    refused(capsys, short, "--target", tiny, "--html", page, "--eos", "4")
+    assert page.read_text() == "old"
+    assert main(["audit", str(short), "--target", str(tiny), "--html", str(page)]) == 0
+    assert "not rejected" in page.read_text()
+    assert sorted(path.name for path in short.parent.iterdir()) == ["page.html", "short.jsonl", "tiny"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("model.safetensors", lambda old: old[: len(old) // 2], "tiny/model.safetensors are truncated or damaged"),
+        ("model.safetensors", lambda old: b"garbage" * 50, "tiny/model.safetensors are truncated or damaged"),
+        ("config.json", lambda old: b"{", "tiny/config.json is no JSON"),
+        ("config.json", lambda old: b"[" * 100_000, "tiny/config.json is no JSON (nested too deeply)"),
+        ("config.json", lambda old: b"[]", "tiny/config.json holds no JSON object"),
+        ("config.json", lambda old: old.replace(b'layers": 2', b'layers": 999999999'), "999999999 layers"),
+        ("config.json", lambda old: old.replace(b'_attention_heads": 2', b'_attention_heads": 0'), "tiny: "),
+        ("config.json", lambda old: old.replace(b'"hidden_size": 8', b'"hidden_size": 16'), "tiny: "),
+        ("config.json", lambda old: b'{"quantization_config": {"quant_method": "gptq", "bits": 4},' + old[1:], "tiny"),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_be_loaded_are_named(
+    name: str,
+    content: Callable[[bytes], bytes],
+    words: str,
+    tiny: Path,
+    short: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tiny / name
+    file.write_bytes(content(file.read_bytes()))
+    assert words in refused(capsys, short, "--target", tiny)
+
+
+def test_a_target_that_is_a_file_or_empty(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is a file" in refused(capsys, short, "--target", short)
+    assert "is empty" in refused(capsys, short, "--target", "")
+    (tiny / "config.json").unlink()
+    assert "has no config.json" in refused(capsys, short, "--target", tiny)
+
+
+def test_a_broken_tokenizer_does_not_matter(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tiny / "tokenizer.json").write_text("{")
+    assert report_of(capsys, short, "--target", tiny, "--draft", tiny)[0] == 0
+
+
+def test_a_draft_needs_the_same_number_of_tokens(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    llama(vocab=5).save_pretrained(short.parent / "other")
+    assert "same vocabulary" in refused(capsys, short, "--target", tiny, "--draft", short.parent / "other")
+
+
+def test_what_nobody_foresaw_is_no_verdict(
+    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise MemoryError("no room\nfor this")
+
+    monkeypatch.setattr(cli, "audit", fail)
+    assert f"{short} against {tiny}: MemoryError: no room for this" in refused(capsys, short, "--target", tiny)
+
+
+def test_an_interrupt_is_no_verdict_either(
+    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there is a report there is none; a report on a part exits with 1 only if it rejects."""
+    whole = cli.audit
+
+    def part(*arguments: object, **settings: object) -> Report:
+        return replace(whole(*arguments, **settings), interrupted=True)  # type: ignore[arg-type]
+
+    def nothing(*arguments: object, **settings: object) -> None:
+        raise KeyboardInterrupt
+
+    arguments = ["audit", str(short), "--target", str(tiny)]
+    monkeypatch.setattr(cli, "audit", part)
+    assert main(arguments) == 130
+    assert "no deviation was found" in capsys.readouterr().out
+    assert main([*arguments, "--eos", "2"]) == 1
+    capsys.readouterr()
+    monkeypatch.setattr(cli, "audit", nothing)
+    assert main(arguments) == 130
+    assert capsys.readouterr() == ("", "specnb: interrupted before there was anything to report\n")

@@ -14,6 +14,7 @@ Rooms, from the ground up; each imports only from those before it:
     checks, detection  how engines test themselves; how many tokens the audit needs
     wild, alarms       transformers as installed; how often the audit is wrong about an exact sampler
     throughput         what an audit costs
+    token_file         reads generated sequences from JSON lines
 """
 
 from specnb.audit.auditor import Auditor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from specnb.audit.numerics import Numerics, crossing
 from specnb.audit.report import Impossible, Report
 from specnb.audit.witness import Follower
 
-Ends = int | Sequence[int] | None
+Ends = int | Iterable[int] | None
 LISTED = 100
 OFFSETS = (0, 1, 4, 16, 64, 256, 1024)
 
@@ -23,8 +23,10 @@ OFFSETS = (0, 1, 4, 16, 64, 256, 1024)
 class Auditor:
     """Judges row after row; `found_after` is the number of tokens at which exactness was rejected, or None.
 
-    `eos` are tokens after which a text must end, `max_new_tokens` its length without one; both are judged
+    `eos` are tokens after which a sequence must end, `max_new_tokens` its length without one; both are judged
     only where given. `seed` is that of the audit's own uniforms. `numerics` is what the target differs from itself.
+
+    Raises `ValueError` for a delta outside (0, 1), a negative seed or end token, and `max_new_tokens` below 1.
     """
 
     def __init__(
@@ -37,8 +39,12 @@ class Auditor:
     ) -> None:
         if not 0 < delta < 1:
             raise ValueError(f"delta is {delta}; a rate of false alarms lies between 0 and 1")
+        if seed < 0:
+            raise ValueError(f"seed is {seed}; it must be a non-negative integer")
+        if max_new_tokens is not None and max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be a positive integer, or None: not judged")
         self.delta = delta
-        self.ends = {eos} if isinstance(eos, int) else set(eos or ())
+        self.ends = end_tokens(eos)
         self.max_new_tokens = max_new_tokens
         self.numerics = numerics
         self.bets = Bets(seed)
@@ -62,6 +68,8 @@ class Auditor:
         _require_row(row)
         if not row.continues:
             self.rows, self.offset, self.ended = self.rows + 1, 0, False
+            self.bets.begin(row.prompt)
+        end_tokens(self.ends, row.p.shape[1])
         row = self._until_the_end(row)
         if len(row.tokens) == 0:
             return
@@ -92,13 +100,13 @@ class Auditor:
         if ends:
             keep, self.ended = ends[0] + 1, True
         if keep < len(tokens):
-            self._certain("after-the-end", self.tokens + keep, len(tokens) - keep)
+            self._certain("after-the-end", self.tokens + keep + 1, len(tokens) - keep)
         if self.max_new_tokens is not None:
             length = self.offset + keep
             if length > self.max_new_tokens:
-                self._certain("wrong-length", self.tokens + max(self.max_new_tokens - self.offset, 0), 1)
+                self._certain("wrong-length", self.tokens + max(self.max_new_tokens - self.offset, 0) + 1, 1)
             elif length < self.max_new_tokens and not self.ended and not row.more:
-                self._certain("wrong-length", self.tokens + max(keep - 1, 0), 1)
+                self._certain("wrong-length", self.tokens + keep, 1)
         if keep == len(tokens):
             return row
         q, raw = (None if law is None else law[:keep] for law in (row.q, row.raw))
@@ -113,18 +121,19 @@ class Auditor:
                 self.border += [named][: LISTED - len(self.border)]
             else:
                 self.impossible += [named][: LISTED - len(self.impossible)]
-                self._certain("impossible", self.tokens + at, 1)
+                self._certain("impossible", self.tokens + at + 1, 1)
 
     def _at_border(self, margin: Margin) -> bool:
         """Whether the two kinds of target run, which may err in both directions, could disagree on it."""
         numerics = self.numerics
         return numerics is not None and margin.logit <= 2 * numerics.logit and margin.mass <= 2 * numerics.tv
 
-    def _certain(self, kind: str, at: int, count: int) -> None:
+    def _certain(self, kind: str, after: int, count: int) -> None:
+        """Records findings that need no statistics, the first one known after that many tokens."""
         self.certain[kind] = self.certain.get(kind, 0) + count
+        at = max(after - 1, 0)
         self.certain_at = at if self.certain_at is None else min(self.certain_at, at)
-        if self.found_after is None:
-            self.found_after = at + 1
+        self.found_after = after if self.found_after is None else min(self.found_after, after)
 
     def _look(self, log_e: NDArray[np.float64]) -> None:
         if self.found_after is not None:
@@ -150,9 +159,12 @@ class Auditor:
         return float(total(self.logs[-1][-1:])[0] / np.log(10)) if self.logs else 0.0
 
     def report(self, detect: bool = True) -> Report:
-        """What has been found so far; `detect` computes what would have been found, where nothing was."""
+        """What has been found so far; `detect` computes what would have been found, where nothing was.
+
+        Raises `ValueError` where there was no token and nothing was found.
+        """
         if self.evidence is None:
-            raise ValueError("there are no tokens to judge; give at least one text with a token in it")
+            return self._report_without_tokens()
         logs = np.concatenate(self.logs) / np.log(10)
         running = total(logs * np.log(10)) / np.log(10)
         if self.certain_at is not None:
@@ -178,6 +190,15 @@ class Auditor:
             numerics=self.numerics,
         )
 
+    def _report_without_tokens(self) -> Report:
+        if not self.certain:
+            raise ValueError("there are no tokens to judge; give at least one text with a token in it")
+        return Report(
+            delta=self.delta, tokens=0, rows=self.rows, found_after=self.found_after, numerics_only=False,
+            running=np.empty(0), running_kinds={}, tv=self.follower.estimate(), certain=self.certain,
+            numerics=self.numerics,
+        )  # fmt: skip
+
     def _detectable(self) -> dict[str, float]:
         assert self.evidence is not None
         always = {"impossible": 1 - 0.1 ** (1 / self.tokens)}  # one such token in the text is enough
@@ -194,6 +215,19 @@ class Auditor:
         if (place >= 0).any():
             groups["at the place in a step"] = (place, str)
         return {what: _summed(index, gains, name) for what, (index, name) in groups.items()}
+
+
+def end_tokens(eos: Ends, vocab: int | None = None) -> set[int]:
+    """The set of end tokens that `eos` names: one, several or none.
+
+    Raises `ValueError` for one that is negative, or outside a vocabulary of `vocab` tokens.
+    """
+    ends = set(eos) if isinstance(eos, Iterable) else set() if eos is None else {eos}
+    outside = [token for token in sorted(ends) if token < 0 or (vocab is not None and token >= vocab)]
+    if outside:
+        known = "token ids are 0 or more" if vocab is None else f"the vocabulary has the tokens 0 to {vocab - 1}"
+        raise ValueError(f"eos is {outside[0]}; {known}")
+    return ends
 
 
 def _offset_name(group: int) -> str:

@@ -83,15 +83,18 @@ class Bets:
         self.histograms = {kind: pit.Histogram() for kind in ("along-p", "along-q/p", "along-ids")}
         self.longest = 1
         self.text = _Text()
+        self.last: Tensor | None = None  # p before the token placed last, `(1, vocab)`
         self.others: tuple[_Text, _Text] = (_Text(), _Text())
         self.after_prompt: dict[tuple[int, ...], _Text] = {}
 
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Begins a new sequence. What is kept of earlier ones does not grow with the vocabulary."""
+        before, self.text, self.last = self.text, _Text(prompt=list(prompt)), None
+        self.others = (before, self.after_prompt.get(tuple(prompt), _Text()))
+        self.after_prompt[tuple(prompt)] = self.text
+
     def place(self, row: Row) -> Placed:
-        """The bets on `row`, whose tokens and laws have been checked."""
-        if not row.continues:
-            before, self.text = self.text, _Text(prompt=list(row.prompt))
-            self.others = (before, self.after_prompt.get(tuple(row.prompt), _Text()))
-            self.after_prompt[tuple(row.prompt)] = self.text
+        """The bets on `row`, a piece of the sequence begun last, whose tokens and laws have been checked."""
         tokens = torch.as_tensor(row.tokens, device=row.p.device)
         row, drafted, cumulated = _drafted_everywhere(row), None, None
         own = Cumulated(row.p).interval(tokens)
@@ -109,10 +112,11 @@ class Bets:
                 collected.bet(kind, ratio)
         masks, place = self._places(row)
         self.text.grow(row, own, drafted)
+        self.last = row.p[-1:].clone()
         return Placed(collected.kinds, np.stack(collected.ratios, 1), np.stack(collected.excess, 1), masks, place)
 
     def _view(self, row: Row, tokens: Tensor) -> View:
-        first = row.p[:1] if self.text.last is None else self.text.last
+        first = row.p[:1] if self.last is None else self.last
         before = torch.cat([first, row.p[:-1]])
         last = [*self.text.prompt, *self.text.tokens][-1:]
         return view(tokens, row.p, before, row.q, row.raw, previous=last[0] if last else 0)
@@ -199,13 +203,12 @@ class _Collected(NamedTuple):
 
 
 class _Text:
-    """What is remembered of a text: its tokens, where they lay in the cumulated laws, the last p."""
+    """What is remembered of a text: its tokens, where they lay in the cumulated laws."""
 
     def __init__(self, prompt: list[int] | None = None) -> None:
         self.prompt = prompt or []
         self.tokens: list[int] = []
         self.laid: tuple[list[Interval], list[Interval]] = ([], [])
-        self.last: Tensor | None = None
         self.log_weight: Array | float = 0.0
 
     def grow(self, row: Row, own: Interval, drafted: Interval | None) -> None:
@@ -213,7 +216,6 @@ class _Text:
         self.laid[0].append(own)
         if drafted is not None:
             self.laid[1].append(drafted)
-        self.last = row.p[-1:].clone()
 
     def intervals(self, number: int, more: Interval | None = None) -> Interval:
         """Of all tokens so far, under p (0) or q (1), and `more` behind them."""

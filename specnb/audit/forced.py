@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -40,8 +41,23 @@ def vocabulary(source: Source, prompt: Sequence[int]) -> int:
 def forced_rows(
     target: Source, texts: Sequence[Text], sampling: Sampling, draft: Source | None, draft_sampling: Sampling
 ) -> Iterator[Row]:
-    """The rows of all `texts`, in order; long ones in pieces."""
+    """The rows of all `texts`, in order; long ones in pieces. One without tokens needs no forward pass."""
     vocab = vocabulary(target, texts[0].prompt)
+    for some, group in groupby(texts, key=lambda text: bool(text.tokens)):
+        if some:
+            yield from _rows(target, list(group), vocab, sampling, draft, draft_sampling)
+        else:
+            yield from (Row([], torch.empty(0, vocab), prompt=text.prompt) for text in group)
+
+
+def _rows(
+    target: Source,
+    texts: Sequence[Text],
+    vocab: int,
+    sampling: Sampling,
+    draft: Source | None,
+    draft_sampling: Sampling,
+) -> Iterator[Row]:
     for chosen in _together(texts, vocab):
         targets = _logits(target, chosen, vocab)
         if draft is None:
@@ -161,25 +177,26 @@ def _asked(law: LawOf, prefix: tuple[int, ...]) -> Tensor:
     return asked
 
 
-def require_texts(source: Source, texts: Sequence[Text], name: str = "text") -> None:
-    """Raises `ValueError`, naming the text, for one that `source` cannot judge."""
+def require_texts(source: Source, texts: Sequence[Text], names: Sequence[str] | None = None) -> None:
+    """Raises `ValueError` for a text that `source` cannot judge, by its entry in `names` (default: "text 0", ...)."""
     if isinstance(source, PreTrainedModel) and source.training:
         raise ValueError("the model is in training mode, where dropout makes its laws random; call its eval() first")
     vocab = vocabulary(source, texts[0].prompt)
     limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
     for number, text in enumerate(texts):
+        name = f"text {number}" if names is None else names[number]
         if isinstance(source, PreTrainedModel) and not text.prompt:
             raise ValueError(
-                f"{name} {number} has no prompt; a model needs at least one token before, the begin-of-text one say"
+                f"{name} has no prompt; a model needs at least one token before, the begin-of-text one say"
             )
         outside = [token for token in (*text.prompt, *text.tokens) if not 0 <= token < vocab]
         if outside:
             raise ValueError(
-                f"{name} {number} has the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}: "
+                f"{name} has the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}: "
                 "was it written with another tokenizer?"
             )
         if limit is not None and len(text.prompt) + len(text.tokens) - 1 > limit:
             raise ValueError(
-                f"{name} {number} has {len(text.prompt) + len(text.tokens)} tokens with its prompt, and the model has "
+                f"{name} has {len(text.prompt) + len(text.tokens)} tokens with its prompt, and the model has "
                 f"{limit} positions; cut it, or generate shorter ones"
             )

@@ -8,15 +8,16 @@ rejected with probability at most `delta`, however long one looks on (`specnb.au
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.audit.auditor import Auditor, Ends
+from specnb.audit.auditor import Auditor, Ends, end_tokens
 from specnb.audit.bets import Row
-from specnb.audit.forced import Source, Text, forced_rows, require_texts
+from specnb.audit.forced import Source, Text, forced_rows, require_texts, vocabulary
 from specnb.audit.numerics import Numerics, measure_numerics
 from specnb.audit.report import Report
 from specnb.law import Sampling
@@ -39,7 +40,7 @@ def audit_laws(
     """The report on `rows`, whose laws are there already; they may come one at a time from a generator.
 
     `stop` ends it as soon as exactness is rejected. `expected` is the number of tokens for the bar, which
-    shows the evidence. An interrupt from the keyboard ends it too, with the report on what was seen.
+    shows the evidence. An interrupt from the keyboard ends it too, with the report on what was seen, if anything was.
     """
     auditor = Auditor(delta, seed, eos, max_new_tokens, numerics)
     stopped = ""
@@ -52,10 +53,11 @@ def audit_laws(
                 if stop and auditor.found_after is not None:
                     break
         except KeyboardInterrupt:
+            if auditor.tokens == 0:
+                raise
             stopped = f"stopped by hand after {auditor.tokens:,} tokens"
     report = auditor.report(detect)
-    report.notes.extend([stopped] if stopped else [])
-    return report
+    return replace(report, interrupted=True, notes=[stopped]) if stopped else report
 
 
 @torch.inference_mode()
@@ -91,16 +93,18 @@ def audit(
     at which a model's run over a text is compared with runs over one token.
 
     Raises `ValueError` for no texts, tokens outside the vocabulary, contexts beyond the model's limit, and
-    different vocabularies.
+    different vocabularies. Settings are checked before any model runs.
     """
+    Auditor(delta, seed, eos, max_new_tokens)
     given = _texts(texts, prompts, starts, steps)
     require_texts(target, given)
+    end_tokens(eos, vocabulary(target, given[0].prompt))
     if draft is not None:
         if isinstance(target, PreTrainedModel) and isinstance(draft, PreTrainedModel):
             require_same_vocabulary(target, draft.config.vocab_size)
         require_texts(draft, given)
     measured = None
-    if isinstance(target, PreTrainedModel) and numerics > 0:
+    if isinstance(target, PreTrainedModel) and numerics > 0 and any(text.tokens for text in given):
         measured = measure_numerics(target, given, sampling, numerics)
     report = audit_laws(
         forced_rows(target, given, sampling, draft, draft_sampling or sampling),
@@ -153,8 +157,8 @@ def _texts(
     else:
         assert starts is not None
         split = [(text[:start], text[start:]) for text, start in zip(whole, starts, strict=True)]
-    parts = [None] * len(whole) if steps is None else [[int(size) for size in row if size > 0] for row in steps]
-    given = [Text(prompt, text, one) for (prompt, text), one in zip(split, parts, strict=True) if text]
+    parts = [None] * len(whole) if steps is None else [[int(size) for size in row if size != 0] for row in steps]
+    given = [Text(prompt, text, one) for (prompt, text), one in zip(split, parts, strict=True)]
     if not given:
         raise ValueError("there are no tokens to judge; give at least one text with a token in it")
     return given

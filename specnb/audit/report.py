@@ -54,6 +54,7 @@ class Report:
     where          of the leading kind, where its evidence comes from: lists of (what, tokens, decimal log evidence)
     tv             what the best witness sees of the total variation per token; see `specnb.audit.witness`
     detectable     kind -> the total variation per token that would have been found with power 0.9
+    interrupted    whether the keyboard stopped it before the last token
     """
 
     delta: float
@@ -71,6 +72,7 @@ class Report:
     detectable: dict[str, float] = field(default_factory=dict)
     numerics: Numerics | None = None
     notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
 
     @property
     def rejected(self) -> bool:
@@ -85,12 +87,12 @@ class Report:
     @property
     def log10_e(self) -> float:
         """Decimal logarithm of the e-value at the end; infinite after a finding that needs no statistics."""
-        return float(self.running[-1])
+        return math.inf if any(self.certain.values()) else float(self.running[-1])
 
     @property
     def log10_e_peak(self) -> float:
         """The largest it ever was; 10 to minus this is a p-value, whenever one stops."""
-        return float(self.running.max())
+        return math.inf if any(self.certain.values()) else float(self.running.max())
 
     @property
     def kinds(self) -> dict[str, float]:
@@ -193,7 +195,9 @@ class Report:
         )
 
     def _chart(self) -> str:
-        """Decimal log evidence against tokens, with the line at 1/delta."""
+        """Decimal log evidence against tokens, with the line at 1/delta; nothing where there are no tokens."""
+        if self.tokens == 0:
+            return ""
         wide, high, bar = 640, 180, -math.log10(self.delta)
         kept = np.unique(np.linspace(0, self.tokens - 1, 600).astype(int))
         top = max(1.3 * bar, min(self.log10_e_peak, 3 * bar))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from itertools import product
 
@@ -243,3 +244,116 @@ def test_settings_and_texts_must_agree() -> None:
     auditor = judged([Row([0], p, p)])
     with pytest.raises(ValueError, match="give them for all"):
         auditor.add(Row([0], p))
+    auditor = Auditor(eos=2)
+    with pytest.raises(ValueError, match="eos is 2; the vocabulary has the tokens 0 to 1"):
+        auditor.add(Row([0], p))
+    with pytest.raises(ValueError, match="eos is -1"):
+        Auditor(eos=[0, -1])
+    with pytest.raises(ValueError, match="seed is -1"):
+        Auditor(seed=-1)
+    for length in (0, -3):
+        with pytest.raises(ValueError, match=f"max_new_tokens is {length}"):
+            Auditor(max_new_tokens=length)
+
+
+# What one sequence leaves to the next
+
+
+def test_each_sequence_has_an_end_of_its_own() -> None:
+    """That one sequence ended says nothing about the next: two exact ones, each with its end, are not rejected."""
+    p = torch.full((3, 4), 0.25, dtype=torch.float64)
+    report = judged([Row([0, 1, 3], p), Row([1, 3], p[:2]), Row([3], p[:1])], eos=3).report()
+    assert not report.rejected
+    assert report.tokens == 6
+
+
+def test_the_length_is_judged_at_the_end_of_a_sequence() -> None:
+    """A sequence in pieces is short only if its last piece ends early."""
+    p = torch.full((2, 4), 0.25, dtype=torch.float64)
+    first, second = Row([0, 1], p, more=True), Row([2], p[:1], continues=True)
+    assert not judged([first, second, first, second], max_new_tokens=3).report().rejected
+    assert judged([first, second], max_new_tokens=4).report().found_after == 3
+    assert judged([first, second], max_new_tokens=2).report().found_after == 3
+
+
+def test_empty_sequences_are_judged_by_their_length() -> None:
+    p = torch.full((2, 4), 0.25, dtype=torch.float64)
+    empty, whole = Row([], p[:0]), Row([0, 1], p)
+    assert not judged([empty, whole]).report().rejected
+    assert judged([empty, whole]).report().rows == 2
+    report = judged([whole, empty, whole], max_new_tokens=2).report()
+    assert report.certain == {"wrong-length": 1}
+    assert (report.found_after, report.tokens, report.rows) == (2, 4, 3)
+    assert np.isinf(report.running).tolist() == [False, True, True, True]
+
+
+def test_a_finding_without_tokens_is_reported() -> None:
+    p = torch.empty(0, 4)
+    report = judged([Row([], p), Row([], p)], max_new_tokens=2).report()
+    assert report.rejected
+    assert report.kind == "wrong-length"
+    assert report.certain == {"wrong-length": 2}
+    assert (report.found_after, report.tokens, report.rows) == (0, 0, 2)
+    assert report.log10_e == report.log10_e_peak == float("inf")
+    assert "REJECTED" in str(report)
+    assert "rejected" in report.to_html()
+
+
+def test_a_sequence_may_begin_with_an_empty_piece() -> None:
+    """The prompt and the noise of the pieces that follow are then still those of the new sequence."""
+    p, q = tables()
+    row = replace(sample(p, q, 30, 0), steps=None)
+    other = replace(sample(p, q, 30, 1), steps=None)
+    nothing = replace(other, tokens=[], p=other.p[:0], q=other.q[:0], more=True)
+    whole = judged([row, other]).report()
+    pieces = judged([row, nothing, replace(other, continues=True)]).report()
+    assert pieces.running == pytest.approx(whole.running)
+
+
+def test_the_first_of_two_certain_findings_counts() -> None:
+    p = torch.tensor([[0.5, 0.5, 0.0]] * 4, dtype=torch.float64)
+    assert judged([Row([0, 2, 1, 0], p)], max_new_tokens=9).report().found_after == 2
+
+
+def test_a_sampler_one_position_behind_is_named() -> None:
+    """It samples each token from the distribution before the last token, as if the cache lagged by one."""
+    p, _ = tables()
+    generator = np.random.default_rng(0)
+    rows = []
+    for _ in range(10):
+        tokens = [0]
+        for at in range(100):
+            tokens.append(int(generator.choice(len(p), p=p[tokens[max(at - 1, 0)]].numpy())))
+        rows.append(Row(tokens[1:], p[tokens[:-1]], prompt=[0]))
+    report = judged(rows).report()
+    assert report.rejected
+    assert report.kind == "shifted"
+
+
+@pytest.mark.parametrize("lag", [1, 2, 6])
+def test_a_uniform_used_again_some_places_later_is_found(lag: int) -> None:
+    """Each uniform serves two tokens, `lag` places apart."""
+    p, _ = tables()
+    rows = []
+    for number in range(10):
+        fresh = torch.from_numpy(np.random.default_rng([lag, number]).random(200))
+        again = torch.arange(200) // lag % 2 == 1
+        uniforms = fresh.where(~again, fresh.roll(lag))
+        tokens = [0]
+        for u in uniforms:
+            tokens.append(int(draw(p[tokens[-1]], u)))
+        rows.append(Row(tokens[1:], p[tokens[:-1]], prompt=[0]))
+    report = judged(rows).report()
+    assert report.rejected
+    assert report.kind == "noise-of-steps"
+
+
+def test_memory_of_earlier_sequences_does_not_grow_with_the_vocabulary() -> None:
+    """Of each prompt the audit remembers numbers per token, and no distribution."""
+    vocab, p = 50_000, torch.full((2, 50_000), 1 / 50_000)
+    auditor = Auditor()
+    for prompt in range(4):
+        auditor.add(Row([prompt, 1], p, prompt=[prompt]))
+    kept = [vars(text) for text in auditor.bets.after_prompt.values()]
+    assert len(kept) == 4
+    assert len(pickle.dumps(kept)) < vocab

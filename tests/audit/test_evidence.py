@@ -103,3 +103,16 @@ def test_at_a_length_that_shows_nothing_nothing_is_detectable() -> None:
     evidence = Evidence(["a"], 0)
     evidence.add(np.full((3, 1), 1.1), np.zeros((3, 0), dtype=bool))
     assert np.isnan(evidence.detectable(1e-6)["a"])
+
+
+def test_a_kind_among_many_is_detectable_as_one_alone_at_a_smaller_rate() -> None:
+    """The evidence is the average over K kinds, so one of them has to reach K times as much."""
+    generator = np.random.default_rng(3)
+    p, bets = random_ratios(generator, 6)
+    ratios = bets[generator.choice(6, p=p, size=2000)]
+    nowhere = np.zeros((2000, 0), dtype=bool)
+    alone, among = Evidence(["a"], 0), Evidence(["a", "b", "c", "d"], 0)
+    alone.add(ratios[:, :1], nowhere)
+    among.add(ratios, nowhere)
+    assert among.detectable(1e-6)["a"] == pytest.approx(alone.detectable(1e-6 / 4)["a"])
+    assert among.detectable(1e-6)["a"] > alone.detectable(1e-6)["a"]

@@ -50,3 +50,30 @@ def test_the_witness_followed_is_chosen_before_the_token_is_seen() -> None:
 
 def test_nothing_seen_bounds_nothing() -> None:
     assert Follower().estimate()[:3] == (0.0, 0.0, 1.0)
+
+
+def test_the_interval_holds_whenever_one_stops() -> None:
+    """Of fair coins looked at after every toss, at most the stated half ever see 0 outside an interval of level 0.5."""
+    generator, outside = np.random.default_rng(4), 0
+    for _ in range(100):
+        follower, ever = Follower(), False
+        for toss in generator.choice([-0.5, 0.5], size=200):
+            follower.add(np.array([[toss], [-toss]]).T)  # of two witnesses, either may be followed
+            ever = ever or follower.estimate(level=0.5).low > 0
+        outside += ever
+    assert outside <= 36  # at most 25 of 100 are expected on one side; more than 36 have a chance of 0.6%
+
+
+def test_the_interval_has_the_width_of_the_cited_bound() -> None:
+    """Two sides and several rates share 1 - level: the least over rates of (penalty + price) / rate / n."""
+    excess = np.full((100, 1), 0.25)
+    follower = Follower()
+    follower.add(excess)
+    widths = [
+        ((-np.log(1 - rate) - rate) * 100 * 0.25**2 + np.log(2 * 11 / 0.1)) / rate / 100
+        for rate in 0.5 ** np.arange(1, 12)
+    ]
+    found = follower.estimate(level=0.9)
+    assert found.value == pytest.approx(0.25)
+    assert found.high == pytest.approx(0.25 + min(widths))
+    assert found.low == pytest.approx(max(0.25 - min(widths), 0.0))

@@ -1,0 +1,108 @@
+"""Reads generated sequences from a file of JSON lines: `{"prompt": [ids], "tokens": [ids]}`, and `steps` if known."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LINE = '{"prompt": [ids], "tokens": [ids]}'
+GZIP = b"\x1f\x8b"
+UTF8_MARK = b"\xef\xbb\xbf"
+WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16 and UTF-32
+LARGEST = 2**63 - 1  # of a tensor of token ids
+
+
+class Sequence(NamedTuple):
+    """One sequence of a file: where it stands, its prompt, its tokens, and the tokens emitted by each step."""
+
+    where: str
+    prompt: list[int]
+    tokens: list[int]
+    steps: list[int] | None = None
+
+
+def read_tokens(file: Path) -> list[Sequence]:
+    """The sequences in `file`, in order; blank lines are skipped. The file may be compressed by gzip.
+
+    Raises `ValueError`, with the file and the number of the line, for anything else, and `OSError` where the
+    file cannot be read.
+
+    >>> read_tokens(Path("tokens.jsonl"))
+    [Sequence(where='tokens.jsonl, line 1', prompt=[1], tokens=[5, 7], steps=None)]
+    """
+    sequences: list[Sequence] = []
+    # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a line.
+    for number, line in enumerate(_content(file).split(b"\n"), 1):
+        if line.strip():
+            sequences.append(_read_line(line, f"{file.name}, line {number}"))
+            if (sequences[-1].steps is None) != (sequences[0].steps is None):
+                raise ValueError(f"{sequences[-1].where}: give steps in all lines or in none")
+    if not sequences:
+        raise ValueError(f"{file.name} is empty; each line is {LINE}")
+    return sequences
+
+
+def _content(file: Path) -> bytes:
+    content = file.read_bytes()
+    if content.startswith(GZIP):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{file.name} is a damaged gzip file ({error}); compress it again") from None
+    if content.startswith(WIDE_MARKS):
+        raise ValueError(f"{file.name} is UTF-16 or UTF-32; save it as UTF-8")
+    return content.removeprefix(UTF8_MARK)
+
+
+def _read_line(line: bytes, where: str) -> Sequence:
+    entries = _parsed(line, where)
+    if not isinstance(entries, dict):
+        raise ValueError(f"{where} is {_short(line.decode('utf-8').strip())}; each line is {LINE}")
+    prompt, tokens = (_integers(entries, key, where) for key in ("prompt", "tokens"))
+    if "steps" not in entries:
+        return Sequence(where, prompt, tokens)
+    steps = _integers(entries, "steps", where)
+    if sum(steps) != len(tokens):
+        total = _short(str(sum(steps)))
+        raise ValueError(f"{where}: steps add up to {total} for {len(tokens)} tokens; give the tokens of each step")
+    return Sequence(where, prompt, tokens, steps)
+
+
+def _parsed(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is no JSON ({error}); each line is {LINE}") from None
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply; each line is {LINE}") from None
+    except ValueError as error:  # duplicate keys, and integers longer than Python reads
+        raise ValueError(f"{where}: {str(error).split(';')[0]}; each line is {LINE}") from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {_short(repr(next(key for key in keys if keys.count(key) > 1)))} is given twice")
+    return entries
+
+
+def _integers(entries: dict[str, Any], key: str, where: str) -> list[int]:
+    if key not in entries:
+        raise ValueError(f"{where} has no {key!r}; each line is {LINE}")
+    values = entries[key]
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise ValueError(f"{where}: {key!r} is no list of whole numbers; each line is {LINE}")
+    outside = [value for value in values if not 0 <= value <= LARGEST]
+    if outside:
+        raise ValueError(f"{where}: {key!r} has {_short(str(outside[0]))}; numbers there go from 0 to 2^63 - 1")
+    return values
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= 60 else words[:57] + "..."

@@ -1,0 +1,199 @@
+"""A mutation tester: changes one thing in a module, runs its tests, and lists the changes that no test noticed.
+
+    python tests/mutation.py specnb/audit/auditor.py tests/audit/test_auditor.py --sample 40
+
+Prints one line per surviving mutant and the score. Run it from the project's root, with the package on the path.
+Each mutant is tested in a fork of a process that has imported the heavy libraries, so it needs a system with fork.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HEAVY = (
+    "numpy",
+    "torch",
+    "scipy.stats",
+    "transformers",
+    "pandas",
+    "tqdm",
+    "pytest",
+)  # pytest itself must import its plugins
+REWRITTEN = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of plugins that the heavy libraries have imported
+COMPARISONS = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+ARITHMETIC = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+}  # fmt: skip
+Edit = Callable[[Any], None]
+
+
+def edits(node: ast.AST) -> Iterator[tuple[str, Edit]]:
+    """What can be changed at `node`: a description, and a function that changes a copy of it in place."""
+    if isinstance(node, ast.Compare):
+        swapped = [COMPARISONS[type(op)]() for op in node.ops]
+        yield "comparison", lambda copied: setattr(copied, "ops", swapped)
+    elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in ARITHMETIC:
+        operator = ARITHMETIC[type(node.op)]()
+        yield "arithmetic", lambda copied: setattr(copied, "op", operator)
+    elif isinstance(node, ast.BoolOp):
+        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield "and/or", lambda copied: setattr(copied, "op", other)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield "constant", lambda copied: setattr(copied, "value", not copied.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        yield "constant + 1", lambda copied: setattr(copied, "value", copied.value + 1)
+    elif isinstance(node, ast.If | ast.IfExp | ast.While):
+        yield "condition", lambda copied: setattr(copied, "test", ast.UnaryOp(ast.Not(), copied.test))
+    elif isinstance(node, ast.Call):
+        for at, keyword in enumerate(node.keywords):
+            yield f"without {keyword.arg}=", lambda copied, at=at: copied.keywords.pop(at)
+    for name in ("body", "orelse", "finalbody"):
+        for at, statement in enumerate(_statements(node, name)):
+            if _removable(statement):
+                yield (
+                    f"without line {statement.lineno}",
+                    lambda copied, name=name, at=at: _drop(getattr(copied, name), at),
+                )
+
+
+def _statements(node: ast.AST, name: str) -> list[ast.stmt]:
+    found = getattr(node, name, [])
+    return found if isinstance(found, list) and not isinstance(node, ast.Module | ast.ClassDef) else []
+
+
+def _removable(statement: ast.stmt) -> bool:
+    docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    kinds = ast.Expr | ast.Assign | ast.AugAssign | ast.Raise | ast.Continue | ast.Break | ast.Return
+    return isinstance(statement, kinds) and not docstring
+
+
+def _drop(body: list[ast.stmt], at: int) -> None:
+    body[at] = ast.copy_location(ast.Pass(), body[at])
+
+
+def nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes of `tree` but annotations and the words of messages, always in the same order."""
+    yield tree
+    for name, value in ast.iter_fields(tree):
+        if name in ("annotation", "returns") or isinstance(tree, ast.JoinedStr):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from nodes(child)
+
+
+def mutants(source: str) -> list[tuple[str, ast.Module]]:
+    """Every mutant of a module's `source`: a description with the line, and the changed tree."""
+    tree = ast.parse(source)
+    lines, found = source.splitlines(), []
+    for number, node in enumerate(nodes(tree)):
+        for what, edit in edits(node):
+            copied = copy.deepcopy(tree)
+            edit(next(one for at, one in enumerate(nodes(copied)) if at == number))
+            line = int(what.rpartition(" ")[2]) if what.startswith("without line") else getattr(node, "lineno", 1)
+            found.append((f"{line}: {what}: {lines[line - 1].strip()}", ast.fix_missing_locations(copied)))
+    return found
+
+
+class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
+    """Imports the module `name` from a tree in place of its file."""
+
+    def __init__(self, name: str, file: Path, tree: ast.Module) -> None:
+        self.name, self.file, self.tree = name, file, tree
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_file_location(name, self.file, loader=self) if name == self.name else None
+
+    def get_filename(self, fullname: str) -> str:
+        return str(self.file)
+
+    def get_data(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    def get_code(self, fullname: str) -> Any:
+        return compile(self.tree, str(self.file), "exec")
+
+
+def survives(module: Path, tree: ast.Module, tests: list[str], seconds: float) -> bool:
+    """Whether all `tests` pass with `tree` in place of `module`; a run longer than `seconds` counts as a failure."""
+    child = os.fork()
+    if child == 0:
+        _run(module, tree, tests)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status) == 0
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def _run(module: Path, tree: ast.Module, tests: list[str]) -> None:
+    """In the child: runs the tests and ends the process with their status."""
+    import pytest
+
+    status = 1
+    try:
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        sys.meta_path.insert(0, Mutated(".".join(module.with_suffix("").parts), module, tree))
+        status = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *REWRITTEN, *tests]))
+    finally:
+        os._exit(status)
+
+
+def main() -> int:
+    """Runs the tester; returns 1 if a mutant survived."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("module", type=Path, help="the module to change, relative to the project's root")
+    parser.add_argument("tests", nargs="+", help="what pytest shall run")
+    parser.add_argument("--sample", type=int, help="so many mutants, chosen at random (default: all)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lines", help="only mutants of the lines FIRST-LAST")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one mutant")
+    options = parser.parse_args()
+    for name in HEAVY:
+        importlib.import_module(name)
+    source = options.module.read_text(encoding="utf-8")
+    if not survives(options.module, ast.parse(source), options.tests, options.timeout):
+        parser.error("the tests fail, or take too long, on the module as it is")
+    chosen = mutants(source)
+    if options.lines:
+        first, last = map(int, options.lines.split("-"))
+        chosen = [one for one in chosen if first <= int(one[0].split(":")[0]) <= last]
+    if options.sample is not None and options.sample < len(chosen):
+        chosen = random.Random(options.seed).sample(chosen, options.sample)
+    alive = 0
+    for number, (what, tree) in enumerate(chosen, 1):
+        if survives(options.module, tree, options.tests, options.timeout):
+            alive += 1
+            print(f"survived  {options.module}:{what}", flush=True)
+        if sys.stderr.isatty():
+            print(f"\r{number}/{len(chosen)}", end="", file=sys.stderr, flush=True)
+    print(f"{options.module}: {len(chosen) - alive} of {len(chosen)} mutants killed", flush=True)
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

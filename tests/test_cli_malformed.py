@@ -1,0 +1,248 @@
+"""The command on malformed inputs: always a status that is right, one line of explanation, and no stray files.
+
+A few dozen examples run with the tests; the environment variable SPECNB_EXAMPLES asks for another number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny import llama
+
+from specnb.cli import main
+
+EXAMPLES = int(os.environ.get("SPECNB_EXAMPLES", "40"))
+many = settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=EXAMPLES,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+VALID = b'{"prompt": [1], "tokens": [2, 3, 0]}\n{"prompt": [2, 3], "tokens": [1]}\n'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of four tokens, saved."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    llama().save_pretrained(folder)
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def run(arguments: list[str]) -> tuple[int, str, str]:
+    """Status, stdout and stderr of the command; argparse leaves with its status, too."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            status = main(arguments)
+        except SystemExit as left:
+            status = int(str(left.code))
+    return status, out.getvalue(), err.getvalue()
+
+
+def require_sane(folder: Path, arguments: list[str], page: Path | None = None) -> int:
+    """Runs the command in `folder` and checks everything that must hold whatever the input; returns the status."""
+    before = files(folder)
+    status, out, err = run(["audit", *arguments, "--json"])
+    assert "Traceback" not in err
+    after = files(folder)
+    if status == 2:
+        assert out == ""
+        usage = err.startswith("usage: ")
+        assert usage or (err.startswith("specnb: ") and err.count("\n") == 1 and err.endswith("\n")), err
+        assert after == before
+    else:
+        assert status == (1 if json.loads(out)["rejected"] else 0)
+        assert err == ""
+        written = {} if page is None else {str(page.relative_to(folder)): page.read_bytes()}
+        assert after == before | written
+    return status
+
+
+# Files of tokens
+
+HUGE = "an integer of 5,001 digits"
+
+numbers = st.one_of(
+    st.integers(-2, 5), st.integers(), st.floats(), st.booleans(), st.just(HUGE), st.just(2**63), st.none()
+)
+leaves = st.one_of(numbers, st.text(max_size=5))
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner))
+tokens = st.lists(st.integers(0, 3), max_size=6)
+keys = st.sampled_from(["prompt", "tokens", "steps", "note"])
+lines = st.one_of(
+    st.fixed_dictionaries({"prompt": tokens, "tokens": tokens}),
+    st.fixed_dictionaries({"prompt": tokens, "tokens": tokens, "steps": tokens}),
+    st.fixed_dictionaries({"prompt": values, "tokens": values}),
+    st.dictionaries(keys, values),
+    values,
+)
+
+
+def _dumped(value: Any) -> str:
+    """JSON, with an integer in place of HUGE that is longer than Python itself would convert."""
+    return json.dumps(value, ensure_ascii=False).replace(f'"{HUGE}"', "1" + "0" * 5000)
+
+
+texts = st.one_of(
+    st.lists(lines.map(_dumped), max_size=4).map("\n".join),
+    st.text(max_size=40),
+    st.sampled_from(
+        [
+            "[" * 100_000,
+            '{"prompt": ' + "[" * 5000 + "]" * 5000 + ', "tokens": [1]}',
+            '{"prompt": [1], "prompt": [2], "tokens": [1]}',
+            '{"prompt": [1], "tokens": [2], "note": "\u2028 and \x85"}',
+            '{"prompt": [1], "tokens": [NaN]}',
+            '{"prompt": [1], "tokens": [1' + "0" * 5000 + "]}",
+        ]
+    ),
+)
+encoded = st.one_of(
+    texts.map(lambda text: text.encode("utf-8", "surrogatepass")),
+    texts.map(lambda text: text.encode("utf-8-sig", "surrogatepass")),
+    texts.map(lambda text: text.encode("utf-16", "surrogatepass")),
+    texts.map(lambda text: text.encode("utf-16-le", "surrogatepass")),
+    texts.map(lambda text: gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0)),
+    st.binary(max_size=60),
+    st.binary(max_size=60).map(lambda content: b"\x1f\x8b" + content),
+    st.integers(0, len(VALID)).map(lambda at: VALID[:at]),
+    st.integers(0, 60).map(lambda at: gzip.compress(VALID, mtime=0)[:at]),
+)
+
+
+@given(content=encoded)
+@many
+def test_files_of_tokens(content: bytes, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens.jsonl").write_bytes(content)
+    require_sane(tmp_path, [str(tmp_path / "tokens.jsonl"), "--target", str(model)])
+
+
+# Options
+
+numeric = st.sampled_from(
+    ["0", "1", "-1", "3", "4", "0.5", "nan", "inf", "-inf", "1e-300", "1e300", "", "x", str(2**70), "1" + "0" * 5000]
+)
+option = st.one_of(
+    st.tuples(
+        st.sampled_from(
+            ["--temperature", "--top-k", "--top-p", "--eos", "--max-new-tokens", "--delta", "--seed", "--dtype"]
+        ),
+        numeric,
+    ),
+    st.tuples(st.just("--device"), st.sampled_from(["cpu", "cuda", "cuda:99", "meta", "nonsense", "", "xpu", "mps"])),
+    st.tuples(st.just("--html"), st.sampled_from(["page.html", "none/page.html", ".", "tokens.jsonl", "", "p" * 300])),
+    st.tuples(st.just("--draft"), st.sampled_from(["model", "", "tokens.jsonl", ".", "a/b/c", "\x00"])),
+    st.tuples(st.just("--dtype"), st.sampled_from(["float32", "float64", "bfloat16", "float16"])),
+)
+
+
+@given(options=st.lists(option, max_size=4))
+@many
+def test_options(options: list[tuple[str, str]], model: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.unlink(missing_ok=True)
+    (tmp_path / "tokens.jsonl").write_bytes(VALID)
+    arguments = [str(tmp_path / "tokens.jsonl"), "--target", str(model)]
+    for name, value in options:
+        if value and name in ("--html", "--draft"):
+            value = str(model) if value == "model" else str(tmp_path / value)
+        arguments += [f"{name}={value}"]
+    asked = [value for name, value in options if name == "--html"][-1:] == ["page.html"]
+    require_sane(tmp_path, arguments, page if asked else None)
+
+
+# Models
+
+edits = st.sampled_from([None, 0, -1, 1, 3, 2.5, "x", "", [], {}, True, 10**9, 1e308, [1, 2]])
+KEYS = [
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "model_type", "architectures",
+    "hidden_act", "dtype", "tie_word_embeddings", "quantization_config", "eos_token_id", "auto_map",
+]  # fmt: skip
+QUANTISED = {"quant_method": "gptq", "bits": 4}
+
+
+def edited(key: str, value: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {key: value}))
+
+    return edit
+
+
+def truncated(at: int) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:at])
+
+    return edit
+
+
+def flipped(at: int, bit: int) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        weights = folder / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[at % len(content)] ^= 1 << bit
+        weights.write_bytes(content)
+
+    return edit
+
+
+def replaced(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content) and None
+
+
+contents = st.sampled_from([b"", b"{", b"[]", b"null", b"[" * 100_000, b"\xff\xfe{\x00", b'{"weight_map": {}}', b"{}"])
+faults = st.one_of(
+    st.builds(edited, st.sampled_from(KEYS), edits),
+    st.just(edited("quantization_config", QUANTISED)),
+    st.builds(truncated, st.integers(0, 12_000)),
+    st.builds(flipped, st.integers(0, 3000), st.integers(0, 7)),
+    st.builds(
+        replaced,
+        st.sampled_from(
+            [
+                "config.json",
+                "model.safetensors",
+                "model.safetensors.index.json",
+                "generation_config.json",
+                "tokenizer.json",
+                "tokenizer_config.json",
+            ]
+        ),
+        st.one_of(contents, st.binary(max_size=30)),
+    ),
+    st.just(lambda folder: (folder / "config.json").unlink()),
+    st.just(lambda folder: (folder / "model.safetensors").unlink()),
+)
+
+
+@given(fault=faults, as_draft=st.booleans())
+@many
+def test_models(fault: Callable[[Path], None], as_draft: bool, model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.rmtree(broken, ignore_errors=True)
+    shutil.copytree(model, broken)
+    fault(broken)
+    (tmp_path / "tokens.jsonl").write_bytes(VALID)
+    models = ["--target", str(model), "--draft", str(broken)] if as_draft else ["--target", str(broken)]
+    require_sane(tmp_path, [str(tmp_path / "tokens.jsonl"), *models])
