@@ -46,8 +46,10 @@ def load_pair(
 ) -> Pair:
     """The pair that this project trained; or any two names or folders of Hugging Face.
 
-    `packed` lays weights out a second time as a processor reads them (`specnb.fast.pack`): faster, and
-    twice the memory; on other devices and in float64 it does nothing.
+    `packed` keeps some weights in a second layout too, where that was measured to be faster on this machine, at first
+    use in half a second for each model (`specnb.fast.pack`); on other devices and in float64 it does nothing. It
+    changes the last bits of logits: results that are to be the same on every machine need `packed=False`, which
+    is exactly the weights as saved, and float64.
 
     Raises `OSError` where there is no such model or it has no safetensors, and `ValueError` when the
     two have different vocabularies: then their laws are not about the same tokens.
