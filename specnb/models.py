@@ -47,9 +47,10 @@ def load_pair(
     """The pair that this project trained; or any two names or folders of Hugging Face.
 
     `packed` keeps some weights in a second layout too, where that was measured to be faster on this machine, at first
-    use in half a second for each model (`specnb.fast.pack`); on other devices and in float64 it does nothing. It
-    changes the last bits of logits: results that are to be the same on every machine need `packed=False`, which
-    is exactly the weights as saved, and float64.
+    use in half a second for each model (`specnb.fast.pack`); on other devices and in float64 it does nothing. It is
+    the default because no weight is used in a slower layout than as saved, and because the choice is kept: one
+    machine gives the same tokens every time. But in float32 the last bits of logits depend on that choice and on the
+    number of rows. Results that must not need float64, or `packed=False`: exactly the weights as saved.
 
     Raises `OSError` where there is no such model or it has no safetensors, and `ValueError` when the
     two have different vocabularies: then their laws are not about the same tokens.
