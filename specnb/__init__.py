@@ -7,6 +7,7 @@ Rooms, from the ground up; each imports only from those before it:
     checkpoints            the folder that a model is loaded from: its formats, checksums and completeness
     verify, exact, cuts    acceptance rules as pure functions; their enumeration; rows that neighbours cut short
     beam, exact_beam       beam search over a drafted tree, likewise; its enumeration
+    machine, layout        the machine's name; which layout of a weight is faster on it
     cache, fast, models    the rooms that know transformers; the same models sooner
     shapes, dialled        sizes that others published; models of any shape at a chosen acceptance
     draft, ngram, record   drafters; what a generation remembers

@@ -1,9 +1,9 @@
-"""The same numbers sooner: weights laid out once as the processor reads them, and functions compiled.
+"""Faster forward passes with the same weights: linear layers in a packed layout, and compiled functions.
 
-Speculation lives on runs over a few tokens costing hardly more than a run over one. A processor's usual
-matrix product does not keep that promise: with weights as a checkpoint has them, five rows can take three
-times as long as one. oneDNN's packed layout keeps it, and needs no compiler. Compiling takes half a minute
-for a new shape and then leaves out everything between the products.
+Speculative decoding needs forward passes over a few tokens that cost hardly more than one over a single token. With
+weights as a checkpoint has them, five rows can take three times as long as one. With oneDNN's packed layout they
+often do not, and it needs no compiler; where it is slower it is not used (`specnb.layout`). Compiling takes half a
+minute for a new shape and then leaves out everything between the products.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-PACKABLE = (torch.float32, torch.bfloat16)
-ROWS = 8  # the layout is chosen for runs over so many tokens; it serves 1 to hundreds
+from specnb import layout
+
 CAPTURE_AFTER = 3  # runs: the first ones set up libraries and compile, which a graph cannot hold
-SMALLEST = 2**19  # multiplications below which handing a product to oneDNN costs more than it saves
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer with a second copy of its weight in oneDNN's layout, used for all but the smallest products."""
+    """A linear layer with a second copy of its weight in oneDNN's layout, used for as many rows as it is faster for.
+
+    `uses[rows]` says so, its last entry for all larger numbers (`specnb.layout`). The two products round differently:
+    in float32 the last bits of a result depend on how many rows are computed together, as they do in
+    `torch.nn.Linear`. What must not depend on that, or on what was measured, is computed with weights as saved.
+    """
 
     packed: Tensor | None
-    least: int  # elements of an input from which on the packed weight is used
+    uses: tuple[bool, ...]
 
     @classmethod
     def of(cls, layer: nn.Linear) -> PackedLinear:
@@ -44,20 +48,18 @@ class PackedLinear(nn.Linear):
         return made
 
     def _pack(self) -> None:
-        packable = self.weight.device.type == "cpu" and self.weight.dtype in PACKABLE
-        weight = self.weight.detach()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS) if packable else None
-        self.least = SMALLEST // self.out_features
+        choice = layout.choices([self.weight])[0]
+        self.uses = layout.by_rows(choice)
+        self.packed = layout.reordered(self.weight) if any(choice) else None
 
     def forward(self, input: Tensor) -> Tensor:
-        # The first test is the cheapest, and for small layers the last; the compiler measures which product is faster.
-        if input.numel() < self.least and not torch.compiler.is_compiling():
-            return linear(input, self.weight, self.bias)
-        if self.packed is None:
-            return linear(input, self.weight, self.bias)
-        flat = input.reshape(-1, self.in_features)
-        made = torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
-        return made.view(*input.shape[:-1], self.out_features)
+        rows = input.numel() // self.in_features
+        # Compiled code uses whichever product the compiler measures to be faster.
+        if self.uses[min(rows, len(self.uses) - 1)] or torch.compiler.is_compiling():
+            packed = self.packed
+            if packed is not None:
+                return layout.packed_linear(input, packed, self.bias)
+        return linear(input, self.weight, self.bias)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PackedLinear:
         self.packed = None  # another dtype or device has another layout, or none
@@ -74,16 +76,23 @@ class PackedLinear(nn.Linear):
 
 
 def pack(model: PreTrainedModel) -> PreTrainedModel:
-    """`model`, whose linear layers now have their weights packed too where oneDNN is there and the dtype allows.
+    """`model`, whose linear layers also keep their weights in oneDNN's layout where that is faster on this machine.
 
-    Changes the model in place and doubles what its linear layers take of memory. Weights that are changed in
-    place afterwards are not seen: pack again. Without oneDNN, and on other devices, nothing is changed.
+    Which layers, and for how many rows, is measured when a shape is met for the first time and then kept
+    (`specnb.layout.choices`). Changes the model in place; the layers that are packed take twice the memory, the others
+    stay what they are. Weights that are changed in place, moved to another dtype, or used with another number of
+    threads afterwards should be packed again. Without oneDNN, and on other devices, nothing is changed.
     """
-    if torch.backends.mkldnn.is_available():
-        for parent in list(model.modules()):
-            for name, layer in parent.named_children():
-                if isinstance(layer, nn.Linear) and type(layer) in (nn.Linear, PackedLinear):
-                    setattr(parent, name, PackedLinear.of(layer))
+    places = [
+        (parent, name, layer)
+        for parent in list(model.modules())
+        for name, layer in parent.named_children()
+        if isinstance(layer, nn.Linear) and type(layer) in (nn.Linear, PackedLinear)
+    ]
+    found = layout.choices([layer.weight for _, _, layer in places])
+    for (parent, name, layer), choice in zip(places, found, strict=True):
+        if any(choice) or isinstance(layer, PackedLinear):
+            setattr(parent, name, PackedLinear.of(layer))
     return model
 
 

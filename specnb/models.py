@@ -49,8 +49,11 @@ def load_pair(
 ) -> Pair:
     """The pair that this project trained; or any two names or folders of Hugging Face.
 
-    `packed` lays weights out a second time as a processor reads them (`specnb.fast.pack`): faster, and
-    twice the memory; on other devices and in float64 it does nothing.
+    `packed` keeps some weights in a second layout too, where that was measured to be faster on this machine, at first
+    use in half a second for each model (`specnb.fast.pack`); on other devices and in float64 it does nothing. It is
+    the default because no weight is used in a slower layout than as saved, and because the choice is kept: one
+    machine gives the same tokens every time. But in float32 the last bits of logits depend on that choice and on the
+    number of rows. Results that must not need float64, or `packed=False`: exactly the weights as saved.
 
     Raises `OSError` where there is no such model, it has anything but safetensors, or a file of the shipped pair is
     not the one that was committed; and `ValueError` when a file's tensors are not those of the model, or the two have

@@ -78,8 +78,9 @@ def recommend_gamma(
     """The gamma from 1 to `largest` with the best predicted speed-up for one row on this machine; 0 if none helps.
 
     alpha is measured on what the target makes of the prompts, c and v(n) by timing runs, compiled ones with
-    `compile`. None helps where the best prediction is not above 1 by its whole interval. Raises `ValueError`
-    for fewer than 8 prompts or largest < 1, and what `measure_acceptance` and `measure_costs` raise.
+    `compile`: they hold for this pair's weight layout and number of threads, so state the result with
+    `specnb.machine.measured_on`. None helps where the best prediction is not above 1 by its whole interval. Raises
+    `ValueError` for fewer than 8 prompts or largest < 1, and what `measure_acceptance` and `measure_costs` raise.
     """
     if len(prompts) < 8 or largest < 1:
         raise ValueError(f"{len(prompts)} prompts and largest = {largest}; need at least 8 and 1")

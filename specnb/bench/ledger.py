@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 
 from specnb.cost import Costs
 from specnb.estimate import Estimate
+from specnb.machine import machine
 from specnb.models import Pair
 from specnb.results import out, write
 from specnb.theory import step_cost
@@ -20,18 +19,6 @@ from specnb.theory import step_cost
 Row = dict[str, Any]
 Rows = list[Row]
 NEW_TOKENS = 128  # of a text that is timed
-
-
-def machine(device: torch.device = torch.device("cpu")) -> str:
-    """The device's own name; of a processor, and the number of its cores."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-        return f"{names[0]}, {len(names)} cores"
-    except (OSError, IndexError):
-        return platform.processor() or platform.machine()
 
 
 def settings(pair: Pair, compiled: bool | str) -> dict[str, Any]:
