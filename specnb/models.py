@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 from transformers.utils import logging
 
 from specnb.cache import RaggedCache, additive_mask, ragged_mask, uncroppable
+from specnb.double import in_double
 from specnb.fast import pack
 
 PAIR = Path(__file__).resolve().parent.parent / "data" / "pair"
@@ -47,7 +48,8 @@ def load_pair(
     """The pair that this project trained; or any two names or folders of Hugging Face.
 
     `packed` lays weights out a second time as a processor reads them (`specnb.fast.pack`): faster, and
-    twice the memory; on other devices and in float64 it does nothing.
+    twice the memory; on other devices and in float64 it does nothing. In float64 a Llama model computes in float64
+    throughout (`specnb.double`): the same sequences come out on every processor.
 
     Raises `OSError` where there is no such model or it has no safetensors, and `ValueError` when the
     two have different vocabularies: then their laws are not about the same tokens.
@@ -68,6 +70,8 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
         )
+    if dtype == torch.float64:
+        in_double(model)
     model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
     return pack(model.eval()) if packed else model.eval()
 
