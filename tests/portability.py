@@ -1,6 +1,6 @@
 """Do notebooks give the committed results on another processor, or with more threads?
 
-    ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default python tests/portability.py 02 06
+    MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default python tests/portability.py 02 06
 
 runs the notebooks whose names begin so (all, if none is given) as the pipeline does, under the caller's environment,
 and prints every text output, table, verdict and figure that differs from the committed one. The exit status is 1 if
@@ -8,7 +8,8 @@ anything does. What depends on the clock is not compared: `_timed` files and cel
 
 `--threads N` sets the notebooks' parameter of that name; `--keep FOLDER` leaves there what the run wrote, under
 FOLDER/NN, in place of a temporary folder. Other processors are simulated by the variables that oneDNN, ATen and MKL
-read: ONEDNN_MAX_CPU_ISA, ATEN_CPU_CAPABILITY, MKL_ENABLE_INSTRUCTIONS.
+read: ONEDNN_MAX_CPU_ISA, ATEN_CPU_CAPABILITY, MKL_ENABLE_INSTRUCTIONS, MKL_CBWR. The last one changes the order of
+additions in float64 matrix products, which the others may leave as it is.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def differences(name: str, made: NotebookNode, folder: Path) -> Iterator[tuple[s
     for file in origin.promised(name, origin.config(ROOT)[name]):
         before, after = (ROOT / file).read_bytes(), (folder / file).read_bytes()
         if before != after:
-            kept = file.endswith(".pdf")
-            yield file, *("" if kept else content.decode() for content in (before, after))
+            binary = file.endswith(".pdf")
+            yield file, *("" if binary else content.decode() for content in (before, after))
 
 
 def main() -> int:
