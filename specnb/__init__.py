@@ -8,7 +8,7 @@ Rooms, from the ground up; each imports only from those before it:
     verify, exact, cuts    acceptance rules as pure functions; their enumeration; rows that neighbours cut short
     beam, exact_beam       beam search over a drafted tree, likewise; its enumeration
     machine, layout        the machine's name; which layout of a weight is faster on it
-    cache, fast, models    the rooms that know transformers; the same models sooner
+    cache, fast, double, models    the rooms that know transformers; the same models sooner
     shapes, dialled        sizes that others published; models of any shape at a chosen acceptance
     draft, ngram, record   drafters; what a generation remembers
     request, memory        what may be asked of the loop; the bytes that it takes

@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from specnb.cache import RaggedCache, additive_mask, ragged_mask, uncroppable
 from specnb.checkpoints import folder_of, require_checksums, require_complete, require_safetensors
+from specnb.double import in_double
 from specnb.fast import pack
 
 PAIR = Path(__file__).resolve().parent.parent / "data" / "pair"
@@ -54,6 +55,8 @@ def load_pair(
     the default because no weight is used in a slower layout than as saved, and because the choice is kept: one
     machine gives the same tokens every time. But in float32 the last bits of logits depend on that choice and on the
     number of rows. Results that must not need float64, or `packed=False`: exactly the weights as saved.
+    In float64 a Llama model computes in float64 throughout (`specnb.double`), so that the same sequences come out on
+    every processor.
 
     Raises `OSError` where there is no such model, it has anything but safetensors, or a file of the shipped pair is
     not the one that was committed; and `ValueError` when a file's tensors are not those of the model, or the two have
@@ -86,6 +89,8 @@ def load_model(
         raise OSError(f"the weights in {folder} cannot be read ({error}); get the files again") from error
     model, info = loaded
     require_complete(folder, info)
+    if dtype == torch.float64:
+        in_double(model)
     model.to(torch.device(device))
     return pack(model.eval()) if packed else model.eval()
 

@@ -25,6 +25,7 @@ from specnb import origin
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
 VERDICTS = ("holds", "refuted", "conditional", "open")
+DIGITS = 6  # of what is written to tables; the last bits of a sum are different on another processor
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers", "matplotlib", "seaborn")
 
 
@@ -72,8 +73,8 @@ class Findings:
         return verdict
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
-        """Writes `frame` to `data/results/<notebook>_<name>.csv` and returns it."""
-        content = frame.to_csv(index=False, lineterminator="\n", float_format="%.10g")
+        """Writes `frame` to `data/results/<notebook>_<name>.csv`, its numbers as `written`, and returns it."""
+        content = frame.to_csv(index=False, lineterminator="\n", float_format=written)
         write(out() / "data" / "results" / f"{self.notebook}_{name}.csv", content)
         return frame
 
@@ -91,6 +92,19 @@ class Findings:
             write(results / f"{self.notebook}.origin.json", json.dumps(made, indent=1) + "\n")
         write(results / f"{self.notebook}.stamp.json", json.dumps(stamp(self.parameters), indent=1) + "\n")
         return verdicts
+
+
+def written(value: float) -> str:
+    """`value` with `DIGITS` significant digits; a whole number below 10^15 with all of its digits.
+
+    >>> written(2 / 3), written(1234567.0), written(1234567.8)
+    ('0.666667', '1234567', '1.23457e+06')
+    """
+    # Processors add in different orders, so that a tie such as 0.1234565 comes with another last bit on each. Rounding
+    # to 12 digits first gives all of them the same tie.
+    value = float(f"{value:.12g}")
+    whole = value.is_integer() and abs(value) < 1e15
+    return f"{value:.0f}" if whole else f"{value:.{DIGITS}g}"
 
 
 def plain(parameters: dict[str, Any]) -> dict[str, Any]:

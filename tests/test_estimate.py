@@ -277,3 +277,11 @@ def test_interval_of_a_ratio_keeps_repetitions_together() -> None:
     assert apart.low < 2 < 4 < apart.high
     with pytest.raises(ValueError, match="at least 3"):
         ratio_of_medians([1.0, 2.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("error", "bound"),
+    [(0.0, 1e-12), (3e-16, 1e-12), (-3e-16, 1e-12), (1e-12, 1e-4), (0.5, np.inf), (np.inf, np.inf), (np.nan, np.inf)],
+)
+def test_errors_of_rounding_are_quoted_as_bounds(error: float, bound: float) -> None:
+    assert estimate.below(error) == bound

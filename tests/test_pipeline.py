@@ -19,7 +19,7 @@ SETTLE = """
 from pathlib import Path
 from specnb.results import Findings
 findings = Findings("{number}")
-findings.table("numbers", __import__("pandas").DataFrame({{"n": [n + rate], "text": [text]}}))
+findings.table("numbers", __import__("pandas").DataFrame({{"n": [n], "rate": [rate], "text": [text]}}))
 {work}
 findings.close()
 Path("../runs.txt").open("a").write("{number} ")
@@ -88,7 +88,7 @@ def test_the_whole_pipeline_runs_once_and_in_order(project: Path) -> None:
     code, output = _run(project)
     assert code == 0, output
     assert _runs(project) == ["00", "01"]
-    assert (project / "data" / "results" / "00_numbers.csv").read_text() == 'n,text\n7.000001,"a: b\n"\n'
+    assert (project / "data" / "results" / "00_numbers.csv").read_text() == 'n,rate,text\n7,1e-06,"a: b\n"\n'
     assert len((project / "data" / "results" / "claims.csv").read_text().splitlines()) > 70
     code, output = _run(project)
     assert code == 0, output

@@ -81,7 +81,28 @@ def test_tables_are_the_same_bytes_each_time(tmp_path: Path) -> None:
     results.Findings("00").table("numbers", frame)
     first = file.read_bytes()
     results.Findings("00").table("numbers", frame)
-    assert file.read_bytes() == first == b"x\n0.3333333333\n2\n"
+    assert file.read_bytes() == first == b"x\n0.333333\n2\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1 / 3, "0.333333"),
+        (1234567.0, "1234567"),
+        (1e300, "1e+300"),
+        (-2.5e-17, "-2.5e-17"),
+        (-0.0, "-0"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_numbers_are_written_with_six_digits_and_counts_with_all(value: float, text: str) -> None:
+    assert results.written(value) == text
+
+
+def test_the_last_bit_does_not_decide_a_tie() -> None:
+    tie = 0.1234565
+    assert {results.written(tie * (1 + bits * 2.0**-52)) for bits in range(-3, 4)} == {"0.123456"}
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
