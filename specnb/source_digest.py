@@ -46,6 +46,8 @@ def _plain(node: Any) -> Any:
     fields = dict(ast.iter_fields(node))
     if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
         fields["body"] = node.body[1:]
+    if isinstance(node, ast.JoinedStr):  # some versions of Python put empty strings between its parts
+        fields["values"] = [part for part in node.values if not (isinstance(part, ast.Constant) and part.value == "")]
     filled = [(name, _plain(value)) for name, value in fields.items() if value is not None and value != []]
     return [type(node).__name__, *filled]
 
