@@ -1,53 +1,55 @@
 # make only sets up and calls; what happens is in the Snakefile and in the tests.
 PYTHON ?= python3
 CORES ?= 2
-BIN := .venv/bin
-export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Whatever the locale says, files are UTF-8.
+export PYTHONUTF8 := 1
+# Jupyter, Snakemake and matplotlib need a home that can be written.
+ifneq ($(shell test -d "$$HOME" && test -w "$$HOME" && echo yes),yes)
+export HOME := $(shell mkdir -p "$(CURDIR)/build/home")$(CURDIR)/build/home
+endif
+# Results of these targets are committed; those of explorations go to build/own.
+bench bench-gpu notebooks paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: reproduce test lint lab bench bench-gpu models notebooks paper lock clean
+.PHONY: environment reproduce test lint lab bench bench-gpu models notebooks paper lock clean
 
-reproduce: .venv/ready  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
-	snakemake --cores $(CORES) --rerun-incomplete --nolock --quiet rules host
+reproduce: environment  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
+	snakemake --cores $(CORES) --quiet rules host
 
-test: .venv/ready lint  ## all tests, the notebooks included
+test: environment lint  ## all tests, the notebooks included
 	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg tests notebooks
 
-lint: .venv/ready
+lint: environment
 	ruff check && ruff format --check && mypy
 
-lab: .venv/ready  ## explore in JupyterLab
-	jupyter lab notebooks
+lab: environment  ## explore in JupyterLab
+	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 bench: export OMP_NUM_THREADS = $(or $(THREADS),1)
-bench: .venv/ready  ## measure what is promised about time, on a machine that does nothing else
+bench: environment  ## measure what is promised about time, on a machine that does nothing else
 	python -m specnb.bench $(STAGES)
 
-bench-gpu: .venv/ready  ## measure it on a GPU (DEVICE=cuda), at published sizes: 20 minutes; run again, it goes on
+bench-gpu: environment  ## measure it on a GPU (DEVICE=cuda), at published sizes: 20 minutes; run again, it goes on
 	python -m specnb.bench.gpu --device $(or $(DEVICE),cuda)
 
-models: .venv/ready  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
+models: environment  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
 	python -m specnb.train --preset $(or $(PRESET),cpu)
 	python -m specnb.card
 
-notebooks: .venv/ready  ## execute the notebooks in place, as they are committed
+notebooks: environment  ## execute the notebooks in place, as they are committed
 	python -m specnb.notebooks
 
-paper: .venv/ready  ## typeset the paper from results and figures; a missing or stale one stops it by name
+paper: environment  ## typeset the paper from results and figures; a missing or stale one stops it by name
 	python -m specnb.paper
 
-lock: .venv/ready  ## resolve constraints.txt anew, for all platforms
+lock: environment  ## resolve constraints.txt anew, for all platforms
 	pip install -q uv
 	uv pip compile -q --universal --fork-strategy fewest --python-version 3.11 --no-header --no-annotate pyproject.toml -o constraints.txt
 
 clean:  ## forget what was run; keeps the environment
 	rm -rf build .snakemake
 
-# The mark is made last, so an installation that was interrupted is done again.
-.venv/ready: requirements.txt constraints.txt pyproject.toml
-	$(PYTHON) -m venv .venv
-	pip install -q --disable-pip-version-check -r requirements.txt
-	mkdir -p .venv/etc/ipython  # kernels here talk to this machine only, and need not warn of it
-	echo "c.IPKernelApp.log_level = 40" > .venv/etc/ipython/ipython_kernel_config.py
-	touch $@
+environment:
+	@$(PYTHON) .ci/install.py

@@ -1,69 +1,78 @@
-# One rule per notebook. Each job is a function of its parameters and inputs and writes only its outputs.
+# One rule per notebook. Every job is started each time (profiles/default) and looks itself whether its results are up
+# to date, by their contents. Snakemake sees only the marks under build/done: it deletes the outputs of a job before
+# it starts, and committed results must stay until new ones replace them.
+import json
+import os
+import re
+import sys
 from pathlib import Path
 
 import yaml
 
+from specnb import reproduce
+
 configfile: "config.yml"
 
-CODE = sorted(map(str, Path("specnb").rglob("*.py")))
-DATA = ["data/claims.csv", "data/corpus.csv"]
-PAIR = sorted(map(str, Path("data/pair").glob("*/model.safetensors")))
+# The paper is about the runs of config.yml; runs with other parameters have none, and leave committed results alone.
+STANDARD = config == yaml.safe_load(Path("config.yml").read_text(encoding="utf-8"))
+OUT = Path(os.environ.get("SPECNB_OUT") or ("." if STANDARD else "build/own")).resolve()
+os.environ["SPECNB_OUT"] = str(OUT)  # for all jobs
 
-# The paper is about the runs of config.yml; runs with other parameters have none.
-STANDARD = config == yaml.safe_load(Path("config.yml").read_text())
-PAPER = sorted(map(str, [*Path("paper").glob("*.typ"), *Path("paper").glob("*.bib")])) if STANDARD else []
+DONE = Path(os.path.relpath(OUT)) / "build" / "done"
+PAPER = STANDARD and Path("paper").exists()
+MADE_BY = {name[:2]: str(DONE / f"{name}.txt") for name in config["notebooks"]}
+RESULT = re.compile(r"data/results/(\d\d)_")
+HELD = []
+
+
+def needed(entry):
+    """The marks of the notebooks whose results this one reads. Other files are no inputs to Snakemake, which takes
+    those with time stamps of the future for an error."""
+    return [MADE_BY[match[1]] for match in map(RESULT.match, entry.get("reads", [])) if match]
+
+
+onstart:
+    HELD.append(reproduce.lock(DONE.parent / "lock"))
+
+onsuccess:
+    print(reproduce.summary(DONE), file=sys.stderr)
 
 rule all:
     input:
-        "data/results/claims.csv",
-        ["paper/paper.pdf"] if PAPER else [],
+        list(MADE_BY.values()),
+        DONE / "claims.txt",
+        [DONE / "paper.txt"] if PAPER else [],
 
-for number, (name, notebook) in enumerate(config["notebooks"].items()):
+for number, (name, entry) in enumerate(config["notebooks"].items()):
     rule:
         name: f"notebook_{name[:2]}"
         input:
-            notebook=f"notebooks/{name}.ipynb",
-            code=CODE,
-            data=DATA,
-            pair=PAIR,
-            reads=notebook.get("reads", []),
+            needed(entry),
         output:
-            # Executed notebooks are moved here whole; a run that failed or was stopped stays in the log.
-            executed=f"build/notebooks/{name}.ipynb",
-            claims=f"data/results/{name[:2]}.claims.csv",
-            origin=f"data/results/{name[:2]}.origin.json",
-            tables=[f"data/results/{name[:2]}_{table}.csv" for table in notebook.get("tables", [])],
-            figures=[f"figures/{name[:2]}_{figure}.{kind}" for figure in notebook.get("figures", []) for kind in ("svg", "pdf")],
-        log:
-            f"build/logs/{name}.ipynb",
+            MADE_BY[name[:2]],
         params:
-            # YAML, as papermill reads it: to YAML the 1e-06 of JSON is text, not a number.
-            values=yaml.safe_dump(notebook.get("parameters", {}), default_flow_style=True),
+            name=name,
+            entry=lambda wildcards, text=json.dumps(entry): text,  # a function: its braces are no wildcards
         priority: -number
         # Notebooks that measure time must have the machine to themselves.
         threads: workflow.cores
         resources:
             mem_mb=4000,
         shell:
-            "echo {input.notebook} && papermill -k python3 --cwd notebooks --log-level ERROR -y {params.values:q} {input.notebook} {log}"
-            " && cp {log} {output.executed}"
+            "python -m specnb.reproduce {params.name} {params.entry:q} --done {output:q}"
 
 rule claims:
     input:
-        [f"data/results/{name[:2]}.claims.csv" for name in config["notebooks"]],
-        "data/claims.csv",
-        code="specnb/results.py",
+        list(MADE_BY.values()),
     output:
-        "data/results/claims.csv",
+        DONE / "claims.txt",
     shell:
-        "python -m specnb.results"
+        "python -m specnb.results > {output:q}"
 
 rule paper:
     input:
-        "data/results/claims.csv",
-        PAPER,
-        code=CODE,
+        DONE / "claims.txt",
     output:
-        "paper/paper.pdf",
+        DONE / "paper.txt",
     shell:
-        "python -m specnb.paper"
+        "python -m specnb.paper > {output:q}"

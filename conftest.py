@@ -6,7 +6,8 @@ import tempfile
 import pytest
 
 # Notebooks under test write tables and figures; the project's own files stay as they are.
-os.environ.setdefault("SPECNB_OUT", tempfile.mkdtemp(prefix="specnb-"))
+if not os.environ.get("SPECNB_OUT"):
+    os.environ["SPECNB_OUT"] = tempfile.mkdtemp(prefix="specnb-")
 # Tests run side by side, one thread each; set before torch is imported, and inherited by notebooks.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -21,6 +21,7 @@ Rooms, from the ground up; each imports only from those before it:
     beam_cost              what speculative beam search gains
     acceptance, kinds      alpha along a text; what kind of token stands where in it
     recommend, race        which gamma to use here; our loop beside transformers'
+    source_digest          which modules some code imports, and a digest of each
     origin                 what results were made of, and whether they are stale
     results, figures       verdicts and tables; one style for every picture
     audit                  is a sampler lossless: a package of its own, with its own rooms
@@ -30,4 +31,5 @@ Rooms, from the ground up; each imports only from those before it:
     cli                    the command
     paper                  the paper, made of the results: a package of its own
     notebooks              the notebooks executed in place
+    reproduce              the steps of the pipeline: a notebook runs if its results are not up to date
 """

@@ -1,11 +1,12 @@
 """Executes the notebooks in place, as they are committed: `python -m specnb.notebooks [NAME ...]`.
 
 Outputs stay, top to bottom; progress bars, widget states and times of day do not, so that a notebook
-changes only when what it says changes.
+changes only when its contents change. Its metadata carry a digest of the code that its outputs came from.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from tqdm import tqdm
 
+from specnb import origin
 from specnb.results import ROOT, write
 
 FOLDER = ROOT / "notebooks"
@@ -41,14 +43,17 @@ def execute(path: Path) -> None:
     Raises `nbclient.exceptions.CellExecutionError` when a cell fails; the file then stays as it was.
     """
     notebook = nbformat.read(path, as_version=4)
+    code = origin.fingerprint(path, ROOT)
     NotebookClient(
         notebook, kernel_name="python3", record_timing=False, resources={"metadata": {"path": FOLDER}}
     ).execute()
-    write(path, nbformat.writes(tidy(notebook)) + "\n")
+    tidy(notebook).metadata["specnb"] = {"code": code}
+    write(path, nbformat.writes(notebook) + "\n")
 
 
 def main() -> None:
-    """Executes all notebooks, or those whose names begin as an argument does."""
+    """Executes all notebooks, or those whose names begin as an argument does, and writes their results in place."""
+    os.environ.setdefault("SPECNB_OUT", str(ROOT))
     paths = [path for path in sorted(FOLDER.glob("*.ipynb")) if path.name.startswith(tuple(sys.argv[1:]) or "")]
     for path in tqdm(paths, desc="notebooks", unit=""):
         execute(path)

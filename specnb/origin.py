@@ -1,21 +1,22 @@
 """What a notebook's results were made of, so that whoever reads them later can tell that they are stale.
 
 `data/results/<notebook>.origin.json` is committed beside the results and is the same on every machine: the parameters
-of the run, and digests of the notebook's code, of every file that it read and of every file that it wrote. `stale`
-compares that with what is there now. Two things are no part of it: what depends on the clock (`_timed`), and the code
-of this package, since each comment in it would make everything stale. Whether the package still gives the committed
-results is a question for `make test`, which runs every notebook again.
+of the run, and digests of the notebook's code, of every module of this package that it imports, of every file that it
+read and of every file that it wrote. `stale` compares that with what is there now. What depends on the clock
+(`_timed`) is no part of it.
 """
 
 from __future__ import annotations
 
-import hashlib
+import ast
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from specnb.source_digest import digest, modules
 
 # Read by every notebook; what else one reads stands under `reads` in config.yml.
 SHARED = ("data/corpus.csv", "data/pair/draft/model.safetensors", "data/pair/target/model.safetensors")
@@ -24,14 +25,38 @@ FREE = ("threads", "progress")  # parameters that change no result
 Origin = dict[str, Any]
 
 
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def code(notebook: Path) -> str:
-    """A digest of the code cells alone: words and outputs may change without a new run."""
+def _cells(notebook: Path) -> list[dict[str, Any]]:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    return digest("\0".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code").encode())
+    return [cell | {"source": "".join(cell["source"])} for cell in cells if cell["cell_type"] == "code"]
+
+
+def code(notebook: Path, root: Path) -> Origin:
+    """Digests of the code cells of a notebook and of the modules under `root` that they import. The notebook's
+    words and outputs, and comments and docstrings of the modules, may change without a new run."""
+    sources = [cell["source"] for cell in _cells(notebook)]
+    return {"code": digest("\0".join(sources).encode()), "modules": modules(root, *map(_python, sources))}
+
+
+def fingerprint(notebook: Path, root: Path) -> str:
+    """One digest of all that `code` returns; an executed notebook carries it in its metadata."""
+    return digest(json.dumps(code(notebook, root)).encode())
+
+
+def _python(source: str) -> str:
+    """A cell without the lines that only Jupyter understands."""
+    return "\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))
+
+
+def parameters(notebook: Path) -> list[str]:
+    """The names that the cell tagged `parameters` assigns."""
+    tagged = [cell["source"] for cell in _cells(notebook) if "parameters" in cell["metadata"].get("tags", [])]
+    return [name for source in tagged for name in assigned(source)]
+
+
+def assigned(source: str) -> list[str]:
+    """The names that the statements of `source` assign, in order."""
+    statements = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    return [target.id for node in statements for target in node.targets if isinstance(target, ast.Name)]
 
 
 def config(root: Path) -> dict[str, dict[str, Any]]:
@@ -40,13 +65,13 @@ def config(root: Path) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def promised(name: str, entry: dict[str, Any]) -> list[str]:
-    """The files that notebook `name` leaves behind, by its `entry` in `config.yml`, without those about the clock."""
+def promised(name: str, entry: dict[str, Any], timed: bool = False) -> list[str]:
+    """The files that notebook `name` writes, by its `entry` in `config.yml`; `timed`: also those about the clock."""
     number = name[:2]
     files = [f"data/results/{number}.claims.csv"]
     files += [f"data/results/{number}_{table}.csv" for table in entry.get("tables", [])]
     files += [f"figures/{number}_{figure}.{kind}" for figure in entry.get("figures", []) for kind in ("svg", "pdf")]
-    return [file for file in files if "_timed." not in file]
+    return [file for file in files if timed or "_timed." not in file]
 
 
 def digests(files: Iterable[str], *folders: Path) -> dict[str, str]:
@@ -56,12 +81,12 @@ def digests(files: Iterable[str], *folders: Path) -> dict[str, str]:
 
 
 def begun(root: Path, number: str) -> Origin:
-    """Code and files that notebook `number` starts from; to be asked when it starts, so that what is changed while
+    """Code and files that notebook `number` starts from; to be called when it starts, so that what is changed while
     it runs counts as changed. Empty if `config.yml` has no such notebook."""
     for name, entry in config(root).items():
         if name.startswith(number):
-            read = digests([*SHARED, *entry.get("reads", [])], root)
-            return {"notebook": name, "code": code(root / "notebooks" / f"{name}.ipynb"), "read": read}
+            made_of = code(root / "notebooks" / f"{name}.ipynb", root)
+            return {"notebook": name, **made_of, "read": digests([*SHARED, *entry.get("reads", [])], root)}
     return {}
 
 
@@ -85,9 +110,12 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def _stale(made: Origin, name: str, entry: dict[str, Any], root: Path, folder: Path) -> list[str]:
-    number, said = name[:2], []
-    if made["notebook"] != name or made["code"] != code(root / "notebooks" / f"{name}.ipynb"):
+    number, said, code_now = name[:2], [], code(root / "notebooks" / f"{name}.ipynb", root)
+    if made["notebook"] != name or made["code"] != code_now["code"]:
         said.append(f"the code of notebooks/{name}.ipynb has changed since its results were made")
+    before, after = made.get("modules", {}), code_now["modules"]
+    if changed := sorted(module for module in before | after if before.get(module) != after.get(module)):
+        said.append(f"the results of notebook {number} were made by other code than is in {', '.join(changed)}")
     for parameter, value in entry.get("parameters", {}).items():
         ran = made["parameters"].get(parameter)
         if parameter not in FREE and ran != value:

@@ -1,24 +1,23 @@
 """What a notebook leaves behind: tables, verdicts on claims, what they were made of, and a stamp of where.
 
 A verdict is computed from checks that could have come out otherwise; a claim that a notebook names
-and does not settle stays open. Everything is written under `SPECNB_OUT`, the project's root unless
-that variable says otherwise, and a file is there either whole or not at all.
+and does not settle stays open. Everything is written under the folder that the variable `SPECNB_OUT` names. Without
+it that is `build/own`, so that a run of one's own changes no committed result; the pipeline names the project's root.
+A file is there either whole or not at all.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import os
 import platform
-import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from specnb import origin
 
@@ -30,21 +29,32 @@ PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers", "
 
 
 def out() -> Path:
-    """The folder under which `data/results` and `figures` are written."""
-    return Path(os.environ.get("SPECNB_OUT", ROOT))
+    """The folder under which `data/results` and `figures` are written, wherever the process was started."""
+    return Path(os.environ.get("SPECNB_OUT") or ROOT / "build" / "own")
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    """Writes a file under another name and moves it into place, so that no reader sees half of it."""
+    """Writes a file under another name and moves it into place, so that no reader sees half of it.
+
+    Raises `OSError` where there is no room or no permission; the old file, if any, is then as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-    partial.replace(path)
+    try:
+        partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     return path
 
 
 class Findings:
-    """The findings of one notebook: `settle` its claims, keep its `table`s, and `close` at the end."""
+    """The findings of one notebook: `settle` its claims, keep its `table`s, and `close` at the end.
+
+    Raises `ValueError` for a notebook that no claim names, and for a parameter that papermill was given and the
+    notebook does not have.
+    """
 
     def __init__(self, notebook: str, **parameters: Any) -> None:
         self.notebook = notebook
@@ -57,6 +67,8 @@ class Findings:
             )
         self.settled: dict[str, tuple[str, str]] = {}
         self.begun = origin.begun(ROOT, notebook)
+        if self.begun:
+            require_known(_given(), ROOT / "notebooks" / f"{self.begun['notebook']}.ipynb")
 
     def settle(self, claim: str, holds: bool, evidence: str, holds_if: bool = False) -> str:
         """Records and returns the verdict on `claim`: `holds` if it held as stated, `conditional` if it
@@ -79,7 +91,10 @@ class Findings:
         return frame
 
     def close(self) -> pd.DataFrame:
-        """Writes verdicts, origin and stamp; returns one row per claim: `id, verdict, evidence, notebook`."""
+        """Writes verdicts, origin and stamp; returns one row per claim: `id, verdict, evidence, notebook`.
+
+        Says on stderr where a run outside the pipeline has left its results.
+        """
         rows = [
             (claim, *self.settled.get(claim, ("open", "not checked by this run")), self.notebook)
             for claim in self.claims.index
@@ -91,6 +106,8 @@ class Findings:
             made = origin.ended(self.begun, ROOT, out(), plain(self.parameters))
             write(results / f"{self.notebook}.origin.json", json.dumps(made, indent=1) + "\n")
         write(results / f"{self.notebook}.stamp.json", json.dumps(stamp(self.parameters), indent=1) + "\n")
+        if not os.environ.get("SPECNB_OUT"):
+            print(f"results are in {out()}; SPECNB_OUT names another folder", file=sys.stderr)
         return verdicts
 
 
@@ -107,6 +124,23 @@ def written(value: float) -> str:
     return f"{value:.0f}" if whole else f"{value:.{DIGITS}g}"
 
 
+def require_known(given: list[str], notebook: Path) -> None:
+    """Raises `ValueError` if one of the names that were `given` is not a parameter of the `notebook`."""
+    known = origin.parameters(notebook)
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ValueError(f"{notebook.stem} has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
+
+
+def _given() -> list[str]:
+    """The names in the cells that papermill has put into this notebook; papermill marks them by their first line."""
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    cells = shell.user_ns.get("In", []) if shell else []
+    return [name for cell in cells if cell.startswith("# Parameters\n") for name in origin.assigned(cell)]
+
+
 def plain(parameters: dict[str, Any]) -> dict[str, Any]:
     """`parameters` as JSON has them."""
     return {
@@ -115,14 +149,13 @@ def plain(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def stamp(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters, versions, commit, code digest, machine: what a result depends on. No time, so that
-    the same run gives the same stamp."""
+    """Parameters, versions and machine: what a result depends on besides the code, which `origin` has. No time, so
+    that the same run gives the same stamp."""
+    import torch  # slow to import, and not needed to collect verdicts
+
     return {
         "parameters": plain(parameters),
-        "python": platform.python_version(),
-        "packages": {package: metadata.version(package) for package in PACKAGES},
-        "commit": _commit(),
-        "code": code_digest(),
+        **versions(),
         "machine": platform.machine(),
         "system": platform.system(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -130,18 +163,12 @@ def stamp(parameters: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def code_digest() -> str:
-    """A SHA-256 over the module's files: what the commit cannot say while something is uncommitted."""
-    digest = hashlib.sha256()
-    for file in sorted((ROOT / "specnb").rglob("*.py")):
-        digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or "unknown"
+def versions() -> dict[str, Any]:
+    """The versions of Python and of the packages that results depend on."""
+    return {
+        "python": platform.python_version(),
+        "packages": {package: metadata.version(package) for package in PACKAGES},
+    }
 
 
 def collect() -> pd.DataFrame:

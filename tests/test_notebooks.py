@@ -7,7 +7,7 @@ import pytest
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from specnb import notebooks
+from specnb import notebooks, origin
 
 
 def _written(path: Path, source: str) -> Path:
@@ -20,7 +20,8 @@ def test_outputs_stay_and_bars_go(tmp_path: Path) -> None:
     notebooks.execute(path)
     done = nbformat.read(path, as_version=4)
     assert [output.text for output in done.cells[0].outputs] == ["result\n"]
-    assert set(done.metadata) <= set(notebooks.KEPT)
+    assert set(done.metadata) <= {*notebooks.KEPT, "specnb"}
+    assert done.metadata.specnb == {"code": origin.fingerprint(path, notebooks.ROOT)}
     assert "execution" not in done.cells[0].metadata
     first = path.read_bytes()
     notebooks.execute(path)

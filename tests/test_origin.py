@@ -10,13 +10,21 @@ import pytest
 
 from specnb import origin
 
+ROOT = Path(__file__).parent.parent
 RESULTS = "data/results"
+CELLS = ("from specnb import decode\nseed = 1", "%matplotlib inline\nspeed(seed)")
 
 
 def _notebook(file: Path, *sources: str, words: str = "# A notebook") -> None:
-    code = [{"cell_type": "code", "source": source, "outputs": []} for source in sources]
+    code = [{"cell_type": "code", "source": source, "metadata": {}, "outputs": []} for source in sources]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": [words]}, *code]}))
+
+
+def _package(root: Path, **modules: str) -> None:
+    for name, source in {"__init__": "", **modules}.items():
+        (root / "specnb").mkdir(exist_ok=True)
+        (root / "specnb" / f"{name}.py").write_text(source)
 
 
 def _run(root: Path, seed: int = 1) -> None:
@@ -40,7 +48,8 @@ def project(tmp_path: Path) -> Path:
         "notebooks: {05_walltime: {parameters: {seed: 1, threads: 1}, reads: [data/results/bench.csv],"
         " tables: [speed, here_timed], figures: [speed]}}"
     )
-    _notebook(tmp_path / "notebooks" / "05_walltime.ipynb", "seed = 1", "speed(seed)")
+    _package(tmp_path, law="X = 1\n", decode="from specnb.law import X\n", cli="import specnb.decode\n")
+    _notebook(tmp_path / "notebooks" / "05_walltime.ipynb", *CELLS)
     _run(tmp_path)
     return tmp_path
 
@@ -73,8 +82,12 @@ PLANTED = {
     "another corpus": (_edit("data/corpus.csv"), "corpus.csv is not what notebook 05 read"),
     "a bench that is gone": (lambda root: (root / RESULTS / "bench.csv").unlink(), "bench.csv is not what notebook 05"),
     "a cell": (
-        lambda root: _notebook(root / "notebooks" / "05_walltime.ipynb", "seed = 1", "speed(seed + 1)"),
+        lambda root: _notebook(root / "notebooks" / "05_walltime.ipynb", *CELLS, "speed(seed + 1)"),
         "code of notebooks/05_walltime.ipynb has changed",
+    ),
+    "a module below the one imported": (
+        lambda root: _package(root, law="X = 2\n"),
+        "the results of notebook 05 were made by other code than is in specnb.law",
     ),
     "a run with another seed": (lambda root: _run(root, seed=7), "05 ran with seed = 7, and config.yml says 1"),
     "a promise of another table": (
@@ -104,8 +117,9 @@ def test_what_is_changed_while_a_notebook_runs_counts_as_changed(project: Path) 
 
 
 def test_words_clocks_and_threads_stop_nothing(project: Path) -> None:
-    _notebook(project / "notebooks" / "05_walltime.ipynb", "seed = 1", "speed(seed)", words="# Better words")
+    _notebook(project / "notebooks" / "05_walltime.ipynb", *CELLS, words="# Better words")
     (project / RESULTS / "05_here_timed.csv").unlink()
+    _package(project, law='"""Words."""\n\nX = 1  # more\n', cli="X = 3\n")
     assert origin.stale(project, project) == []
 
 
@@ -121,3 +135,20 @@ def test_results_elsewhere_are_compared_with_what_they_read_here(project: Path, 
 
 def test_a_notebook_that_config_does_not_name_has_no_origin(project: Path) -> None:
     assert origin.begun(project, "06") == {}
+
+
+def test_parameters_are_those_of_the_tagged_cell(tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": "n = 1", "metadata": {}}]
+    cells += [{"cell_type": "code", "source": ["seed = 1  # one\n", "text = ''"], "metadata": {"tags": ["parameters"]}}]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    assert origin.parameters(tmp_path / "a.ipynb") == ["seed", "text"]
+
+
+def test_committed_results_come_from_the_committed_code() -> None:
+    assert origin.stale(ROOT, ROOT) == [], "`make reproduce` makes them again"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_committed_notebooks_come_from_the_committed_code(path: Path) -> None:
+    carried = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("specnb", {}).get("code")
+    assert carried == origin.fingerprint(path, ROOT), f"`python -m specnb.notebooks {path.stem}` runs it again"

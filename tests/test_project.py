@@ -166,5 +166,5 @@ def test_readme_code_runs() -> None:
 def test_notebooks_hold_no_trace_of_a_machine() -> None:
     for path in NOTEBOOKS:
         content = json.loads(path.read_text())
-        assert set(content["metadata"]) <= {"kernelspec", "language_info"}
+        assert set(content["metadata"]) <= {"kernelspec", "language_info", "specnb"}
         assert not re.search(r"/(home|root|tmp|Users)/\w", path.read_text()), path.name

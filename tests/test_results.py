@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -115,3 +116,20 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         results.write(file, "new")
     assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_results_go_elsewhere_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in ("", None):
+        monkeypatch.setenv("SPECNB_OUT", "") if value == "" else monkeypatch.delenv("SPECNB_OUT")
+        assert results.out() == results.ROOT / "build" / "own"
+
+
+def test_an_unknown_parameter_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = ["gamma = 5", "# Parameters\ngama = 3\n", "x = 1"]
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(user_ns={"In": cells}))
+    with pytest.raises(ValueError, match=r"00_quickstart has no parameter gama; it has seed, .*gamma"):
+        results.Findings("00")
+    cells[1] = "# Parameters\ngamma = 3\n"
+    results.Findings("00")

@@ -30,7 +30,8 @@ from specnb.floor import bandwidth
 from specnb.law import Sampling
 from specnb.models import Pair, load_pair
 from specnb.race import Entrant, ours, prompts_for, race, transformers_generate
-from specnb.results import out, stamp, write
+from specnb.results import ROOT, out, stamp, write
+from specnb.source_digest import module_digest
 
 TEXTS = 32  # of the target alone, for alpha
 PEER_GAMMAS = (2, 4, 7)  # tried for transformers' assisted generation and for our loop alike; the best of each counts
@@ -47,13 +48,14 @@ class Bench:
         self.held: tuple[Any, Subject] | None = None
         self.rate = bandwidth(device, size=2**20 if small else None)
         about = stamp({"machine": machine(device), "dtype": str(dtype), "small": small})
+        about["code"] = module_digest(ROOT, "specnb.bench.gpu")
         self.about: dict[str, Any] = about | {"cuda": torch.version.cuda, "driver": driver(device)}
         self.done: list[str] = []
 
     def begin(self, anew: bool) -> None:
         """Takes up what an earlier run left if it was the same; otherwise its rows on this device go."""
         before = json.loads(self._path("json").read_text()) if self._path("json").exists() else {}
-        same = all(before.get(name) == self.about[name] for name in self.about if name != "commit")
+        same = all(before.get(name) == self.about[name] for name in self.about)
         if same and not anew:
             self.done = before["done"]
             return

@@ -40,7 +40,8 @@ from specnb.models import Pair, load_pair
 from specnb.race import PROMPT_TOKENS, prompts_for
 from specnb.recommend import predict
 from specnb.record import PARTS
-from specnb.results import out, stamp, write
+from specnb.results import ROOT, out, stamp, write
+from specnb.source_digest import module_digest
 from specnb.speed import Speeds, measure_speeds
 
 FEW_TOKENS = 48  # where many pairs are compared
@@ -259,7 +260,7 @@ def main() -> None:
     for stage in asked.stages or STAGES:
         STAGES[stage](asked.repetitions)
         under = {"repetitions": asked.repetitions, "machine": machine(), "new_tokens": NEW_TOKENS}
-        stamps[stage] = stamp(under)
+        stamps[stage] = stamp(under) | {"code": module_digest(ROOT, "specnb.bench.host")}
         write(path, json.dumps(stamps, indent=1) + "\n")
     bench = pd.read_csv(out() / "data" / "results" / "bench.csv")
     print(bench[bench.machine == machine()].drop(columns="machine").round(3).to_string(index=False))

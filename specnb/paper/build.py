@@ -39,14 +39,14 @@ def require_fresh(folder: Path) -> None:
         raise Missing(f"missing: {', '.join(lacking)}; `make reproduce` writes them")
     changed = origin.stale(ROOT, folder)
     if changed:
-        raise Missing(f"stale: {'; '.join(changed)}; `python -m specnb.notebooks NN` runs notebook NN again")
+        raise Missing(f"stale: {'; '.join(changed)}; `make reproduce` runs what is stale")
     path = folder / "data" / "results" / "claims.csv"
     if not path.exists():
-        raise Missing("missing: data/results/claims.csv; `python -m specnb.results` writes it")
+        raise Missing("missing: data/results/claims.csv; `make reproduce` writes it")
     ours, theirs = pd.read_csv(path, dtype=str).set_index("id"), collect().set_index("id")
     stale = [claim for claim in theirs.index if claim not in ours.index or any(ours.loc[claim] != theirs.loc[claim])]
     if stale:
-        raise Missing(f"stale: data/results/claims.csv on {', '.join(stale)}; `python -m specnb.results` collects it")
+        raise Missing(f"stale: data/results/claims.csv on {', '.join(stale)}; `make reproduce` collects it")
 
 
 def claims_table(results: Results) -> pd.DataFrame:
