@@ -29,20 +29,20 @@ lab: environment  ## explore in JupyterLab
 
 bench: export OMP_NUM_THREADS = $(or $(THREADS),1)
 bench: environment  ## measure what is promised about time, on a machine that does nothing else
-	python -m specnb.bench $(STAGES)
+	python -m specnb.experiments.bench $(STAGES)
 
 bench-gpu: environment  ## measure it on a GPU (DEVICE=cuda), at published sizes: 20 minutes; run again, it goes on
-	python -m specnb.bench.gpu --device $(or $(DEVICE),cuda)
+	python -m specnb.experiments.bench.gpu --device $(or $(DEVICE),cuda)
 
 models: environment  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
-	python -m specnb.train --preset $(or $(PRESET),cpu)
-	python -m specnb.card
+	python -m specnb.experiments.training --preset $(or $(PRESET),cpu)
+	python -m specnb.experiments.model_card
 
 notebooks: environment  ## execute the notebooks in place, as they are committed
-	python -m specnb.notebooks
+	python -m specnb.experiments.notebooks
 
 paper: environment  ## typeset the paper from results and figures; a missing or stale one stops it by name
-	python -m specnb.paper
+	python -m paper
 
 lock: environment  ## resolve constraints.txt anew, for all platforms
 	pip install -q uv

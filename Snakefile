@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from specnb import reproduce
+from specnb.report import reproduce
 
 configfile: "config.yml"
 
@@ -59,7 +59,7 @@ for number, (name, entry) in enumerate(config["notebooks"].items()):
         resources:
             mem_mb=4000,
         shell:
-            "python -m specnb.reproduce {params.name} {params.entry:q} --done {output:q}"
+            "python -m specnb.report.reproduce {params.name} {params.entry:q} --done {output:q}"
 
 rule claims:
     input:
@@ -67,7 +67,7 @@ rule claims:
     output:
         DONE / "claims.txt",
     shell:
-        "python -m specnb.results > {output:q}"
+        "python -m specnb.report.results > {output:q}"
 
 rule paper:
     input:
@@ -75,4 +75,4 @@ rule paper:
     output:
         DONE / "paper.txt",
     shell:
-        "python -m specnb.paper > {output:q}"
+        "python -m paper > {output:q}"

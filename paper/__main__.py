@@ -1,5 +1,5 @@
-"""`python -m specnb.paper`: makes `paper/paper.pdf`."""
+"""`python -m paper`: makes `paper/paper.pdf`."""
 
-from specnb.paper.build import main
+from paper.build import main
 
 main()

@@ -1,4 +1,4 @@
-"""The paper: `python -m specnb.paper` makes `paper/paper.pdf` and, as LaTeX, `paper/tables/`.
+"""The paper: `python -m paper` makes `paper/paper.pdf` and, as LaTeX, `paper/tables/`.
 
 It is made from `paper/`'s sources, the results and the figures, and from nothing else: what it needs is put into
 an empty folder first, so that what is not there cannot be used. A result that is missing or stale stops it.
@@ -14,11 +14,11 @@ from pathlib import Path
 import pandas as pd
 import typst
 
-from specnb import origin
-from specnb.paper.numbers import numbers
-from specnb.paper.reading import Missing, Results, museum
-from specnb.paper.remarks import require_true
-from specnb.results import CLAIMS, ROOT, collect, out, write
+from paper.numbers import numbers
+from paper.reading import Missing, Results, known_bugs
+from paper.remarks import require_true
+from specnb.report import origin
+from specnb.report.results import CLAIMS, ROOT, collect, out, write
 
 SOURCES = ("paper.typ", "style.typ", "references.bib")
 FIGURE = re.compile(r"\"(\d\d_\w+)\"")
@@ -26,7 +26,7 @@ FIGURE = re.compile(r"\"(\d\d_\w+)\"")
 
 def require_fresh(folder: Path) -> None:
     """Raises `Missing` with the names of the tables, verdicts and figures that `config.yml` promises and `folder`
-    lacks; of what has changed since a notebook read or wrote it (see `specnb.origin`); and of verdicts in
+    lacks; of what has changed since a notebook read or wrote it (see `specnb.report.origin`); and of verdicts in
     `claims.csv` that are not what the notebooks' own files say.
 
     What depends on this machine's clock (`_timed`) is no part of the paper.
@@ -43,8 +43,12 @@ def require_fresh(folder: Path) -> None:
     path = folder / "data" / "results" / "claims.csv"
     if not path.exists():
         raise Missing("missing: data/results/claims.csv; `make reproduce` writes it")
-    ours, theirs = pd.read_csv(path, dtype=str).set_index("id"), collect().set_index("id")
-    stale = [claim for claim in theirs.index if claim not in ours.index or any(ours.loc[claim] != theirs.loc[claim])]
+    specnb_generate, theirs = pd.read_csv(path, dtype=str).set_index("id"), collect().set_index("id")
+    stale = [
+        claim
+        for claim in theirs.index
+        if claim not in specnb_generate.index or any(specnb_generate.loc[claim] != theirs.loc[claim])
+    ]
     if stale:
         raise Missing(f"stale: data/results/claims.csv on {', '.join(stale)}; `make reproduce` collects it")
 
@@ -82,9 +86,9 @@ def expected_table(results: Results) -> pd.DataFrame:
     )
 
 
-def museum_table(results: Results) -> pd.DataFrame:
-    """The museum as printed: tokens until found, or never; share of passes (· where a test cannot meet it)."""
-    table = museum(results)
+def bug_suite_table(results: Results) -> pd.DataFrame:
+    """The bug suite as printed: tokens until found, or never; share of passes (· where a test cannot meet it)."""
+    table = known_bugs(results)
     tokens = {name: table[name].map(lambda n: "never" if pd.isna(n) else f"{n:,.0f}") for name in ("median", "90%")}
     passes = {
         name: table[name].map(lambda passed: "·" if pd.isna(passed) else f"{passed:.0%}")
@@ -94,7 +98,7 @@ def museum_table(results: Results) -> pd.DataFrame:
     return pd.DataFrame(named | passes)
 
 
-TABLES = {"claims": claims_table, "expected": expected_table, "museum": museum_table}
+TABLES = {"claims": claims_table, "expected": expected_table, "bug_suite": bug_suite_table}
 
 
 def latex(table: pd.DataFrame) -> str:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import pandas as pd
 
-from specnb.audit.detection import CAP, DELTA
-from specnb.paper.reading import (
+from paper.reading import (
     Results,
     count,
     interval,
-    museum,
+    known_bugs,
     one_machine,
     per_token,
     share,
     single_runs,
     with_minus,
 )
-from specnb.results import CLAIMS, VERDICTS
+from specnb.experiments.detection import CAP, DELTA
+from specnb.report.results import CLAIMS, VERDICTS
 from specnb.theory import walltime_improvement
 
 Named = dict[str, str]
@@ -45,20 +45,22 @@ def exactness(results: Results) -> Named:
     draws = results.table("01_convergence")
     most = draws[draws.rule == "token_verification"].iloc[-1]
     runs = results.table("01_target_runs").set_index("drafter")
-    real = results.table("01_rejection_sampling").set_index("laws").loc["trained pair"]
+    real = results.table("01_rejection_sampling").set_index("distributions").loc["trained pair"]
     named = {
         "settings": count(len(joint)),
         "error": f"{joint.error.max():.0e}",
         "largest-vocab": count(joint.vocab.max()),
         "largest-gamma": count(joint.gamma.max()),
-        "pairs": results.quote("unbiasedness", r"([\d,]+) of [\d,]+ pairs of laws"),
+        "pairs": results.quote("unbiasedness", r"([\d,]+) of [\d,]+ pairs of distributions"),
         "given-length": results.quote("algorithm-1-joint", r"\(TV ([\d.]+) in 1-token steps\)"),
         "draws": count(most.n),
         "draws-tv": f"{most['mean TV']:.5f}",
         "draws-tv-exact": f"{most['expected of an exact one']:.5f}",
         "float32": results.quote("unbiasedness", r"and (\S+) in float32"),
         "other-replacements": results.quote("residual-unique", r"is exact in ([\d,]+) of"),
-        "same-seed": results.quote("same-law-not-same-text", r"a share of ([\d.]+ \[[\d., ]+\] \(n = [\d,]+\))"),
+        "same-seed": results.quote(
+            "same-distribution-not-same-text", r"a share of ([\d.]+ \[[\d., ]+\] \(n = [\d,]+\))"
+        ),
         "uniform-runs": count(runs["target runs"]["uniform"]),
         "plain-runs": count(runs["target runs"]["none (standard decoding)"]),
         "trained-runs": count(runs["target runs"]["trained draft"]),
@@ -83,8 +85,8 @@ def tokens(results: Results) -> Named:
         "simulations": count(len(figure2)),
         "inside": count(inside),
         "steps": count(figure2.n.max()),
-        "fit-hot": results.quote("iid-assumption", r"temperature 1: fit of the count law p = ([\d.e-]+)"),
-        "fit-cold": results.quote("iid-assumption", r"temperature 0: fit of the count law p = ([\d.e-]+),"),
+        "fit-hot": results.quote("iid-assumption", r"temperature 1: fit of the count distribution p = ([\d.e-]+)"),
+        "fit-cold": results.quote("iid-assumption", r"temperature 0: fit of the count distribution p = ([\d.e-]+),"),
         "lag": interval(lag),
         "off-hot": results.quote("iid-assumption", r"off by (\S+ \[[^\]]+\]); temperature 0"),
         "off-cold": results.quote("iid-assumption", r"temperature 0.*off by (\S+ \[[^\]]+\])"),
@@ -101,24 +103,31 @@ def tokens(results: Results) -> Named:
 
 
 def acceptance(results: Results) -> Named:
-    ours = results.table("04_table3")
-    ours = ours[ours.target.str.startswith("this pair")]
-    target, draft = ours.target.iloc[0].split()[-1], ours.draft[ours.draft.str.endswith("M")].iloc[0]
-    ours = ours.set_index(["draft", "temperature"])
+    specnb_generate = results.table("04_table3")
+    specnb_generate = specnb_generate[specnb_generate.target.str.startswith("this pair")]
+    target, draft = (
+        specnb_generate.target.iloc[0].split()[-1],
+        specnb_generate.draft[specnb_generate.draft.str.endswith("M")].iloc[0],
+    )
+    specnb_generate = specnb_generate.set_index(["draft", "temperature"])
     needed = results.table("04_needed").set_index("temperature").loc[1]
     return {
         "target": target.removesuffix("M"),
         "draft": draft.removesuffix("M"),
-        "hot": interval(ours.loc[draft, 1], "alpha", digits=3),
-        "cold": interval(ours.loc[draft, 0], "alpha", digits=3),
-        "bigram": interval(ours.loc["bigram", 1], "alpha", digits=3),
-        "unigram": interval(ours.loc["unigram", 1], "alpha", digits=3),
-        "unigram-cold": interval(ours.loc["unigram", 0], "alpha", digits=3),
-        "n": count(ours.n.max()),
-        "laws-alone": results.quote("table-3-shape", r"laws on the text of T = 1: (-?[\d.]+ \[[^\]]+\])"),
-        "text-alone": results.quote("table-3-shape", r"text under the laws of T = 1: (-?[\d.]+ \[[^\]]+\])"),
-        "laws-there": results.quote("table-3-shape", r"laws on the text of T = 0: (-?[\d.]+ \[[^\]]+\])"),
-        "text-there": results.quote("table-3-shape", r"text under the laws of T = 0: (-?[\d.]+ \[[^\]]+\])"),
+        "hot": interval(specnb_generate.loc[draft, 1], "alpha", digits=3),
+        "cold": interval(specnb_generate.loc[draft, 0], "alpha", digits=3),
+        "bigram": interval(specnb_generate.loc["bigram", 1], "alpha", digits=3),
+        "unigram": interval(specnb_generate.loc["unigram", 1], "alpha", digits=3),
+        "unigram-cold": interval(specnb_generate.loc["unigram", 0], "alpha", digits=3),
+        "n": count(specnb_generate.n.max()),
+        "distributions-alone": results.quote(
+            "table-3-shape", r"distributions on the text of T = 1: (-?[\d.]+ \[[^\]]+\])"
+        ),
+        "text-alone": results.quote("table-3-shape", r"text under the distributions of T = 1: (-?[\d.]+ \[[^\]]+\])"),
+        "distributions-there": results.quote(
+            "table-3-shape", r"distributions on the text of T = 0: (-?[\d.]+ \[[^\]]+\])"
+        ),
+        "text-there": results.quote("table-3-shape", r"text under the distributions of T = 0: (-?[\d.]+ \[[^\]]+\])"),
         "very-hot": results.quote("table-3-shape", r"at T = 8 it is (\d\.\d+)"),
         "needed": count(needed.needed),
         "needed-if-independent": count(needed["if independent"]),
@@ -157,13 +166,13 @@ def clock(results: Results) -> Named:
     way = ["pair", "dtype", "compiled"]
     best = walltime.loc[walltime[walltime.temperature == 1].groupby(way).measured.idxmax()].set_index(way)
     best = best.apply(interval, axis=1, args=("measured", "measured_low", "measured_high"))
-    ms = per_token(results, "dialled")
+    ms = per_token(results, "synthetic")
     gains = {
         f"compiled-{pair}-{kind.split()[0]}": f"{times[kind] / times[f'{kind}, compiled']:.2f}"
-        for pair, times in ((pair, per_token(results, pair)) for pair in ("dialled", "trained"))
+        for pair, times in ((pair, per_token(results, pair)) for pair in ("synthetic", "trained"))
         for kind in ("target only", "speculative")
     }
-    cells = [(pair, layout) for pair in ("dialled", "trained") for layout in ("plain", "packed", "compiled")]
+    cells = [(pair, layout) for pair in ("synthetic", "trained") for layout in ("plain", "packed", "compiled")]
     return gains | {
         "machine": str(walltime.machine.iloc[0]),
         "n": count(TOKENS),
@@ -181,9 +190,9 @@ def clock(results: Results) -> Named:
         "peer-plain": f"{ms['transformers assisted']:.2f}",
         "peer": f"{ms['transformers assisted, packed']:.2f}",
         "ours": f"{ms['speculative']:.2f}",
-        "best-dialled": best["dialled", "float32", False],
-        "best-dialled-compiled": best["dialled", "float32", True],
-        "best-dialled-half": best["dialled", "bfloat16", False],
+        "best-synthetic": best["synthetic", "float32", False],
+        "best-synthetic-compiled": best["synthetic", "float32", True],
+        "best-synthetic-half": best["synthetic", "bfloat16", False],
         "best-trained": best["trained", "float32", False],
         "best-trained-compiled": best["trained", "float32", True],
         "best-trained-half": best["trained", "bfloat16", False],
@@ -228,7 +237,7 @@ def beam(results: Results) -> Named:
 
 
 def batches(results: Results) -> Named:
-    cuts = results.table("10_cuts").set_index("cut")["gamma 3"]
+    cuts = results.table("10_truncation").set_index("cut")["gamma 3"]
     noticed = results.table("10_noticed")
     later = noticed[noticed.step > 0].groupby("way").median()
     refill, peak = results.table("10_refill").set_index("plan")["at work"], results.table("10_peak")
@@ -280,13 +289,13 @@ def lenience(results: Results) -> Named:
 
 
 def audit(results: Results) -> Named:
-    bugs, wild = museum(results), results.table("in_the_wild")
+    bugs, wild = known_bugs(results), results.table("transformers_audit")
     unseen = bugs[bugs["median"].isna()]
-    kept = results.table("11_museum").set_index("mutant")
+    kept = results.table("11_bug_suite").set_index("bug")
     in_a_step = kept["exact TV of a step"]
-    greedy = results.table("11_greedy_drafts").set_index("drafts")
+    greedy = results.table("11_greedy_drafts").set_index("draft_tokens")
     large = bugs[bugs.tv >= LARGE]
-    alarms = results.table("audit_false_alarms").set_index("delta")
+    alarms = results.table("false_alarms").set_index("delta")
     engines = {"vLLM V1": "vllm-one", "vLLM V2": "vllm-two", "TensorRT-LLM": "tensorrt", "transformers": "transformers"}
     return {
         "bugs": count(len(bugs)),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from specnb.audit.detection import EXHIBITS, summary
+from specnb.experiments.detection import BUG_SUITE, summary
 
 
 class Missing(LookupError):  # noqa: N818 - it reads as what it says
@@ -78,13 +78,13 @@ def single_runs(results: Results) -> pd.Series:
 
 def per_token(results: Results, pair: str) -> pd.Series:
     """Milliseconds a token of every sampler that was timed on `pair`."""
-    peers = one_machine(results.table("bench_peers"))
-    return peers[peers.pair == pair].set_index("sampler").ms_per_token
+    against_transformers = one_machine(results.table("bench_against_transformers"))
+    return against_transformers[against_transformers.pair == pair].set_index("sampler").ms_per_token
 
 
-def museum(results: Results) -> pd.DataFrame:
-    """Every harmful bug of the museum: what the audit needs to find it, and how often the engines' tests pass."""
-    runs, checks = results.table("museum"), results.table("checks")
-    harmful = [name for name in runs.mutant.unique() if not EXHIBITS[name].lossless]
-    shares = checks.assign(share=checks.passed / checks.runs).pivot_table("share", "mutant", "check")
-    return summary(runs).set_index("mutant").loc[harmful].join(shares).sort_values(["median", "90%", "tv"])
+def known_bugs(results: Results) -> pd.DataFrame:
+    """Every harmful bug of the bug suite: what the audit needs to find it, and how often the engines' tests pass."""
+    runs, checks = results.table("bug_suite"), results.table("engine_checks")
+    harmful = [name for name in runs.bug.unique() if not BUG_SUITE[name].lossless]
+    shares = checks.assign(share=checks.passed / checks.runs).pivot_table("share", "bug", "check")
+    return summary(runs).set_index("bug").loc[harmful].join(shares).sort_values(["median", "90%", "tv"])

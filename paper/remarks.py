@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from specnb.paper.reading import Missing, Results, museum, one_machine, parsed, per_token, single_runs
+from paper.reading import Missing, Results, known_bugs, one_machine, parsed, per_token, single_runs
 from specnb.theory import walltime_improvement
 
 Check = Callable[[Results], bool]
@@ -60,7 +60,8 @@ def gamma_moves_both_ways(results: Results) -> bool:
 @remark("in fractions, give $p$ exactly")
 def every_pair_gives_p(results: Results) -> bool:
     exact, of = (
-        results.quote("unbiasedness", rf"{place} pairs of laws") for place in (r"([\d,]+) of [\d,]+", r"of ([\d,]+)")
+        results.quote("unbiasedness", rf"{place} pairs of distributions")
+        for place in (r"([\d,]+) of [\d,]+", r"of ([\d,]+)")
     )
     return exact == of
 
@@ -71,7 +72,7 @@ def one_wrong_rule_hides(results: Results) -> bool:
     return bool(stale[["first token", "joint, no context"]].max() < 1e-12 and stale["joint, context"] > 0.01)
 
 
-@remark("sampled steps are consistent with the enumerated law")
+@remark("sampled steps are consistent with the enumerated distribution")
 def sampled_steps_agree(results: Results) -> bool:
     return _verdicts(results, "algorithm-1-joint") == {"holds"}
 
@@ -81,10 +82,11 @@ def never_more_runs(results: Results) -> bool:
     return _verdicts(results, "never-more-target-runs") == {"holds"}
 
 
-@remark("the best capped geometric law is rejected")
+@remark("the best capped geometric distribution is rejected")
 def acceptances_depend(results: Results) -> bool:
     fits = [
-        float(results.quote("iid-assumption", rf"temperature {t}: fit of the count law p = ([\d.e-]+)")) for t in "10"
+        float(results.quote("iid-assumption", rf"temperature {t}: fit of the count distribution p = ([\d.e-]+)"))
+        for t in "10"
     ]
     return max(fits) < 0.01
 
@@ -106,29 +108,40 @@ def overlaps_help_less_over_texts(results: Results) -> bool:
 
 @remark("the order of the drafts in Table 3 of the original")
 def drafts_are_in_order(results: Results) -> bool:
-    ours = results.table("04_table3")
-    ours = ours[ours.target.str.startswith("this pair")].pivot_table("alpha", "temperature", "draft")
-    model = next(name for name in ours if name.endswith("M"))
-    return bool((ours.unigram < ours.bigram).all() and (ours.bigram < ours[model]).all())
+    specnb_generate = results.table("04_table3")
+    specnb_generate = specnb_generate[specnb_generate.target.str.startswith("this pair")].pivot_table(
+        "alpha", "temperature", "draft"
+    )
+    model = next(name for name in specnb_generate if name.endswith("M"))
+    return bool(
+        (specnb_generate.unigram < specnb_generate.bigram).all()
+        and (specnb_generate.bigram < specnb_generate[model]).all()
+    )
 
 
 @remark("It is untrue of the unigram")
 def sharper_is_worse_for_the_unigram(results: Results) -> bool:
-    ours = results.table("04_table3").query("draft == 'unigram'").iloc[:2].set_index("temperature")
-    return bool(ours.high[0] < ours.low[1])
+    specnb_generate = results.table("04_table3").query("draft == 'unigram'").iloc[:2].set_index("temperature")
+    return bool(specnb_generate.high[0] < specnb_generate.low[1])
 
 
-@remark("the sharper laws overlap no more")
-def laws_alone_do_not_help(results: Results) -> bool:
-    _, _, high = parsed(results.quote("table-3-shape", r"laws on the text of T = 1: (\S+ \[[^\]]+\])"))
+@remark("the sharper distributions overlap no more")
+def distributions_alone_do_not_help(results: Results) -> bool:
+    _, _, high = parsed(results.quote("table-3-shape", r"distributions on the text of T = 1: (\S+ \[[^\]]+\])"))
     return high <= 0.01
 
 
 @remark("most of it is the _text_")
-def text_helps_more_than_laws(results: Results) -> bool:
-    phrases = ("text under the laws of T = 1", "text under the laws of T = 0", "laws on the text of T = 0")
-    hot, cold, laws = (parsed(results.quote("table-3-shape", words + r": (\S+ \[[^\]]+\])")) for words in phrases)
-    return min(hot[1], cold[1]) > 0 and min(hot[0], cold[0]) > laws[0]
+def text_helps_more_than_distributions(results: Results) -> bool:
+    phrases = (
+        "text under the distributions of T = 1",
+        "text under the distributions of T = 0",
+        "distributions on the text of T = 0",
+    )
+    hot, cold, distributions = (
+        parsed(results.quote("table-3-shape", words + r": (\S+ \[[^\]]+\])")) for words in phrases
+    )
+    return min(hot[1], cold[1]) > 0 and min(hot[0], cold[0]) > distributions[0]
 
 
 @remark("Over $gamma$ it has one peak. The rest of the original's Section 3 follows")
@@ -145,13 +158,13 @@ def one_loses_where_four_win(results: Results) -> bool:
 @remark("how weights lie in memory decides whether more tokens are dear")
 def layout_decides(results: Results) -> bool:
     runs = single_runs(results)
-    dear, cheap = (runs["dialled", layout, 5] / runs["dialled", layout, 1] for layout in ("plain", "packed"))
+    dear, cheap = (runs["synthetic", layout, 5] / runs["synthetic", layout, 1] for layout in ("plain", "packed"))
     return bool(dear - 1 > 2 * (cheap - 1))
 
 
-@remark("the dialled pair pays for the second and third token more than for the next ten")
+@remark("the synthetic pair pays for the second and third token more than for the next ten")
 def the_second_token_is_dear(results: Results) -> bool:
-    ms = single_runs(results)["dialled", "plain"]
+    ms = single_runs(results)["synthetic", "plain"]
     return bool(ms[3] - ms[1] > ms[13] - ms[3])
 
 
@@ -166,7 +179,7 @@ def measured_costs_predict_better(results: Results) -> bool:
 
 @remark("most of the difference between the two was never in their loops")
 def loops_differ_little(results: Results) -> bool:
-    ms = per_token(results, "dialled")
+    ms = per_token(results, "synthetic")
     gap, left = (ms[name] - ms["speculative"] for name in ("transformers assisted", "transformers assisted, packed"))
     return bool(abs(left) < gap / 2)
 
@@ -179,15 +192,15 @@ def texts_explain_what_strays(results: Results) -> bool:
     return bool(counted > ((ratio - 1).abs() <= 0.1).sum())
 
 
-@remark("leaves speculation less to gain; for the dialled pair")
+@remark("leaves speculation less to gain; for the synthetic pair")
 def a_faster_baseline_gains_less(results: Results) -> bool:
-    """For the trained pair; for the dialled pair both are made faster alike, within a twentieth."""
-    pairs = {pair: per_token(results, pair) for pair in ("dialled", "trained")}
+    """For the trained pair; for the synthetic pair both are made faster alike, within a twentieth."""
+    pairs = {pair: per_token(results, pair) for pair in ("synthetic", "trained")}
     more = {
         pair: (ms["speculative"] / ms["speculative, compiled"]) / (ms["target only"] / ms["target only, compiled"])
         for pair, ms in pairs.items()
     }
-    return bool(more["trained"] < 0.95 < more["dialled"] < 1.05)
+    return bool(more["trained"] < 0.95 < more["synthetic"] < 1.05)
 
 
 @remark("two plausible bugs")
@@ -228,10 +241,13 @@ def turned_round_it_follows(results: Results) -> bool:
     return bool(_verdicts(results, "lenience-argmax") == {"conditional"} and cold.reachable.all())
 
 
-@remark("All three keep every row's law")
+@remark("All three keep every row's distribution")
 def ragged_ways_are_exact(results: Results) -> bool:
-    laws = results.table("10_laws")
-    return bool((laws.same == (laws["what is wrong"] == "-")).all()) and (laws["what is wrong"] == "-").sum() == 3
+    distributions = results.table("10_distributions")
+    return (
+        bool((distributions.same == (distributions["what is wrong"] == "-")).all())
+        and (distributions["what is wrong"] == "-").sum() == 3
+    )
 
 
 @remark("leaves the draft's acceptance where it was")
@@ -243,7 +259,7 @@ def first_run_helps_nothing(results: Results) -> bool:
 
 @remark("exact if the accepted draft at the cut stays")
 def the_shortest_may_decide(results: Results) -> bool:
-    cuts = results.table("10_cuts").set_index("cut")
+    cuts = results.table("10_truncation").set_index("cut")
     return bool((cuts.loc["all keep the shortest's, drafts included"] == 0).all())
 
 
@@ -255,7 +271,7 @@ def narrowing_depends_on_the_draft(results: Results) -> bool:
 
 @remark("the audit lets through fewer bugs than any of these tests")
 def the_audit_sees_more(results: Results) -> bool:
-    bugs = museum(results)
+    bugs = known_bugs(results)
     tests = ("vLLM V1", "vLLM V2", "TensorRT-LLM", "transformers")
     return bool(bugs["median"].isna().sum() < min((bugs[test].fillna(1) >= 0.5).sum() for test in tests))
 
@@ -265,9 +281,9 @@ def soft_greedy_is_not_greedy(results: Results) -> bool:
     return _verdicts(results, "processors-greedy") == {"refuted"}
 
 
-@remark("true of the law, and of the text only at temperature zero")
+@remark("true of the distribution, and of the text only at temperature zero")
 def only_greedy_text_is_the_same(results: Results) -> bool:
-    return results.quote("same-law-not-same-text", r"at temperature 0, (\d+) differ") == "0"
+    return results.quote("same-distribution-not-same-text", r"at temperature 0, (\d+) differ") == "0"
 
 
 @remark("Nothing here ran on a GPU")

@@ -1,15 +1,15 @@
-"""Speculative decoding: an exact sampler, the laws behind it, and the checks that show it.
+"""Speculative decoding: an exact sampler, the distributions behind it, and the checks that show it.
 
 Rooms, from the ground up; each imports only from those before it:
 
-    law, theory, lenience  probability of one token; closed forms. No models, no input or output
+    distribution, theory, lenience  probability of one token; closed forms. No models, no input or output
     corpus, randomness     text that every user has; uniforms, one stream per row and purpose
     checkpoints            the folder that a model is loaded from: its formats, checksums and completeness
     verify, exact, cuts    acceptance rules as pure functions; their enumeration; rows that neighbours cut short
     beam, exact_beam       beam search over a drafted tree, likewise; its enumeration
     machine, layout        the machine's name; which layout of a weight is faster on it
     cache, fast, double, models    the rooms that know transformers; the same models sooner
-    shapes, dialled        sizes that others published; models of any shape at a chosen acceptance
+    shapes, synthetic        sizes that others published; models of any shape at a chosen acceptance
     draft, ngram, record   drafters; what a generation remembers
     request, memory        what may be asked of the loop; the bytes that it takes
     step, seats, decode    one step of a batch; who takes part in it; the loop

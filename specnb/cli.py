@@ -21,12 +21,12 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from specnb.audit import Auditor, audit
-from specnb.audit.forced import Text, require_texts
 from specnb.audit.report import Report
+from specnb.audit.teacher_forcing import Completion, require_completions
 from specnb.audit.token_file import LINE, read_tokens
-from specnb.law import Sampling
-from specnb.models import load_model
-from specnb.results import write
+from specnb.models.loading import load_model
+from specnb.report.results import write
+from specnb.sampling.distributions import Sampling
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -74,8 +74,8 @@ def _audited(options: argparse.Namespace) -> Report:
     try:
         for model in (target, draft):
             if model is not None:
-                texts = [Text(one.prompt, one.tokens) for one in sequences]
-                require_texts(model, texts, [one.where for one in sequences])
+                completions = [Completion(one.prompt, one.tokens) for one in sequences]
+                require_completions(model, completions, [one.where for one in sequences])
         return audit(
             target,
             [one.tokens for one in sequences],

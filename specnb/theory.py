@@ -53,11 +53,11 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Array:
     return np.where(alpha == 1, gamma + 1, series)
 
 
-def count_law(alpha: ArrayLike, gamma: int) -> Array:
+def count_distribution(alpha: ArrayLike, gamma: int) -> Array:
     """P(tokens per step = n) for n = 1 .. gamma + 1, on a new last axis: capped geometric (section 3.1)."""
     alpha = _alpha(alpha)[..., None]
     if not np.isfinite(_gamma(gamma)):
-        raise ValueError("gamma is inf; the law of the count is an array only for a finite gamma")
+        raise ValueError("gamma is inf; the distribution of the count is an array only for a finite gamma")
     n = np.arange(1, int(gamma) + 1)
     return np.concatenate([(1 - alpha) * alpha ** (n - 1), alpha ** int(gamma)], axis=-1)
 

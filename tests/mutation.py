@@ -2,8 +2,8 @@
 
     python tests/mutation.py specnb/audit/auditor.py tests/audit/test_auditor.py --sample 40
 
-Prints one line per surviving mutant and the score. Run it from the project's root, with the package on the path.
-Each mutant is tested in a fork of a process that has imported the heavy libraries, so it needs a system with fork.
+Prints one line per surviving bug and the score. Run it from the project's root, with the package on the path.
+Each bug is tested in a fork of a process that has imported the heavy libraries, so it needs a system with fork.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutants(source: str) -> list[tuple[str, ast.Module]]:
-    """Every mutant of a module's `source`: a description with the line, and the changed tree."""
+    """Every bug of a module's `source`: a description with the line, and the changed tree."""
     tree = ast.parse(source)
     lines, found = source.splitlines(), []
     for number, node in enumerate(nodes(tree)):
@@ -164,14 +164,14 @@ def _run(module: Path, tree: ast.Module, tests: list[str]) -> None:
 
 
 def main() -> int:
-    """Runs the tester; returns 1 if a mutant survived."""
+    """Runs the tester; returns 1 if a bug survived."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("module", type=Path, help="the module to change, relative to the project's root")
     parser.add_argument("tests", nargs="+", help="what pytest shall run")
-    parser.add_argument("--sample", type=int, help="so many mutants, chosen at random (default: all)")
+    parser.add_argument("--sample", type=int, help="so many bugs, chosen at random (default: all)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lines", help="only mutants of the lines FIRST-LAST")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for one mutant")
+    parser.add_argument("--lines", help="only bugs of the lines FIRST-LAST")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one bug")
     options = parser.parse_args()
     for name in HEAVY:
         importlib.import_module(name)
@@ -191,7 +191,7 @@ def main() -> int:
             print(f"survived  {options.module}:{what}", flush=True)
         if sys.stderr.isatty():
             print(f"\r{number}/{len(chosen)}", end="", file=sys.stderr, flush=True)
-    print(f"{options.module}: {len(chosen) - alive} of {len(chosen)} mutants killed", flush=True)
+    print(f"{options.module}: {len(chosen) - alive} of {len(chosen)} bugs killed", flush=True)
     return 1 if alive else 0
 
 

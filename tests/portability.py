@@ -28,15 +28,15 @@ import nbformat
 import papermill
 from nbformat import NotebookNode
 
-from specnb import origin
-from specnb.notebooks import FOLDER, tidy
-from specnb.results import ROOT
+from specnb.experiments.notebooks import FOLDER, tidy
+from specnb.report import origin
+from specnb.report.results import ROOT
 
 SANITIZE = Path(__file__).with_name("sanitize.cfg")
 SHOWN = 12  # lines of each difference
 
 
-def texts(notebook: NotebookNode) -> list[tuple[str, str]]:
+def sequences(notebook: NotebookNode) -> list[tuple[str, str]]:
     """The source and the compared text of every code cell, sanitised as `make test` does."""
     config = configparser.ConfigParser()
     config.read(SANITIZE)
@@ -76,7 +76,7 @@ def run(notebook: Path, folder: Path, threads: int) -> NotebookNode:
 def differences(name: str, made: NotebookNode, folder: Path) -> Iterator[tuple[str, str, str]]:
     """Whatever differs from what is committed: its name, the committed text and the text made by this run."""
     committed = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
-    pairs = zip(texts(committed), texts(made), strict=True)
+    pairs = zip(sequences(committed), sequences(made), strict=True)
     for number, ((source, old), (_, new)) in enumerate(pairs):
         if old != new:
             yield f"code cell {number} ({source.strip().splitlines()[0]})", old, new

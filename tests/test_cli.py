@@ -16,14 +16,14 @@ from specnb import cli
 from specnb.audit.report import Report
 from specnb.audit.token_file import Sequence, read_tokens
 from specnb.cli import main
-from specnb.decode import generate
-from specnb.models import PAIR, load_pair
+from specnb.decoding.loop import generate
+from specnb.models.loading import TRAINED_PAIR, load_pair
 
-TARGET, DRAFT = str(PAIR / "target"), str(PAIR / "draft")
+TARGET, DRAFT = str(TRAINED_PAIR / "target"), str(TRAINED_PAIR / "draft")
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def completions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Exact texts of the trained pair, as a file."""
     pair = load_pair()
     prompts = [pair.encode("def "), pair.encode("class ")] * 2
@@ -38,17 +38,17 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_exact_texts_exit_with_0(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", str(texts), "--target", TARGET, "--draft", DRAFT]) == 0
+def test_exact_texts_exit_with_0(completions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(completions), "--target", TARGET, "--draft", DRAFT]) == 0
     assert "no deviation was found" in capsys.readouterr().out
 
 
 def test_a_rejection_exits_with_1_and_names_the_token(
-    texts: Path, capsys: pytest.CaptureFixture[str], tmp_path
+    completions: Path, capsys: pytest.CaptureFixture[str], tmp_path
 ) -> None:
     """The texts were sampled at temperature 1, and are claimed to be greedy."""
     page = tmp_path / "report.html"
-    arguments = ["audit", str(texts), "--target", TARGET, "--temperature", "0", "--json", "--html", str(page)]
+    arguments = ["audit", str(completions), "--target", TARGET, "--temperature", "0", "--json", "--html", str(page)]
     assert main(arguments) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["verdict"] == "rejected"
@@ -101,20 +101,20 @@ def test_bad_files_exit_with_2(content: str, words: str, tmp_path: Path, capsys:
         *(["--device", "cuda:99"], ["--device", "nonsense"], ["--device", "meta"]),
     ],
 )
-def test_bad_settings_exit_with_2(texts: Path, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", str(texts), "--target", TARGET, *more]) == 2
+def test_bad_settings_exit_with_2(completions: Path, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(completions), "--target", TARGET, *more]) == 2
     assert more[1] in capsys.readouterr().err
 
 
 def test_files_and_models_that_are_not_there_exit_with_2(
-    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    completions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["audit", str(tmp_path / "none.jsonl"), "--target", TARGET]) == 2
-    assert main(["audit", str(texts), "--target", str(tmp_path)]) == 2
-    assert main(["audit", str(texts), "--target", str(tmp_path / "none")]) == 2
+    assert main(["audit", str(completions), "--target", str(tmp_path)]) == 2
+    assert main(["audit", str(completions), "--target", str(tmp_path / "none")]) == 2
     assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
     with pytest.raises(SystemExit) as bad:
-        main(["audit", str(texts)])
+        main(["audit", str(completions)])
     assert bad.value.code == 2
 
 

@@ -102,7 +102,7 @@ def _dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace(f'"{HUGE}"', "1" + "0" * 5000)
 
 
-texts = st.one_of(
+sequences = st.one_of(
     st.lists(lines.map(_dumped), max_size=4).map("\n".join),
     st.text(max_size=40),
     st.sampled_from(
@@ -117,11 +117,11 @@ texts = st.one_of(
     ),
 )
 encoded = st.one_of(
-    texts.map(lambda text: text.encode("utf-8", "surrogatepass")),
-    texts.map(lambda text: text.encode("utf-8-sig", "surrogatepass")),
-    texts.map(lambda text: text.encode("utf-16", "surrogatepass")),
-    texts.map(lambda text: text.encode("utf-16-le", "surrogatepass")),
-    texts.map(lambda text: gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0)),
+    sequences.map(lambda text: text.encode("utf-8", "surrogatepass")),
+    sequences.map(lambda text: text.encode("utf-8-sig", "surrogatepass")),
+    sequences.map(lambda text: text.encode("utf-16", "surrogatepass")),
+    sequences.map(lambda text: text.encode("utf-16-le", "surrogatepass")),
+    sequences.map(lambda text: gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0)),
     st.binary(max_size=60),
     st.binary(max_size=60).map(lambda content: b"\x1f\x8b" + content),
     st.integers(0, len(VALID)).map(lambda at: VALID[:at]),

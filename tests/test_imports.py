@@ -42,17 +42,17 @@ def test_every_room_has_its_floor(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_only_go_down_or_stay(package: str) -> None:
-    floors = _floors(package)
+    memory_bounds = _floors(package)
     wrong = [
         f"{file.stem} imports {other}"
         for room, files in _rooms(package).items()
         for file in files
         for other in _imported(file, package) - {room}
-        if floors[room] < floors[other]
+        if memory_bounds[room] < memory_bounds[other]
     ]
     assert not wrong
 
 
-def test_laws_and_rules_know_no_model() -> None:
-    for room in ("law", "theory", "verify", "exact"):
+def test_distributions_and_rules_know_no_model() -> None:
+    for room in ("distribution", "theory", "verify", "exact"):
         assert not re.search(r"^(from|import) transformers", (ROOT / f"{room}.py").read_text(), flags=re.MULTILINE)

@@ -14,18 +14,18 @@ import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from specnb import reproduce
+from specnb.report import reproduce
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 # What a notebook needs of this package to leave results behind, and the pipeline to run it.
-CODE = ("source_digest", "origin", "results", "reproduce")
+CODE = tuple(f"report/{name}" for name in ("__init__", "source_digest", "origin", "results", "reproduce"))
 
 SETTLE = """
 from pathlib import Path
 import pandas
 from specnb import used
-from specnb.results import Findings
+from specnb.report.results import Findings
 findings = Findings("{number}")
 Path("../runs.txt").open("a").write("{number} ")
 {work}
@@ -212,7 +212,7 @@ def test_an_unreadable_record_means_a_new_run(tmp_path: Path) -> None:
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "build" / "lock"
-    code = "import sys, time\nfrom pathlib import Path\nfrom specnb.reproduce import lock\n"
+    code = "import sys, time\nfrom pathlib import Path\nfrom specnb.report.reproduce import lock\n"
     code += "held = lock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(120)"
     with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

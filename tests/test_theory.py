@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from distributions_for_tests import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import examples
 
 from specnb import theory
 
@@ -25,14 +25,14 @@ costs = st.floats(0, 2)
 
 def enumerated_counts(alpha: Fraction, gamma: int) -> list[Fraction]:
     """P(tokens per step = 1 .. gamma + 1): every pattern of accepted and rejected drafts, one by one."""
-    law = [Fraction(0)] * (gamma + 1)
+    probs = [Fraction(0)] * (gamma + 1)
     for pattern in product([True, False], repeat=gamma):
         chance = Fraction(1)
         for accepted in pattern:
             chance *= alpha if accepted else 1 - alpha
         tokens = [*pattern, False].index(False) + 1
-        law[tokens - 1] += chance
-    return law
+        probs[tokens - 1] += chance
+    return probs
 
 
 def mean_count(alpha: Fraction, gamma: int) -> Fraction:
@@ -49,9 +49,9 @@ def geometric_sum(alpha: float, gamma: int) -> float:
 
 @pytest.mark.parametrize("gamma", range(7))
 @pytest.mark.parametrize("alpha", [Fraction(0), Fraction(1, 7), Fraction(3, 4), Fraction(1)])
-def test_count_law_and_expected_tokens_are_those_of_all_patterns(alpha: Fraction, gamma: int) -> None:
+def test_count_distribution_and_expected_tokens_are_those_of_all_patterns(alpha: Fraction, gamma: int) -> None:
     want = [float(chance) for chance in enumerated_counts(alpha, gamma)]
-    assert theory.count_law(float(alpha), gamma) == pytest.approx(want, abs=1e-15)
+    assert theory.count_distribution(float(alpha), gamma) == pytest.approx(want, abs=1e-15)
     assert theory.expected_tokens(float(alpha), gamma) == pytest.approx(float(mean_count(alpha, gamma)), rel=1e-14)
 
 
@@ -75,10 +75,10 @@ def test_expected_tokens_at_its_limits() -> None:
 
 @given(alphas, gammas)
 @examples
-def test_the_mean_of_the_count_law_is_expected_tokens(alpha: float, gamma: int) -> None:
-    law = theory.count_law(alpha, gamma)
-    assert law.sum() == pytest.approx(1, abs=1e-14)
-    assert law @ np.arange(1, gamma + 2) == pytest.approx(float(theory.expected_tokens(alpha, gamma)), rel=1e-13)
+def test_the_mean_of_the_count_distribution_is_expected_tokens(alpha: float, gamma: int) -> None:
+    probs = theory.count_distribution(alpha, gamma)
+    assert probs.sum() == pytest.approx(1, abs=1e-14)
+    assert probs @ np.arange(1, gamma + 2) == pytest.approx(float(theory.expected_tokens(alpha, gamma)), rel=1e-13)
 
 
 @given(alphas, st.integers(1, 9))
@@ -228,11 +228,11 @@ def test_everything_broadcasts() -> None:
             assert together[at] == function(*(argument[at] for argument in spread)), function.__name__
 
 
-def test_count_law_puts_the_counts_on_a_new_last_axis() -> None:
-    laws = theory.count_law(np.array([[0.2, 0.5, 1.0]]), 2)
-    assert laws.shape == (1, 3, 3)
-    assert laws[0, 1].tolist() == [0.5, 0.25, 0.25]
-    assert laws[0, 2].tolist() == [0, 0, 1]
+def test_count_distribution_puts_the_counts_on_a_new_last_axis() -> None:
+    distributions = theory.count_distribution(np.array([[0.2, 0.5, 1.0]]), 2)
+    assert distributions.shape == (1, 3, 3)
+    assert distributions[0, 1].tolist() == [0.5, 0.25, 0.25]
+    assert distributions[0, 2].tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,8 @@ def test_count_law_puts_the_counts_on_a_new_last_axis() -> None:
         (lambda: theory.expected_tokens(0.5, -1), "gamma must be a whole number from 0 .*, got -1"),
         (lambda: theory.walltime_improvement(0.5, 1.5, 0.1), "got 1.5"),
         (lambda: theory.expected_tokens(0.5, np.nan), "got nan"),
-        (lambda: theory.count_law(0.5, -2), "got -2"),
-        (lambda: theory.count_law(0.5, INF), "gamma is inf"),
+        (lambda: theory.count_distribution(0.5, -2), "got -2"),
+        (lambda: theory.count_distribution(0.5, INF), "gamma is inf"),
         (lambda: theory.walltime_improvement(0.5, 1, -0.1), "c must be finite and not negative, got -0.1"),
         (lambda: theory.step_cost(1, INF), "c must be finite and not negative, got inf"),
         (lambda: theory.oracle_improvement(0.5, np.nan), "got nan"),

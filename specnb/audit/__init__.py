@@ -1,13 +1,13 @@
-"""Is a sampler lossless? Its tokens against the laws of the target, at a stated rate of false alarms.
+"""Is a sampler lossless? Its tokens against the distributions of the target, at a stated rate of false alarms.
 
 Rooms, from the ground up; each imports only from those before it:
 
-    mutants            what implementations get wrong in a step, as data
-    museum             every known bug in the real loop
-    cells, suspects    the audit's view of a law; the laws that known bugs give
+    bugs            what implementations get wrong in a step, as data
+    bug suite             every known bug in the real loop
+    cells, alternatives    the audit's view of a distribution; the distributions that known bugs give
     pit, noise         the randomised transform; noise that is used twice
-    evidence, witness  many bets, one wealth; how far from the target's law a sampler is
-    bets, forced       all bets on a text; the laws a target gives to texts that exist
+    evidence, witness  many bets, one wealth; how far from the target's distribution a sampler is
+    bets, forced       all bets on a text; the distributions a target gives to texts that exist
     numerics, report   a target against itself; what an audit found
     auditor            judges text by text, and can be stopped
     judge, joint       the audit of any generator; of small vocabularies by enumeration
@@ -17,9 +17,9 @@ Rooms, from the ground up; each imports only from those before it:
     token_file         reads generated sequences from JSON lines
 """
 
+from specnb.audit.api import assert_exact, audit, audit_distributions
 from specnb.audit.auditor import Auditor
 from specnb.audit.bets import Row
-from specnb.audit.judge import assert_exact, audit, audit_laws
 from specnb.audit.report import Report
 
-__all__ = ["Auditor", "Report", "Row", "assert_exact", "audit", "audit_laws"]
+__all__ = ["Auditor", "Report", "Row", "assert_exact", "audit", "audit_distributions"]

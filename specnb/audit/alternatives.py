@@ -1,8 +1,8 @@
-"""Suspects: the laws that known ways of breaking a sampler give to the next token.
+"""Suspects: the distributions that known ways of breaking a sampler give to the next token.
 
-Each is a law r made of p, q and what came before, so r(x)/p(x) at the emitted x is a fair bet against
+Each is a distribution r made of p, q and what came before, so r(x)/p(x) at the emitted x is a fair bet against
 p: its expectation under p is 1 (or less, where p is zero). A sampler with that bug makes it grow.
-Where the bugs were seen is told in `specnb.audit.museum`.
+Where the bugs were seen is told in `specnb.audit.known_bugs`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specnb.audit.cells import View, above
-from specnb.law import normalise, one_hot, residual
+from specnb.audit.condensed import CondensedView, greater_mask
+from specnb.sampling.distributions import normalise, one_hot, residual
 
-KINDS = {
+ALTERNATIVES = {
     "argmax": "tokens are most probable ones more often than p allows: the temperature is ignored somewhere",
     "sharper": "as if the temperature were lower than claimed",
     "flatter": "as if the temperature were higher than claimed, or the target had seen another context",
     "tail-cut": "unlikely tokens are missing: a top-k or top-p that was not claimed",
-    "shifted": "tokens fit the target's law one position before: logits are read one position off, or a token is "
+    "shifted": "tokens fit the target's distribution one position before: logits are read one position off, or a token is "
     "missing in the cache",
     "repeats": "tokens that the text already has come more often than p allows",
     "avoids": "tokens that the text already has come less often than p allows: a penalty that was not claimed",
-    "draft-leak": "the draft's law shows through: drafts are accepted too often, or the residual is inverted",
+    "draft-leak": "the draft's distribution shows through: drafts are accepted too often, or the residual is inverted",
     "no-residual": "after a rejection p itself is drawn from instead of the residual",
     "redraw": "drafts are accepted when they match a draw from p, and on a mismatch p is drawn from again",
     "residual-only": "tokens come from the residual although a draft should have been accepted",
@@ -51,48 +51,48 @@ DRAFT_POWERS = (0.5, 0.7, 1.4, 2.0)
 LENIENCES = (0.9, 0.7, 0.5, 0.3)
 UNIFORMS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
 
-Suspected = Iterator[tuple[str, Tensor]]
+Alternatives = Iterator[tuple[str, Tensor]]
 
 
-def suspect_laws(view: View, seen: Tensor) -> Suspected:
-    """Pairs of a kind (of `KINDS`) and laws `(m, n, C)` on the cells of `view`, always the same ones in the
+def alternative_distributions(condensed: CondensedView, seen: Tensor) -> Alternatives:
+    """Pairs of a kind (of `KINDS`) and distributions `(m, n, C)` on the cells of `view`, always the same ones in the
     same order.
 
     `seen` `(n, C)` marks the cells whose token the text already has.
     """
-    p, cells, sizes = view.p, view.p.shape[-1], view.sizes.clamp_min(1).to(view.p.dtype)
+    p, cells, sizes = condensed.p, condensed.p.shape[-1], condensed.sizes.clamp_min(1).to(condensed.p.dtype)
     yield "argmax", _argmax(p)[None]
     for kind, powers in POWERS.items():
         yield kind, _tempered(p, sizes, powers)
     yield "tail-cut", _top(p)
-    yield "shifted", view.before[None]
-    yield "repeats", one_hot(view.previous, cells, p.dtype)[None]
+    yield "shifted", condensed.before[None]
+    yield "repeats", one_hot(condensed.previous, cells, p.dtype)[None]
     for kind, tilts in TILTS.items():
         yield kind, normalise(p * (1 + (_each(tilts, p) - 1) * seen.to(p.dtype)))
-    if view.q is not None:
-        yield from _with_draft(p, view.q, sizes)
-    if view.q is not None and view.raw is not None:
-        yield "wrong-q", Test(p, q=view.raw).law(drawn=view.q)[None]
-        yield "wrong-q", Test(p, q=view.q).law(drawn=view.raw)[None]
+    if condensed.q is not None:
+        yield from _with_draft(p, condensed.q, sizes)
+    if condensed.q is not None and condensed.raw is not None:
+        yield "wrong-q", Test(p, q=condensed.raw).probs(sampled=condensed.q)[None]
+        yield "wrong-q", Test(p, q=condensed.q).probs(sampled=condensed.raw)[None]
 
 
-def _with_draft(p: Tensor, q: Tensor, sizes: Tensor) -> Suspected:
+def _with_draft(p: Tensor, q: Tensor, sizes: Tensor) -> Alternatives:
     test, both = Test(p, q), torch.minimum(p, q)
     yield "draft-leak", q[None]
     yield "no-residual", _completed(both, p)[None]
     yield "redraw", _completed(p * q, p)[None]
     yield "residual-only", test.left[None]
-    yield "greedy-draft", test.law(drawn=_argmax(q))[None]
-    yield "wrong-q", test.law(drawn=_top(q))
+    yield "greedy-draft", test.probs(sampled=_argmax(q))[None]
+    yield "wrong-q", test.probs(sampled=_top(q))
     others = _tempered(q, sizes, DRAFT_POWERS)
-    yield "wrong-q", test.law(drawn=others)
-    yield "wrong-q", Test(p, q=others).law(drawn=q)
+    yield "wrong-q", test.probs(sampled=others)
+    yield "wrong-q", Test(p, q=others).probs(sampled=q)
     yield "lenience", _completed(torch.minimum(p / _each(LENIENCES, p), q), test.left)
-    yield "constant-uniform", _completed(q * above(p, _each(UNIFORMS, p) * q), test.left)
+    yield "constant-uniform", _completed(q * greater_mask(p, _each(UNIFORMS, p) * q), test.left)
 
 
 class Test:
-    """One test of Algorithm 1 as if the draft came from q: the chance of each draft, and the law `left` of the
+    """One test of Algorithm 1 as if the draft came from q: the chance of each draft, and the distribution `left` of the
     token that replaces a rejected one, `(..., n, C)`."""
 
     __test__ = False  # pytest shall not take it for one of its own
@@ -101,13 +101,13 @@ class Test:
         self.chance = (p / q).nan_to_num(0.0).clamp_max(1)  # 0 / 0: what p makes impossible is never accepted
         self.left = residual(p, q)
 
-    def law(self, drawn: Tensor) -> Tensor:
-        """The law `(..., n, C)` of what is emitted when the draft comes from `drawn`."""
-        return _completed(drawn * self.chance, self.left)
+    def probs(self, sampled: Tensor) -> Tensor:
+        """The distribution `(..., n, C)` of what is emitted when the draft comes from `drawn`."""
+        return _completed(sampled * self.chance, self.left)
 
 
 def _completed(accepted: Tensor, left: Tensor) -> Tensor:
-    """What is accepted `(..., n, C)`, and the missing mass spread as the law `left` is."""
+    """What is accepted `(..., n, C)`, and the missing mass spread as the distribution `left` is."""
     return accepted + (1 - accepted.sum(dim=-1, keepdim=True)).clamp_min(0) * left
 
 
@@ -115,18 +115,18 @@ def _each(values: Sequence[float], like: Tensor) -> Tensor:
     return like.new_tensor(values)[:, None, None]
 
 
-def _argmax(law: Tensor) -> Tensor:
-    return one_hot(law[:, :-2].argmax(dim=-1), law.shape[-1], law.dtype)
+def _argmax(probs: Tensor) -> Tensor:
+    return one_hot(probs[:, :-2].argmax(dim=-1), probs.shape[-1], probs.dtype)
 
 
-def _tempered(law: Tensor, sizes: Tensor, powers: Sequence[float]) -> Tensor:
-    """norm(law^power) `(m, n, C)` for each of `powers`, as if the tokens of a lump were equally likely."""
-    return torch.softmax(_each(powers, law) * (law / sizes).log() + sizes.log(), dim=-1)
+def _tempered(probs: Tensor, sizes: Tensor, powers: Sequence[float]) -> Tensor:
+    """norm(distribution^power) `(m, n, C)` for each of `powers`, as if the tokens of a lump were equally likely."""
+    return torch.softmax(_each(powers, probs) * (probs / sizes).log() + sizes.log(), dim=-1)
 
 
-def _top(law: Tensor) -> Tensor:
-    """Top-k of `law` `(n, C)` for each of `TOP_K`, `(m, n, C)`; lumps hold many tokens, and go first."""
-    head = law[:, :-2]
+def _top(probs: Tensor) -> Tensor:
+    """Top-k of `distribution` `(n, C)` for each of `TOP_K`, `(m, n, C)`; lumps hold many tokens, and go first."""
+    head = probs[:, :-2]
     rising = torch.from_numpy(np.sort(head.numpy(), axis=-1))  # many times faster than torch
     weakest = rising[:, [-min(k, head.shape[-1]) for k in TOP_K]].T[..., None]
     return normalise(torch.nn.functional.pad(head * (head >= weakest), (0, 2)))

@@ -1,6 +1,6 @@
-"""The audit: is a sampler lossless? Tokens of any generator against the laws of the target, and nothing else.
+"""The audit: is a sampler lossless? Tokens of any generator against the distributions of the target, and nothing else.
 
-`audit` runs the target once over the texts, `audit_laws` takes laws that are there already, and
+`audit` runs the target once over the texts, `audit_laws` takes distributions that are there already, and
 `Auditor` judges text by text and can be stopped at any time. What a verdict means: an exact sampler is
 rejected with probability at most `delta`, however long one looks on (`specnb.audit.evidence`).
 """
@@ -17,14 +17,14 @@ from transformers import PreTrainedModel
 
 from specnb.audit.auditor import Auditor, Ends, end_tokens
 from specnb.audit.bets import Row
-from specnb.audit.forced import Source, Text, forced_rows, require_texts, vocabulary
 from specnb.audit.numerics import Numerics, measure_numerics
 from specnb.audit.report import Report
-from specnb.law import Sampling
-from specnb.models import require_same_vocabulary
+from specnb.audit.teacher_forcing import Completion, Source, require_completions, teacher_forced_rows, vocabulary
+from specnb.models.support import require_same_vocabulary
+from specnb.sampling.distributions import Sampling
 
 
-def audit_laws(
+def audit_distributions(
     rows: Iterable[Row],
     *,
     delta: float = 1e-6,
@@ -37,7 +37,7 @@ def audit_laws(
     progress: bool = True,
     expected: int | None = None,
 ) -> Report:
-    """The report on `rows`, whose laws are there already; they may come one at a time from a generator.
+    """The report on `rows`, whose distributions are there already; they may come one at a time from a generator.
 
     `stop` ends it as soon as exactness is rejected. `expected` is the number of tokens for the bar, which
     shows the evidence. An interrupt from the keyboard ends it too, with the report on what was seen, if anything was.
@@ -63,7 +63,7 @@ def audit_laws(
 @torch.inference_mode()
 def audit(
     target: Source,
-    texts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
     *,
     prompts: Sequence[Sequence[int]] | None = None,
     starts: Sequence[int] | None = None,
@@ -80,9 +80,9 @@ def audit(
     detect: bool = True,
     progress: bool = True,
 ) -> Report:
-    """Whether `texts` were drawn from the law of `target` under the settings claimed.
+    """Whether `texts` were drawn from the distribution of `target` under the settings claimed.
 
-    `target` is a model of transformers, or a function from all tokens before, prompt included, to a law
+    `target` is a model of transformers, or a function from all tokens before, prompt included, to a distribution
     `(vocab,)`. `texts` are the new tokens of each generation and `prompts` what stood before them; or texts hold both
     and `starts` says where each generation begins. `draft` with `draft_sampling` (default: `sampling`) aims the
     bets at failures of speculative decoding. `steps`, the tokens emitted by each step of each text, aims them at
@@ -96,18 +96,18 @@ def audit(
     different vocabularies. Settings are checked before any model runs.
     """
     Auditor(delta, seed, eos, max_new_tokens)
-    given = _texts(texts, prompts, starts, steps)
-    require_texts(target, given)
+    given = _texts(completions, prompts, starts, steps)
+    require_completions(target, given)
     end_tokens(eos, vocabulary(target, given[0].prompt))
     if draft is not None:
         if isinstance(target, PreTrainedModel) and isinstance(draft, PreTrainedModel):
             require_same_vocabulary(target, draft.config.vocab_size)
-        require_texts(draft, given)
+        require_completions(draft, given)
     measured = None
     if isinstance(target, PreTrainedModel) and numerics > 0 and any(text.tokens for text in given):
         measured = measure_numerics(target, given, sampling, numerics)
-    report = audit_laws(
-        forced_rows(target, given, sampling, draft, draft_sampling or sampling),
+    report = audit_distributions(
+        teacher_forced_rows(target, given, sampling, draft, draft_sampling or sampling),
         delta=delta,
         seed=seed,
         eos=eos,
@@ -123,42 +123,42 @@ def audit(
     return report
 
 
-def _ends_inside(target: PreTrainedModel, texts: Sequence[Text]) -> list[str]:
+def _ends_inside(target: PreTrainedModel, completions: Sequence[Completion]) -> list[str]:
     """What to say of texts that go on behind the model's own end-of-text, when nobody said that this ends them."""
     own = getattr(target.config, "eos_token_id", None)
     ends = {own} if isinstance(own, int) else set(own or ())
-    count = sum(any(token in ends for token in text.tokens[:-1]) for text in texts)
+    count = sum(any(token in ends for token in text.tokens[:-1]) for text in completions)
     some = "1 text goes" if count == 1 else f"{count:,} texts go"
     return [f"{some} on behind an end-of-text {sorted(ends)}; give eos if it ends them"] if count else []
 
 
-def assert_exact(target: Source, texts: Sequence[Sequence[int]], **settings: Any) -> Report:
+def assert_exact(target: Source, completions: Sequence[Sequence[int]], **settings: Any) -> Report:
     """`audit`, for tests: raises `AssertionError` with the report as its message if exactness is rejected."""
-    report = audit(target, texts, **({"progress": False} | settings))
+    report = audit(target, completions, **({"progress": False} | settings))
     if report.rejected:
         raise AssertionError(str(report))
     return report
 
 
 def _texts(
-    texts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
     prompts: Sequence[Sequence[int]] | None,
     starts: Sequence[int] | None,
     steps: Sequence[Sequence[int]] | None,
-) -> list[Text]:
+) -> list[Completion]:
     if (prompts is None) == (starts is None):
         raise ValueError("give either prompts, or starts with texts that hold their prompts: one of the two")
     for name, other in (("prompts", prompts), ("starts", starts), ("steps", steps)):
-        if other is not None and len(other) != len(texts):
-            raise ValueError(f"there are {len(texts)} texts and {len(other)} {name}; each text has one")
-    whole = [[int(token) for token in text] for text in texts]
+        if other is not None and len(other) != len(completions):
+            raise ValueError(f"there are {len(completions)} texts and {len(other)} {name}; each text has one")
+    whole = [[int(token) for token in text] for text in completions]
     if prompts is not None:
         split = [([int(token) for token in prompt], text) for prompt, text in zip(prompts, whole, strict=True)]
     else:
         assert starts is not None
         split = [(text[:start], text[start:]) for text, start in zip(whole, starts, strict=True)]
     parts = [None] * len(whole) if steps is None else [[int(size) for size in row if size != 0] for row in steps]
-    given = [Text(prompt, text, one) for (prompt, text), one in zip(split, parts, strict=True)]
+    given = [Completion(prompt, text, one) for (prompt, text), one in zip(split, parts, strict=True)]
     if not given:
         raise ValueError("there are no tokens to judge; give at least one text with a token in it")
     return given

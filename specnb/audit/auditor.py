@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from specnb.audit.bets import Bets, Margin, Row
+from specnb.audit.distance import DistanceEstimate
 from specnb.audit.evidence import Evidence, total
 from specnb.audit.numerics import Numerics, crossing
 from specnb.audit.report import Impossible, Report
-from specnb.audit.witness import Follower
 
 Ends = int | Iterable[int] | None
 LISTED = 100
@@ -50,9 +50,9 @@ class Auditor:
         self.bets = Bets(seed)
         self.kinds: list[str] = []
         self.evidence: Evidence | None = None
-        self.follower = Follower()
+        self.distance = DistanceEstimate()
         self.logs: list[NDArray[np.float64]] = []  # of each kind, after each token
-        self.told: list[NDArray[np.int64]] = []  # text, offset, token and place in the step
+        self.positions: list[NDArray[np.int64]] = []  # text, offset, token and place in the step
         self.certain_at: int | None = None  # the first token with a finding that needs no statistics
         self.certain: dict[str, int] = {}
         self.impossible: list[Impossible] = []
@@ -64,7 +64,7 @@ class Auditor:
 
     @torch.no_grad()
     def add(self, row: Row) -> None:
-        """Judges one row. Raises `ValueError` for tokens and laws that do not fit together."""
+        """Judges one row. Raises `ValueError` for tokens and distributions that do not fit together."""
         _require_row(row)
         if not row.continues:
             self.rows, self.offset, self.ended = self.rows + 1, 0, False
@@ -78,17 +78,19 @@ class Auditor:
             self.kinds = placed.kinds
             self.evidence = Evidence(placed.kinds, placed.masks.shape[1])
         if placed.kinds != self.kinds or placed.masks.shape[1] != self.evidence.places:
-            raise ValueError("some texts come with a draft's laws or with steps and others do not; give them for all")
+            raise ValueError(
+                "some texts come with a draft's distributions or with steps and others do not; give them for all"
+            )
         zero = row.p.gather(-1, _tokens(row)[:, None])[:, 0].numpy(force=True) == 0
         ratios = np.where(zero[:, None], 1.0, placed.ratios)
         log_e = self.evidence.add(ratios, placed.masks)
-        self.follower.add(placed.excess)
+        self.distance.add(placed.excess)
         self._name_impossible(row, np.flatnonzero(zero))
         n = len(row.tokens)
         places = self.offset + np.arange(n)
-        self.told.append(np.stack([np.full(n, self.rows - 1), places, np.asarray(row.tokens), placed.place]))
+        self.positions.append(np.stack([np.full(n, self.rows - 1), places, np.asarray(row.tokens), placed.place]))
         self.logs.append(log_e)
-        self._look(total(log_e))
+        self._update_verdict(total(log_e))
         self.tokens += n
         self.offset += n
 
@@ -109,7 +111,7 @@ class Auditor:
                 self._certain("wrong-length", self.tokens + keep, 1)
         if keep == len(tokens):
             return row
-        q, raw = (None if law is None else law[:keep] for law in (row.q, row.raw))
+        q, raw = (None if probs is None else probs[:keep] for probs in (row.q, row.raw))
         steps = None if row.steps is None else _cut_steps(row.steps, keep)
         return replace(row, tokens=tokens[:keep], p=row.p[:keep], q=q, raw=raw, steps=steps)
 
@@ -135,7 +137,7 @@ class Auditor:
         self.certain_at = at if self.certain_at is None else min(self.certain_at, at)
         self.found_after = after if self.found_after is None else min(self.found_after, after)
 
-    def _look(self, log_e: NDArray[np.float64]) -> None:
+    def _update_verdict(self, log_e: NDArray[np.float64]) -> None:
         if self.found_after is not None:
             if self.found_after > self.tokens:  # certain in this row; the evidence may have passed before it
                 before = self._crossed(log_e, self._nats)
@@ -181,7 +183,7 @@ class Auditor:
             numerics_only=nothing and self.numerics_only,
             running=running,
             running_kinds=kinds,
-            tv=self.follower.estimate(),
+            tv=self.distance.estimate(),
             certain=self.certain,
             impossible=self.impossible,
             border=self.border,
@@ -195,7 +197,7 @@ class Auditor:
             raise ValueError("there are no tokens to judge; give at least one text with a token in it")
         return Report(
             delta=self.delta, tokens=0, rows=self.rows, found_after=self.found_after, numerics_only=False,
-            running=np.empty(0), running_kinds={}, tv=self.follower.estimate(), certain=self.certain,
+            running=np.empty(0), running_kinds={}, tv=self.distance.estimate(), certain=self.certain,
             numerics=self.numerics,
         )  # fmt: skip
 
@@ -206,7 +208,7 @@ class Auditor:
 
     def _where(self, gains: NDArray[np.float64]) -> dict[str, list[tuple[str, int, float]]]:
         """Where the evidence of the leading kind comes from; sums of gains over groups of tokens."""
-        text, offset, token, place = np.concatenate(self.told, axis=1)
+        text, offset, token, place = np.concatenate(self.positions, axis=1)
         groups: dict[str, tuple[NDArray[np.int64], Callable[[int], str]]] = {
             "in the text at": (np.searchsorted(OFFSETS, offset, side="right") - 1, _offset_name),
             "from token": (token, str),
@@ -259,11 +261,11 @@ def _tokens(row: Row) -> torch.Tensor:
 
 def _require_row(row: Row) -> None:
     n = len(row.tokens)
-    for name, law in (("p", row.p), ("q", row.q), ("raw", row.raw)):
-        if law is not None and (law.ndim != 2 or len(law) != n or law.shape[1] != row.p.shape[1]):
+    for name, probs in (("p", row.p), ("q", row.q), ("raw", row.raw)):
+        if probs is not None and (probs.ndim != 2 or len(probs) != n or probs.shape[1] != row.p.shape[1]):
             raise ValueError(
-                f"{name} has shape {tuple(law.shape)} for {n} tokens and p {tuple(row.p.shape)}; "
-                "each needs one law per token, all over the same vocabulary"
+                f"{name} has shape {tuple(probs.shape)} for {n} tokens and p {tuple(row.p.shape)}; "
+                "each needs one distribution per token, all over the same vocabulary"
             )
     if n and not bool((row.p.sum(dim=-1) - 1).abs().max() < 1e-3):  # NaN fails too
         raise ValueError("a row of p does not sum to 1; give probabilities after standardisation, not logits")

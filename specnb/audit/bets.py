@@ -1,4 +1,4 @@
-"""All bets on one text: the suspects' laws, the transform in three orders, noise that is used twice.
+"""All bets on one text: the alternatives' distributions, the transform in three orders, noise that is used twice.
 
 Everything here is known before the token it is about, or is the token itself; the state that goes from
 text to text (histograms, the text before) is made of tokens already judged.
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.audit import pit
-from specnb.audit.cells import View, above, view
-from specnb.audit.noise import Cumulated, Interval, reused, same_uniform
-from specnb.audit.suspects import suspect_laws
+from specnb.audit.alternatives import alternative_distributions
+from specnb.audit.condensed import CondensedView, condense, greater_mask
+from specnb.audit.shared_noise import CumulativeMass, Interval, reused, same_uniform
 
 Array = NDArray[np.float64]
 
@@ -40,12 +40,12 @@ class Margin(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One text, or a piece of one: its tokens, and the laws they should have been drawn from.
+    """One text, or a piece of one: its tokens, and the distributions they should have been drawn from.
 
     tokens     n tokens
-    p          (n, vocab) the target's laws, standardised as claimed, before each of them
-    q          (n, vocab) the draft's laws there, standardised; zero where it drafts nothing
-    raw        (n, vocab) the draft's laws not standardised, where that is another law
+    p          (n, vocab) the target's distributions, standardised as claimed, before each of them
+    q          (n, vocab) the draft's distributions there, standardised; zero where it drafts nothing
+    raw        (n, vocab) the draft's distributions not standardised, where that is another distribution
     prompt     what stands before the text
     steps      tokens emitted by each step, which add up to n
     margins    of tokens that p makes impossible, by their place: how far outside they are
@@ -82,28 +82,28 @@ class Bets:
         self.random = np.random.default_rng([STREAM, seed])
         self.histograms = {kind: pit.Histogram() for kind in ("along-p", "along-q/p", "along-ids")}
         self.longest = 1
-        self.text = _Text()
+        self.text = _Sequence()
         self.last: Tensor | None = None  # p before the token placed last, `(1, vocab)`
-        self.others: tuple[_Text, _Text] = (_Text(), _Text())
-        self.after_prompt: dict[tuple[int, ...], _Text] = {}
+        self.others: tuple[_Sequence, _Sequence] = (_Sequence(), _Sequence())
+        self.after_prompt: dict[tuple[int, ...], _Sequence] = {}
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Begins a new sequence. What is kept of earlier ones does not grow with the vocabulary."""
-        before, self.text, self.last = self.text, _Text(prompt=list(prompt)), None
-        self.others = (before, self.after_prompt.get(tuple(prompt), _Text()))
+        before, self.text, self.last = self.text, _Sequence(prompt=list(prompt)), None
+        self.others = (before, self.after_prompt.get(tuple(prompt), _Sequence()))
         self.after_prompt[tuple(prompt)] = self.text
 
     def place(self, row: Row) -> Placed:
-        """The bets on `row`, a piece of the sequence begun last, whose tokens and laws have been checked."""
+        """The bets on `row`, a piece of the sequence begun last, whose tokens and distributions have been checked."""
         tokens = torch.as_tensor(row.tokens, device=row.p.device)
         row, drafted, cumulated = _drafted_everywhere(row), None, None
-        own = Cumulated(row.p).interval(tokens)
+        own = CumulativeMass(row.p).interval(tokens)
         if row.q is not None:
-            cumulated = Cumulated(row.q)
+            cumulated = CumulativeMass(row.q)
             drafted = cumulated.interval(tokens)
         seen = self._view(row, tokens)
         collected = _Collected([], [], [])
-        self._bet_on_suspects(collected, tokens, seen)
+        self._bet_on_alternatives(collected, tokens, seen)
         self._bet_on_transforms(collected, seen, own)
         self._bet_on_noise(collected, tokens, own, drafted)
         if row.q is not None and cumulated is not None:
@@ -115,19 +115,19 @@ class Bets:
         self.last = row.p[-1:].clone()
         return Placed(collected.kinds, np.stack(collected.ratios, 1), np.stack(collected.excess, 1), masks, place)
 
-    def _view(self, row: Row, tokens: Tensor) -> View:
+    def _view(self, row: Row, tokens: Tensor) -> CondensedView:
         first = row.p[:1] if self.last is None else self.last
         before = torch.cat([first, row.p[:-1]])
         last = [*self.text.prompt, *self.text.tokens][-1:]
-        return view(tokens, row.p, before, row.q, row.raw, previous=last[0] if last else 0)
+        return condense(tokens, row.p, before, row.q, row.raw, previous=last[0] if last else 0)
 
-    def _bet_on_suspects(self, collected: _Collected, tokens: Tensor, seen: View) -> None:
+    def _bet_on_alternatives(self, collected: _Collected, tokens: Tensor, seen: CondensedView) -> None:
         known = torch.nn.functional.pad(self.text.had(seen.ids, tokens.cpu()), (0, 2))
         kinds, at_token = [], []
-        for kind, laws in suspect_laws(seen, known):
-            kinds += [kind] * len(laws)
-            at_token.append(seen.at_token(laws))
-            likelier = above(laws, seen.p)
+        for kind, distributions in alternative_distributions(seen, known):
+            kinds += [kind] * len(distributions)
+            at_token.append(seen.at_token(distributions))
+            likelier = greater_mask(distributions, seen.p)
             excess = seen.at_token(likelier) - torch.linalg.vecdot(likelier, seen.p)
             collected.excess.extend(excess.numpy(force=True))
         p = seen.at_token(seen.p).double()  # over the least float32, a ratio would overflow
@@ -138,7 +138,7 @@ class Bets:
         if constant:
             collected.bet("constant-uniform", self.text.learned(np.stack(constant, axis=1)))
 
-    def _bet_on_transforms(self, collected: _Collected, seen: View, own: Interval) -> None:
+    def _bet_on_transforms(self, collected: _Collected, seen: CondensedView, own: Interval) -> None:
         w = self.random.random(len(own.low))
         scores = {"along-p": seen.p / seen.sizes.clamp_min(1)}
         if seen.q is not None:
@@ -157,15 +157,15 @@ class Bets:
         """Against the tokens a few places before, and against two earlier texts at the same place: the one
         before, and the last one with the same prompt."""
         start, n = len(self.text.tokens), len(tokens)
-        for number, law in enumerate((own, drafted)):
-            if law is None:
+        for number, probs in enumerate((own, drafted)):
+            if probs is None:
                 continue
-            so_far = self.text.intervals(number, law)
+            so_far = self.text.intervals(number, probs)
             for lag in LAGS:
-                collected.bet("noise-of-steps", same_uniform(own, _cut(so_far, start - lag, n), law))
+                collected.bet("noise-of-steps", same_uniform(own, _cut(so_far, start - lag, n), probs))
             for other in self.others:
                 earlier = _cut(other.intervals(number), start, n)
-                collected.bet("noise-of-texts", same_uniform(own, earlier, law))
+                collected.bet("noise-of-texts", same_uniform(own, earlier, probs))
         for other in self.others:
             expected = np.full(n, -1)
             there = other.tokens[start : start + n]
@@ -202,8 +202,8 @@ class _Collected(NamedTuple):
         self.ratios.append(ratio)
 
 
-class _Text:
-    """What is remembered of a text: its tokens, where they lay in the cumulated laws."""
+class _Sequence:
+    """What is remembered of a text: its tokens, where they lay in the cumulated distributions."""
 
     def __init__(self, prompt: list[int] | None = None) -> None:
         self.prompt = prompt or []

@@ -1,4 +1,4 @@
-"""Laws seen through a few cells: the likeliest tokens one by one, all others in two lumps.
+"""Distributions seen through a few cells: the likeliest tokens one by one, all others in two lumps.
 
 A bet against p may look at the token through any cells it likes, as long as they are chosen before the
 token is seen: its expected factor under p stays 1. So a vocabulary of any size costs the same few
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 HEAD = 128
-"""Tokens with a cell of their own: the likeliest under any of the laws that a position has."""
+"""Tokens with a cell of their own: the likeliest under any of the distributions that a position has."""
 
 
-class View(NamedTuple):
-    """The laws of n positions on C cells, `(n, C)`, in the dtype they came in, and where the emitted tokens lie;
+class CondensedView(NamedTuple):
+    """The distributions of n positions on C cells, `(n, C)`, in the dtype they came in, and where the emitted tokens lie;
     all on the CPU, since what comes of them is small.
 
     p       what the target says
@@ -41,12 +41,12 @@ class View(NamedTuple):
     cell: Tensor
     previous: Tensor
 
-    def at_token(self, law: Tensor) -> Tensor:
-        """`law` `(..., n, C)` at the cell of the emitted token, `(..., n)`."""
-        return law.gather(-1, self.cell[:, None].expand(*law.shape[:-1], 1))[..., 0]
+    def at_token(self, probs: Tensor) -> Tensor:
+        """`distribution` `(..., n, C)` at the cell of the emitted token, `(..., n)`."""
+        return probs.gather(-1, self.cell[:, None].expand(*probs.shape[:-1], 1))[..., 0]
 
 
-def view(
+def condense(
     tokens: Tensor,
     p: Tensor,
     before: Tensor,
@@ -54,27 +54,27 @@ def view(
     raw: Tensor | None = None,
     previous: int = 0,
     head: int = HEAD,
-) -> View:
-    """The view of laws `(n, vocab)` and the `tokens` `(n,)` that were emitted there, one after the other.
+) -> CondensedView:
+    """The view of distributions `(n, vocab)` and the `tokens` `(n,)` that were emitted there, one after the other.
 
-    Which tokens get a cell depends on the laws alone. `previous` is the token before the first.
+    Which tokens get a cell depends on the distributions alone. `previous` is the token before the first.
     """
     score = torch.maximum(p, before)
-    for law in (q, raw):
-        score = score if law is None else torch.maximum(score, law)
-    ids = likeliest(score, min(head, p.shape[-1]))
-    up = above(before if q is None else q, p)
+    for probs in (q, raw):
+        score = score if probs is None else torch.maximum(score, probs)
+    ids = top_tokens(score, min(head, p.shape[-1]))
+    up = greater_mask(before if q is None else q, p)
     # Both lumps are summed, neither is a difference: a lump with a possible token in it has mass.
     lumps = (up.scatter(-1, ids, 0.0), (1 - up).scatter(-1, ids, 0.0))
 
-    def on_cells(law: Tensor) -> Tensor:
-        rest = torch.stack([torch.linalg.vecdot(law, lump) for lump in lumps], dim=-1)
-        cells = torch.cat([law.gather(-1, ids), rest], dim=-1)
+    def on_cells(probs: Tensor) -> Tensor:
+        rest = torch.stack([torch.linalg.vecdot(probs, lump) for lump in lumps], dim=-1)
+        cells = torch.cat([probs.gather(-1, ids), rest], dim=-1)
         return (cells / cells.sum(dim=-1, keepdim=True)).cpu()
 
     held = [lump.sum(dim=-1).to(ids.dtype) for lump in lumps]
     last = torch.cat([tokens.new_tensor([previous]), tokens[:-1]])
-    return View(
+    return CondensedView(
         p=on_cells(p),
         q=None if q is None else on_cells(q),
         raw=None if raw is None else on_cells(raw),
@@ -86,7 +86,7 @@ def view(
     )
 
 
-def likeliest(score: Tensor, count: int) -> Tensor:
+def top_tokens(score: Tensor, count: int) -> Tensor:
     """The `count` tokens with the largest `score` `(n, vocab)`, in the order of their ids `(n, count)`."""
     if score.device.type != "cpu":
         return score.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
@@ -94,7 +94,7 @@ def likeliest(score: Tensor, count: int) -> Tensor:
     return torch.from_numpy(np.sort(found, axis=-1))
 
 
-def above(a: Tensor, b: Tensor) -> Tensor:
+def greater_mask(a: Tensor, b: Tensor) -> Tensor:
     """1 where a > b and 0 elsewhere, in the dtype of a: to multiply by, which is faster than to choose."""
     return torch.gt(a, b, out=a.new_empty(torch.broadcast_shapes(a.shape, b.shape)))
 

@@ -11,16 +11,18 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.audit.forced import Text, forced_run
-from specnb.audit.judge import audit
+from specnb.audit.api import audit
 from specnb.audit.numerics import measure_numerics
-from specnb.estimate import ratio_of_medians
-from specnb.models import Pair
-from specnb.record import now
+from specnb.audit.teacher_forcing import Completion, teacher_forced_pass
+from specnb.decoding.timing import now
+from specnb.measure.statistics import ratio_of_medians
+from specnb.models.loading import Pair
 
 
 @torch.inference_mode()
-def throughput(pair: Pair, texts: Sequence[Text], repetitions: int = 5, seed: int = 0) -> pd.DataFrame:
+def measure_audit_cost(
+    pair: Pair, completions: Sequence[Completion], repetitions: int = 5, seed: int = 0
+) -> pd.DataFrame:
     """One line each for the target's run over `texts`, its comparison with itself, which costs the same however
     many texts there are, and the whole audit without and with the draft: milliseconds per token, medians over
     `repetitions`, each in an order of its own, and time in target runs with a 95% interval. On a CPU the time is
@@ -28,17 +30,17 @@ def throughput(pair: Pair, texts: Sequence[Text], repetitions: int = 5, seed: in
 
     Raises `ValueError` for fewer than 3 repetitions.
     """
-    tokens, prompts = [text.tokens for text in texts], [text.prompt for text in texts]
+    tokens, prompts = [text.tokens for text in completions], [text.prompt for text in completions]
     whole = partial(audit, pair.target, tokens, prompts=prompts, progress=False)
     jobs: dict[str, Callable[[], object]] = {
-        "the target's run": partial(forced_run, pair.target, texts),
-        "of the audit: the target against itself": partial(measure_numerics, pair.target, texts),
+        "the target's run": partial(teacher_forced_pass, pair.target, completions),
+        "of the audit: the target against itself": partial(measure_numerics, pair.target, completions),
         "the audit": whole,
         "the audit, aimed by the draft": partial(whole, draft=pair.draft),
     }
     order, device = np.random.default_rng(seed), pair.target.device
     seconds = np.empty((repetitions, len(jobs)))
-    forced_run(pair.target, texts[:1])  # what a first run does once
+    teacher_forced_pass(pair.target, completions[:1])  # what a first run does once
     for repetition in tqdm(range(repetitions), desc="audits against the clock", delay=3, leave=False):
         for job in order.permutation(len(jobs)):
             begun = _clock(device)

@@ -1,7 +1,7 @@
 """How far a sampler is from p: what the best of many witnesses sees of the total variation.
 
 A witness is a set of tokens (or a share of each) chosen before the token is seen. How much more often
-the sampler hits it than p does, its *excess*, is at most the total variation between the two laws. At
+the sampler hits it than p does, its *excess*, is at most the total variation between the two distributions. At
 each token we follow the witness that did best so far, which is itself a witness, so its mean excess
 estimates, without any bias of selection, a lower bound on the mean total variation at the visited
 prefixes. Nothing bounds that from above: no witness may see what is wrong.
@@ -12,14 +12,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specnb.estimate import Estimate
+from specnb.measure.statistics import Estimate
 
 Array = NDArray[np.float64]
 
 RATES = 2.0 ** -np.arange(1, 12)
 
 
-class Follower:
+class DistanceEstimate:
     """Follows the best of J witnesses. `add` takes the excess of each at each token."""
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Evidence against a law that may be looked at after every token: many bets, one wealth.
+"""Evidence against a distribution that may be looked at after every token: many bets, one wealth.
 
 A bet turns each token into a factor whose expectation under p, given all before, is at most 1. The
 wealth of whoever started with 1 and bets on is then a nonnegative supermartingale, an average of such
 wealths with weights fixed beforehand is one too, and by Ville's inequality it ever reaches 1/delta with
-probability at most delta: whatever the vocabulary, the laws, and the moment one stops.
+probability at most delta: whatever the vocabulary, the distributions, and the moment one stops.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Evidence:
     def detectable(self, delta: float, power: float = 0.9) -> dict[str, float]:
         """For each kind the total variation per token that would have been found in this text with `power`.
 
-        For samplers with the law (1 - e) p + e r, r one of the kind's suspects: each such sampler that is
+        For samplers with the distribution (1 - e) p + e r, r one of the kind's alternatives: each such sampler that is
         at least that far from p would have crossed 1/delta by the end. NaN where not even e = 1 would.
         It takes the text for drawn from p, and the sum of the log factors for normal.
         """

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.audit.forced import Text, _at_once
-from specnb.law import Sampling, standardise, total_variation
+from specnb.audit.teacher_forcing import Completion, _at_once
+from specnb.sampling.distributions import Sampling, standardise, total_variation
 
 TEXTS = 4
 
@@ -25,8 +25,8 @@ class Numerics(NamedTuple):
     """Differences between the two kinds of run at `positions` positions.
 
     logit  the largest difference of a logit
-    tv     the largest total variation between the two laws, and tv_mean its mean
-    nats   the mean Kullback-Leibler divergence of the laws of the runs over one token from those of the run
+    tv     the largest total variation between the two distributions, and tv_mean its mean
+    nats   the mean Kullback-Leibler divergence of the distributions of the runs over one token from those of the run
            over many: what the difference can bring in evidence per token on average, however one bets
     """
 
@@ -45,12 +45,12 @@ class Numerics(NamedTuple):
 
 @torch.inference_mode()
 def measure_numerics(
-    model: PreTrainedModel, texts: Sequence[Text], sampling: Sampling = Sampling(), positions: int = 16
+    model: PreTrainedModel, completions: Sequence[Completion], sampling: Sampling = Sampling(), positions: int = 16
 ) -> Numerics:
     """Compares the two kinds of run on the first positions of up to four of `texts`."""
-    chosen = [text for text in texts if text.tokens][:TEXTS]
+    chosen = [text for text in completions if text.tokens][:TEXTS]
     each = -(-positions // len(chosen))
-    pairs = [_both(model, Text(text.prompt, text.tokens[:each])) for text in chosen]
+    pairs = [_both(model, Completion(text.prompt, text.tokens[:each])) for text in chosen]
     many, one = (torch.cat(logits).double() for logits in zip(*pairs, strict=True))
     p, r = standardise(many, sampling), standardise(one, sampling)
     apart = total_variation(p, r)
@@ -65,7 +65,7 @@ def measure_numerics(
     )
 
 
-def _both(model: PreTrainedModel, text: Text) -> tuple[Tensor, Tensor]:
+def _both(model: PreTrainedModel, text: Completion) -> tuple[Tensor, Tensor]:
     ((_, _, many),) = _at_once(model, [text])
     output = model(input_ids=torch.tensor([text.prompt], device=model.device), use_cache=True)
     logits = [output.logits[:, -1]]

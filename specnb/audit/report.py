@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specnb.audit.alternatives import ALTERNATIVES
 from specnb.audit.numerics import Numerics
-from specnb.audit.suspects import KINDS
-from specnb.estimate import Estimate
+from specnb.measure.statistics import Estimate
 
 Array = NDArray[np.float64]
 
@@ -47,12 +47,12 @@ class Report:
     found_after    number of tokens after which the evidence passed 1/delta, None if it did not
     numerics_only  whether it passed 1/delta, but by no more than the target's own numerics account for
     running        (tokens,) decimal logarithm of the e-value after each token
-    running_kinds  the same of each kind of suspect, of `specnb.audit.suspects.KINDS`
+    running_kinds  the same of each kind of alternative, of `specnb.audit.alternatives.ALTERNATIVES`
     certain        kind -> how many findings that need no statistics, of `CERTAIN`
     impossible     the tokens of probability zero (the first 100)
     border         those that numerics may have put there: no farther outside than the target from itself
     where          of the leading kind, where its evidence comes from: lists of (what, tokens, decimal log evidence)
-    tv             what the best witness sees of the total variation per token; see `specnb.audit.witness`
+    tv             what the best witness sees of the total variation per token; see `specnb.audit.distance`
     detectable     kind -> the total variation per token that would have been found with power 0.9
     interrupted    whether the keyboard stopped it before the last token
     """
@@ -96,13 +96,13 @@ class Report:
 
     @property
     def kinds(self) -> dict[str, float]:
-        """Decimal log e-value of each kind of suspect at the end, the largest first."""
+        """Decimal log e-value of each kind of alternative at the end, the largest first."""
         last = {kind: float(values[-1]) for kind, values in self.running_kinds.items()}
         return dict(sorted(last.items(), key=lambda item: -item[1]))
 
     @property
     def kind(self) -> str | None:
-        """What the deviation looks like: a certain finding, or the suspect with most evidence; None without one."""
+        """What the deviation looks like: a certain finding, or the alternative with most evidence; None without one."""
         if not self.rejected and not self.numerics_only:
             return None
         return next(iter(self.certain)) if self.certain else next(iter(self.kinds))
@@ -115,7 +115,9 @@ class Report:
         rate = f"{self.delta:g}"
         lines = [f"audit of {self.tokens:,} tokens in {self.rows:,} texts, false alarms at most {rate}"]
         if self.rejected:
-            lines += [f"REJECTED after {self.found_after:,} tokens: the sampler does not have the target's law"]
+            lines += [
+                f"REJECTED after {self.found_after:,} tokens: the sampler does not have the target's distribution"
+            ]
             lines += self._likeness()
         elif self.numerics_only:
             lines += ["NUMERICS: the text deviates from the run over whole texts, by no more than the target does"]
@@ -143,7 +145,7 @@ class Report:
     def _likeness(self) -> list[str]:
         lines = [f"  {kind}: {CERTAIN[kind]} ({count:,})" for kind, count in self.certain.items()]
         leading = [(kind, value) for kind, value in self.kinds.items() if value > -math.log10(self.delta) / 2][:3]
-        lines += [f"  looks like {kind} (e = {_power(value)}): {KINDS[kind]}" for kind, value in leading]
+        lines += [f"  looks like {kind} (e = {_power(value)}): {ALTERNATIVES[kind]}" for kind, value in leading]
         for what, entries in self.where.items() if leading else ():
             best = sorted(entries, key=lambda entry: -entry[2])[:3]
             lines += [f"  most evidence {what}: " + ", ".join(f"{name} ({_power(gain)})" for name, _, gain in best)]

@@ -1,7 +1,7 @@
-"""Noise that is used twice: bets on a token's place in the cumulated laws of the vocabulary.
+"""Noise that is used twice: bets on a token's place in the cumulated distributions of the vocabulary.
 
-A sampler that draws by `specnb.law.draw`, or in any way that goes through token ids, puts x where the
-cumulated law passes its uniform. So a token tells in which interval the uniform lay, and what another
+A sampler that draws by `specnb.sampling.distributions.draw`, or in any way that goes through token ids, puts x where the
+cumulated distribution passes its uniform. So a token tells in which interval the uniform lay, and what another
 draw with the same uniform would have given. These need the whole vocabulary in its own order, and are
 computed at the emitted token only.
 """
@@ -32,7 +32,7 @@ class Interval(NamedTuple):
         return self.high - self.low
 
 
-class Cumulated:
+class CumulativeMass:
     """Masses `(n, vocab)` cumulated over the vocabulary in float64. Sums are kept of blocks only, and filled in
     where they are asked for: of each row, at one token.
 
@@ -79,20 +79,20 @@ class Cumulated:
         return self.blocks[torch.arange(len(block), device=block.device), block].double().cumsum(dim=-1)
 
 
-def same_uniform(own: Interval, earlier: Interval, law: Interval) -> Array:
-    """r(x)/p(x) `(n,)` where r is what a law gives to a uniform known to lie in the interval `earlier`.
+def same_uniform(own: Interval, earlier: Interval, probs: Interval) -> Array:
+    """r(x)/p(x) `(n,)` where r is what a distribution gives to a uniform known to lie in the interval `earlier`.
 
-    `law` is the interval of x in the cumulated law that the sampler is suspected to draw with, `own`
+    `distribution` is the interval of x in the cumulated distribution that the sampler is suspected to draw with, `own`
     that in p. 1 where `earlier` is empty: no earlier draw is known there.
     """
-    shared = np.maximum(np.minimum(law.high, earlier.high) - np.maximum(law.low, earlier.low), 0.0)
+    shared = np.maximum(np.minimum(probs.high, earlier.high) - np.maximum(probs.low, earlier.low), 0.0)
     known = (earlier.width > 0) & (own.width > 0)
     # One after the other: the product of two small widths may be too small for a float.
     share = shared / np.where(known, earlier.width, 1.0)
     return np.where(known, share / np.where(known, own.width, 1.0), 1.0)
 
 
-def reused(p: Tensor, q: Tensor, tokens: Tensor, drafted: Cumulated) -> tuple[Array, Array]:
+def reused(p: Tensor, q: Tensor, tokens: Tensor, drafted: CumulativeMass) -> tuple[Array, Array]:
     """r(x)/p(x) `(n,)` at the `tokens` for two bugs of one step of Algorithm 1, p and q `(n, vocab)`, q `drafted`.
 
     First *one-uniform*: the uniform that rejected the draft draws from the residual; given the rejection
@@ -100,8 +100,8 @@ def reused(p: Tensor, q: Tensor, tokens: Tensor, drafted: Cumulated) -> tuple[Ar
     draft draws from the residual; each d was rejected with q(d) - min(p, q)(d) of its interval.
     """
     accepted = torch.minimum(p, q)
-    low, high = Cumulated(p - accepted).shares(tokens)
-    lost = Cumulated(q - accepted)
+    low, high = CumulativeMass(p - accepted).shares(tokens)
+    lost = CumulativeMass(q - accepted)
 
     def one_uniform(u: Tensor) -> Tensor:
         passed = u.to(q.dtype)[:, None] * q
@@ -114,9 +114,9 @@ def reused(p: Tensor, q: Tensor, tokens: Tensor, drafted: Cumulated) -> tuple[Ar
         into = ((u - start) / wide.where(wide > 0, 1.0)).clamp(0, 1)
         return before + into * (after - before)
 
-    own, kept = (law.gather(-1, tokens[:, None])[:, 0].double() for law in (p, accepted))
+    own, kept = (probs.gather(-1, tokens[:, None])[:, 0].double() for probs in (p, accepted))
     ratios = []
     for passed in (one_uniform, shared_noise):
-        law = torch.where(high > low, kept + (passed(high) - passed(low)).clamp_min(0), kept)
-        ratios.append(torch.where(own > 0, law / own.where(own > 0, 1.0), 1.0).numpy(force=True))
+        probs = torch.where(high > low, kept + (passed(high) - passed(low)).clamp_min(0), kept)
+        ratios.append(torch.where(own > 0, probs / own.where(own > 0, 1.0), 1.0).numpy(force=True))
     return ratios[0], ratios[1]

@@ -1,6 +1,6 @@
-"""The laws that a target gives to texts that exist already: one run over each text (teacher forcing).
+"""The distributions that a target gives to texts that exist already: one run over each text (teacher forcing).
 
-A target is a model of transformers, or a function from all tokens before to a law `(vocab,)`.
+A target is a model of transformers, or a function from all tokens before to a distribution `(vocab,)`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.audit.bets import Margin, Row
-from specnb.law import Sampling, standardise
-from specnb.models import context_limit
+from specnb.models.support import context_limit
+from specnb.sampling.distributions import Sampling, standardise
 
-LawOf = Callable[[tuple[int, ...]], Any]
-Source = PreTrainedModel | LawOf
+NextTokenProbs = Callable[[tuple[int, ...]], Any]
+Source = PreTrainedModel | NextTokenProbs
 
 LOGITS = 2**23
 """Logits that one run may give: it decides how many texts run at once, and cuts long ones into pieces."""
 
 
-class Text(NamedTuple):
+class Completion(NamedTuple):
     """A prompt, what was generated after it, and the tokens emitted by each step, if known."""
 
     prompt: list[int]
@@ -34,16 +34,20 @@ class Text(NamedTuple):
 
 
 def vocabulary(source: Source, prompt: Sequence[int]) -> int:
-    """The number of tokens that `source` gives laws about."""
+    """The number of tokens that `source` gives distributions about."""
     return int(source.config.vocab_size) if isinstance(source, PreTrainedModel) else len(_asked(source, tuple(prompt)))
 
 
-def forced_rows(
-    target: Source, texts: Sequence[Text], sampling: Sampling, draft: Source | None, draft_sampling: Sampling
+def teacher_forced_rows(
+    target: Source,
+    completions: Sequence[Completion],
+    sampling: Sampling,
+    draft: Source | None,
+    draft_sampling: Sampling,
 ) -> Iterator[Row]:
     """The rows of all `texts`, in order; long ones in pieces. One without tokens needs no forward pass."""
-    vocab = vocabulary(target, texts[0].prompt)
-    for some, group in groupby(texts, key=lambda text: bool(text.tokens)):
+    vocab = vocabulary(target, completions[0].prompt)
+    for some, group in groupby(completions, key=lambda text: bool(text.tokens)):
         if some:
             yield from _rows(target, list(group), vocab, sampling, draft, draft_sampling)
         else:
@@ -52,13 +56,13 @@ def forced_rows(
 
 def _rows(
     target: Source,
-    texts: Sequence[Text],
+    completions: Sequence[Completion],
     vocab: int,
     sampling: Sampling,
     draft: Source | None,
     draft_sampling: Sampling,
 ) -> Iterator[Row]:
-    for chosen in _together(texts, vocab):
+    for chosen in _together(completions, vocab):
         targets = _logits(target, chosen, vocab)
         if draft is None:
             yield from (_row(*logits, sampling, None, draft_sampling) for logits in targets)
@@ -67,15 +71,17 @@ def _rows(
                 yield _row(*logits, sampling, drafted[2], draft_sampling)
 
 
-def forced_run(target: Source, texts: Sequence[Text]) -> None:
+def teacher_forced_pass(target: Source, completions: Sequence[Completion]) -> None:
     """Runs `target` over all `texts` as `forced_rows` does, and keeps nothing."""
-    vocab = vocabulary(target, texts[0].prompt)
-    for chosen in _together(texts, vocab):
+    vocab = vocabulary(target, completions[0].prompt)
+    for chosen in _together(completions, vocab):
         for _ in _logits(target, chosen, vocab):
             pass
 
 
-def _row(text: Text, start: int, logits: Tensor, sampling: Sampling, drafted: Tensor | None, drafting: Sampling) -> Row:
+def _row(
+    text: Completion, start: int, logits: Tensor, sampling: Sampling, drafted: Tensor | None, drafting: Sampling
+) -> Row:
     tokens = text.tokens[start : start + len(logits)]
     p = standardise(logits, sampling)
     q = None if drafted is None else standardise(drafted, drafting)
@@ -95,14 +101,14 @@ def margin(logits: Tensor, sampling: Sampling, token: int) -> Margin:
     gap = float((weakest - logits[token]).clamp_min(0))
     if sampling.temperature == 0 or sampling.top_p == 1:
         return Margin(gap, 0.0)
-    law = standardise(logits, Sampling(sampling.temperature, sampling.top_k))
-    return Margin(gap, max(0.0, float(law[law > law[token]].sum()) - sampling.top_p))
+    probs = standardise(logits, Sampling(sampling.temperature, sampling.top_k))
+    return Margin(gap, max(0.0, float(probs[probs > probs[token]].sum()) - sampling.top_p))
 
 
-def _together(texts: Sequence[Text], vocab: int) -> Iterator[list[Text]]:
+def _together(completions: Sequence[Completion], vocab: int) -> Iterator[list[Completion]]:
     """The texts, in order, in groups that run at once."""
-    longest, chosen = 0, list[Text]()
-    for text in texts:
+    longest, chosen = 0, list[Completion]()
+    for text in completions:
         longest = max(longest, len(text.prompt) + len(text.tokens))
         if chosen and (len(chosen) + 1) * longest * vocab > LOGITS:
             yield chosen
@@ -111,30 +117,30 @@ def _together(texts: Sequence[Text], vocab: int) -> Iterator[list[Text]]:
     yield chosen
 
 
-def _logits(source: Source, texts: Sequence[Text], vocab: int) -> Iterator[tuple[Text, int, Tensor]]:
+def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> Iterator[tuple[Completion, int, Tensor]]:
     """Of each text, or piece of one: the text, the place of its first token here, and logits `(n, vocab)`."""
     if not isinstance(source, PreTrainedModel):
-        for text in texts:
+        for text in completions:
             yield text, 0, _function_logits(source, text, vocab)
-    elif len(texts) == 1 and (len(texts[0].prompt) + len(texts[0].tokens)) * vocab > LOGITS:
-        yield from _in_pieces(source, texts[0], max(1, LOGITS // vocab))
+    elif len(completions) == 1 and (len(completions[0].prompt) + len(completions[0].tokens)) * vocab > LOGITS:
+        yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab))
     else:
-        yield from _at_once(source, texts)
+        yield from _at_once(source, completions)
 
 
-def _at_once(model: PreTrainedModel, texts: Sequence[Text]) -> Iterator[tuple[Text, int, Tensor]]:
+def _at_once(model: PreTrainedModel, completions: Sequence[Completion]) -> Iterator[tuple[Completion, int, Tensor]]:
     # Padding stands behind each text, where causal attention does not look.
-    longest = max(len(text.prompt) + len(text.tokens) for text in texts) - 1
-    rows = [[*text.prompt, *text.tokens[:-1]] for text in texts]
+    longest = max(len(text.prompt) + len(text.tokens) for text in completions) - 1
+    rows = [[*text.prompt, *text.tokens[:-1]] for text in completions]
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=model.device)
-    first = min(len(text.prompt) for text in texts) - 1
+    first = min(len(text.prompt) for text in completions) - 1
     logits = _run(model, ids, keep=longest - first, use_cache=False).logits
-    for text, row in zip(texts, logits, strict=True):
+    for text, row in zip(completions, logits, strict=True):
         start = len(text.prompt) - 1 - first
         yield text, 0, row[start : start + len(text.tokens)]
 
 
-def _in_pieces(model: PreTrainedModel, text: Text, piece: int) -> Iterator[tuple[Text, int, Tensor]]:
+def _in_pieces(model: PreTrainedModel, text: Completion, piece: int) -> Iterator[tuple[Completion, int, Tensor]]:
     ids = torch.tensor([[*text.prompt, *text.tokens[:-1]]], device=model.device)
     cache = None
     done = 1 - len(text.prompt)  # places before 0 belong to the prompt
@@ -154,36 +160,38 @@ def _run(model: PreTrainedModel, ids: Tensor, keep: int, **more: Any) -> Any:
     return output
 
 
-def _function_logits(law: LawOf, text: Text, vocab: int) -> Tensor:
-    laws = []
+def _function_logits(probs: NextTokenProbs, text: Completion, vocab: int) -> Tensor:
+    distributions = []
     for at in range(len(text.tokens)):
-        laws.append(_asked(law, (*text.prompt, *text.tokens[:at])))
-        if len(laws[-1]) != vocab:
+        distributions.append(_asked(probs, (*text.prompt, *text.tokens[:at])))
+        if len(distributions[-1]) != vocab:
             raise ValueError(
-                f"a law has {len(laws[-1])} entries and the target's vocabulary {vocab}; target and draft must "
+                f"a distribution has {len(distributions[-1])} entries and the target's vocabulary {vocab}; target and draft must "
                 "share a vocabulary that never changes"
             )
-    return torch.stack(laws).log()
+    return torch.stack(distributions).log()
 
 
-def _asked(law: LawOf, prefix: tuple[int, ...]) -> Tensor:
-    asked = torch.as_tensor(law(prefix))
+def _asked(probs: NextTokenProbs, prefix: tuple[int, ...]) -> Tensor:
+    asked = torch.as_tensor(probs(prefix))
     asked = asked if asked.is_floating_point() else asked.double()
     if asked.ndim != 1 or not bool((asked >= 0).all()) or not abs(float(asked.sum()) - 1) < 1e-3:
         raise ValueError(
-            f"the law after {len(prefix)} tokens has shape {tuple(asked.shape)} and sum {float(asked.sum()):.6g}; "
+            f"the distribution after {len(prefix)} tokens has shape {tuple(asked.shape)} and sum {float(asked.sum()):.6g}; "
             "it must be one row of probabilities that sum to 1"
         )
     return asked
 
 
-def require_texts(source: Source, texts: Sequence[Text], names: Sequence[str] | None = None) -> None:
+def require_completions(source: Source, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
     """Raises `ValueError` for a text that `source` cannot judge, by its entry in `names` (default: "text 0", ...)."""
     if isinstance(source, PreTrainedModel) and source.training:
-        raise ValueError("the model is in training mode, where dropout makes its laws random; call its eval() first")
-    vocab = vocabulary(source, texts[0].prompt)
+        raise ValueError(
+            "the model is in training mode, where dropout makes its distributions random; call its eval() first"
+        )
+    vocab = vocabulary(source, completions[0].prompt)
     limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
-    for number, text in enumerate(texts):
+    for number, text in enumerate(completions):
         name = f"text {number}" if names is None else names[number]
         if isinstance(source, PreTrainedModel) and not text.prompt:
             raise ValueError(

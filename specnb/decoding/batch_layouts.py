@@ -2,11 +2,11 @@
 
     Padded   every row is moved to the right by what it lacks of the longest, and hidden padding fills its left
     Packed   all rows lie one after the other in a single row, and a token sees only what is its own
-    Pointed  nothing moves: each row has a length, and what lies behind it is hidden (`specnb.cache.RaggedCache`)
+    Pointed  nothing moves: each row has a length, and what lies behind it is hidden (`specnb.models.cache.RaggedCache`)
 
 All three hold, of each row, everything but its newest token, and obey one rule of sight: a token sees the entries
 of its own text at positions up to its own. `Continuation` is one loop for all of them, written to be read; the loop
-that is fast is `specnb.decode`.
+that is fast is `specnb.decoding.loop`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from specnb.cache import additive_mask, crop
-from specnb.law import Sampling, draw, standardise
-from specnb.models import Runner, context_limit, require_same_vocabulary, require_supported
-from specnb.randomness import uniforms
-from specnb.verify import Rule, token_verification
+from specnb.models.cache import additive_mask, crop
+from specnb.models.cached_model import CachedModel
+from specnb.models.support import context_limit, require_same_vocabulary, require_supported
+from specnb.sampling.distributions import Sampling, sample, standardise
+from specnb.sampling.randomness import uniforms
+from specnb.sampling.verification import Rule, token_verification
 
-Texts = Sequence[Sequence[int]]
+Sequences = Sequence[Sequence[int]]
 
 
 class Rows(Protocol):
@@ -43,28 +44,28 @@ class Rows(Protocol):
         """How many tokens the cache has room for now, and how many entries the last run's mask had."""
 
 
-Way = Callable[[PreTrainedModel, Texts, int], Rows]
+Layout = Callable[[PreTrainedModel, Sequences, int], Rows]
 """From a model, the texts to begin with and the most tokens that one of them will have: a batch."""
 
 
-class Grown:
+class CompactedBatch:
     """What padding and packing share: a `DynamicCache`, and for each entry whose it is and where it stands there.
 
     owners, positions  (rows of the cache, width)   a position below zero is padding's
     """
 
-    def __init__(self, model: PreTrainedModel, texts: Texts, _longest: int = 0) -> None:
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, _longest: int = 0) -> None:
         self.model = model
         self.cache = DynamicCache(config=model.config)
-        self.lengths = torch.tensor([len(text) for text in texts], device=model.device)
+        self.lengths = torch.tensor([len(text) for text in sequences], device=model.device)
         self.last_position = (context_limit(model) or torch.iinfo(torch.int64).max) - 1
-        tokens, owners, positions = (part.to(model.device) for part in self.arranged(texts))
+        tokens, owners, positions = (part.to(model.device) for part in self.initial_entries(sequences))
         self.owners, self.positions = owners[:, :0], positions[:, :0]
         self.mask_entries = 0
         if tokens.numel():
             self.append(tokens, owners, positions)
 
-    def arranged(self, texts: Texts) -> tuple[Tensor, Tensor, Tensor]:
+    def initial_entries(self, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
         """The first tokens, their owners and their positions, as they lie in the cache."""
         raise NotImplementedError
 
@@ -72,21 +73,23 @@ class Grown:
         """One run of the model over `tokens`, all of the same shape `(rows of the cache, n)`: their logits."""
         self.owners = torch.cat([self.owners, owners], dim=1)
         self.positions = torch.cat([self.positions, positions], dim=1)
-        visible = self.sees(owners[..., None], positions[..., None], self.owners[:, None], self.positions[:, None])
+        visible = self.is_visible(
+            owners[..., None], positions[..., None], self.owners[:, None], self.positions[:, None]
+        )
         self.mask_entries = visible.numel()
         return self.model(
             input_ids=tokens,
-            position_ids=self.numbered(positions).clamp(0, self.last_position),
+            position_ids=self.position_ids_of(positions).clamp(0, self.last_position),
             attention_mask=additive_mask(visible, self.model.dtype),
             past_key_values=self.cache,
             use_cache=True,
         ).logits
 
-    def sees(self, owner: Tensor, position: Tensor, other: Tensor, at: Tensor) -> Tensor:
+    def is_visible(self, owner: Tensor, position: Tensor, other: Tensor, at: Tensor) -> Tensor:
         """Whether a token sees an entry: one of its own text, no padding, not after itself."""
         return (owner == other) & (at >= 0) & (at <= position)
 
-    def numbered(self, positions: Tensor) -> Tensor:
+    def position_ids_of(self, positions: Tensor) -> Tensor:
         """The position ids that the model is given."""
         return positions
 
@@ -104,12 +107,12 @@ class Grown:
         return self.positions.numel(), self.mask_entries
 
 
-class Padded(Grown):
+class PaddedBatch(CompactedBatch):
     """The walk-through's section 6.3: rows end together, and begin where their padding ends."""
 
-    def arranged(self, texts: Texts) -> tuple[Tensor, Tensor, Tensor]:
-        width = max(map(len, texts))
-        tokens = torch.tensor([[0] * (width - len(text)) + list(text) for text in texts])
+    def initial_entries(self, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+        width = max(map(len, sequences))
+        tokens = torch.tensor([[0] * (width - len(text)) + list(text) for text in sequences])
         positions = torch.arange(width) - (width - self.lengths.cpu())[:, None]
         return tokens, torch.zeros_like(positions), positions
 
@@ -132,13 +135,13 @@ class Padded(Grown):
         self.positions = torch.arange(width, device=counts.device) - (width - self.lengths)[:, None]
 
 
-class Packed(Grown):
+class PackedBatch(CompactedBatch):
     """Sequence packing: one row for all texts, entries in the order in which they were run."""
 
-    def arranged(self, texts: Texts) -> tuple[Tensor, Tensor, Tensor]:
-        tokens = torch.tensor([[token for text in texts for token in text]], dtype=torch.int64)
-        owners = torch.tensor([[number for number, text in enumerate(texts) for _ in text]], dtype=torch.int64)
-        positions = torch.tensor([[place for text in texts for place in range(len(text))]], dtype=torch.int64)
+    def initial_entries(self, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+        tokens = torch.tensor([[token for text in sequences for token in text]], dtype=torch.int64)
+        owners = torch.tensor([[number for number, text in enumerate(sequences) for _ in text]], dtype=torch.int64)
+        positions = torch.tensor([[place for text in sequences for place in range(len(text))]], dtype=torch.int64)
         return tokens, owners, positions
 
     def run(self, tokens: Tensor) -> Tensor:
@@ -157,17 +160,17 @@ class Packed(Grown):
             self.keep(stays[0].nonzero().T)
 
 
-class Pointed:
+class MaskedBatch:
     """The library's own way: `crop` is a subtraction."""
 
-    def __init__(self, model: PreTrainedModel, texts: Texts, longest: int) -> None:
-        self.runner = Runner(model, longest)
-        self.lengths = torch.tensor([len(text) for text in texts], device=model.device)
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, longest: int) -> None:
+        self.runner = CachedModel(model, longest)
+        self.lengths = torch.tensor([len(text) for text in sequences], device=model.device)
         self.mask_entries = 0
-        width = max(map(len, texts))
+        width = max(map(len, sequences))
         if width:  # short texts run some tokens that are not theirs; those lie behind their ends
-            tokens = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=model.device)
-            self.runner.run(tokens, torch.arange(width, device=model.device).expand(len(texts), -1), keep=1)
+            tokens = torch.tensor([[*text, *[0] * (width - len(text))] for text in sequences], device=model.device)
+            self.runner.run(tokens, torch.arange(width, device=model.device).expand(len(sequences), -1), keep=1)
 
     def run(self, tokens: Tensor) -> Tensor:
         slots = self.lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
@@ -182,13 +185,13 @@ class Pointed:
         return len(self.lengths) * self.runner.capacity, self.mask_entries
 
 
-WAYS: dict[str, Way] = {"padding": Padded, "packing": Packed, "pointers": Pointed}
+LAYOUTS: dict[str, Layout] = {"padding": PaddedBatch, "packing": PackedBatch, "pointers": MaskedBatch}
 
 
-class Continuation:
+class BatchContinuation:
     """Texts that are continued together by speculative decoding, each way the same tokens from the same seed.
 
-    `prompts` and settings as in `specnb.decode.generate`. Raises `ValueError` or `TypeError` for models that the
+    `prompts` and settings as in `specnb.decoding.loop.generate`. Raises `ValueError` or `TypeError` for models that the
     loop cannot run, no prompts, and an empty prompt.
 
     texts  the new tokens of each prompt so far
@@ -197,9 +200,9 @@ class Continuation:
     @torch.inference_mode()
     def __init__(
         self,
-        way: Way,
+        layout: Layout,
         target: PreTrainedModel,
-        prompts: Texts,
+        prompts: Sequences,
         draft: PreTrainedModel,
         *,
         gamma: int = 4,
@@ -217,65 +220,67 @@ class Continuation:
         self.noise = uniforms(seed, range(len(prompts)), max_new_tokens, gamma, target.device)
         longest = max(map(len, prompts)) + max_new_tokens + gamma
         known = [prompt[:-1] for prompt in prompts]
-        self.target, self.draft = (way(model, known, longest) for model in (target, draft))
+        self.target, self.draft = (layout(model, known, longest) for model in (target, draft))
         self.newest = torch.tensor([[prompt[-1]] for prompt in prompts], device=target.device)
-        self.texts: list[list[int]] = [[] for _ in prompts]
+        self.sequences: list[list[int]] = [[] for _ in prompts]
         self.steps = 0
 
     @property
     def done(self) -> bool:
         """Whether every text has all its tokens."""
-        return all(len(text) == self.asked for text in self.texts)
+        return all(len(text) == self.asked for text in self.sequences)
 
     @torch.inference_mode()
     def step(self) -> list[int]:
         """Drafts, verifies, emits, crops; returns how many tokens each row got."""
-        drafts, q = self._propose(self.noise.draft[:, self.steps])
-        logits = self.target.run(torch.cat([self.newest, drafts], dim=1))
+        draft_tokens, q = self._propose(self.noise.draft[:, self.steps])
+        logits = self.target.run(torch.cat([self.newest, draft_tokens], dim=1))
         p = standardise(logits, self.sampling, check=False)
-        outcome = self.rule(p, q, drafts, self.noise.accept[:, self.steps], self.noise.final[:, self.steps])
+        outcome = self.rule(p, q, draft_tokens, self.noise.accept[:, self.steps], self.noise.final[:, self.steps])
         emitted = []
-        for text, own, n, x in zip(self.texts, drafts.tolist(), *(part.tolist() for part in outcome), strict=True):
+        for text, own, n, x in zip(
+            self.sequences, draft_tokens.tolist(), *(part.tolist() for part in outcome), strict=True
+        ):
             new = [*own[:n], x][: self.asked - len(text)]
             text += new
             emitted.append(len(new))
         # Both caches got newest and all drafts; all but the newest of what was emitted is to stay.
-        counts = self.gamma + 1 - torch.tensor(emitted, device=drafts.device)
+        counts = self.gamma + 1 - torch.tensor(emitted, device=draft_tokens.device)
         for rows in (self.target, self.draft):
             rows.crop(counts)
-        self.newest = torch.tensor([text[-1:] for text in self.texts], device=drafts.device)
+        self.newest = torch.tensor([text[-1:] for text in self.sequences], device=draft_tokens.device)
         self.steps += 1
         return emitted
 
     def _propose(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        drafts, laws = [self.newest], []
+        draft_tokens, distributions = [self.newest], []
         for uniform in noise.unbind(dim=1):
-            laws.append(standardise(self.draft.run(drafts[-1])[:, -1], self.sampling, check=False))
-            drafts.append(draw(laws[-1], uniform)[:, None])
-        self.draft.run(drafts[-1])  # for its entry alone: so both caches hold the same, and crop the same
-        return torch.cat(drafts[1:], dim=1), torch.stack(laws, dim=1)
+            distributions.append(standardise(self.draft.run(draft_tokens[-1])[:, -1], self.sampling, check=False))
+            draft_tokens.append(sample(distributions[-1], uniform)[:, None])
+        self.draft.run(draft_tokens[-1])  # for its entry alone: so both caches hold the same, and crop the same
+        return torch.cat(draft_tokens[1:], dim=1), torch.stack(distributions, dim=1)
 
 
 def generate(
-    way: Way, target: PreTrainedModel, prompts: Texts, draft: PreTrainedModel, **settings: Any
+    layout: Layout, target: PreTrainedModel, prompts: Sequences, draft: PreTrainedModel, **settings: Any
 ) -> list[list[int]]:
     """The new tokens of each prompt, by a `Continuation` with these `settings`."""
-    made = Continuation(way, target, prompts, draft, **settings)
+    made = BatchContinuation(layout, target, prompts, draft, **settings)
     while not made.done:
         made.step()
-    return made.texts
+    return made.sequences
 
 
-def slots_needed(way: str, lengths: Sequence[int], longest: int) -> int:
+def slots_needed(layout: str, lengths: Sequence[int], longest: int) -> int:
     """How many tokens a cache has room for that holds texts of these lengths; `longest` as of a `Way`."""
     return {
         "padding": len(lengths) * max(lengths),
         "packing": sum(lengths),
         "pointers": len(lengths) * longest,
-    }[way]
+    }[layout]
 
 
-def mask_needed(way: str, lengths: Sequence[int], longest: int, n: int) -> int:
+def mask_needed(layout: str, lengths: Sequence[int], longest: int, n: int) -> int:
     """How many entries the mask has of a run after which the texts have these lengths, `n` tokens of each."""
-    rows_seen = len(lengths) if way == "packing" else 1  # there, every token has an entry for every other row too
-    return n * rows_seen * slots_needed(way, lengths, longest)
+    rows_seen = len(lengths) if layout == "packing" else 1  # there, every token has an entry for every other row too
+    return n * rows_seen * slots_needed(layout, lengths, longest)

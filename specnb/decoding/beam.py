@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.beam import BeamSettings, State, start, steps
-from specnb.draft import ModelDraft
-from specnb.request import Tokens, listed, require_models, require_room, require_tokens, require_whole
-from specnb.tree import TreeRunner
+from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens, require_whole
+from specnb.drafting.model import ModelDrafter
+from specnb.models.tree import TreeModel
+from specnb.sampling.beam_rules import BeamSettings, State, start, steps
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class BeamRecord:
     states: list[State]
 
     @property
-    def target_runs(self) -> int:
+    def target_passes(self) -> int:
         """Serial runs of the target, one a step, after the prompt's."""
         return len(self.levels)
 
@@ -78,30 +78,30 @@ def beam_search(
     """
     if sampling is not None:
         raise ValueError(f"sampling is {sampling}; beam search draws nothing, so it takes no temperature: use generate")
-    settings = BeamSettings(width, max_new_tokens, length_penalty, early_stopping, tuple(sorted(set(listed(eos)))))
+    settings = BeamSettings(width, max_new_tokens, length_penalty, early_stopping, tuple(sorted(set(as_list(eos)))))
     draft_width = 2 * width if draft_width is None else draft_width
-    drafter = ModelDraft(draft) if draft is not None else None
+    drafter = ModelDrafter(draft) if draft is not None else None
     require_models(target, drafter)
     require_tokens([prompt], [0], eos, target.config.vocab_size)
-    require_room(target, drafter, len(prompt), max_new_tokens)
+    require_context(target, drafter, len(prompt), max_new_tokens)
     _require_widths(settings, draft_width if draft is not None else width, gamma, target.config.vocab_size)
 
     capacity = width * max_new_tokens + width + draft_width * gamma
-    laws = TreeRunner(target, prompt, capacity)
-    draft_laws = TreeRunner(draft, prompt, capacity) if draft is not None else None
+    distributions = TreeModel(target, prompt, capacity)
+    draft_distributions = TreeModel(draft, prompt, capacity) if draft is not None else None
     states = [start()]
     levels: list[int] = []
     nodes: list[int] = []
     draft_nodes: list[tuple[int, ...]] = []
     with tqdm(total=max_new_tokens, desc="levels", delay=3, leave=False, disable=not progress) as bar:
-        for reached in steps(laws, settings, draft_laws, draft_width, gamma):
+        for reached in steps(distributions, settings, draft_distributions, draft_width, gamma):
             states += reached
             levels.append(len(reached))
-            nodes.append(sum(laws.runs))
-            draft_nodes.append(tuple(draft_laws.runs) if draft_laws is not None else ())
-            for model_laws in (laws, draft_laws):
-                if model_laws is not None:
-                    model_laws.runs.clear()
+            nodes.append(sum(distributions.runs))
+            draft_nodes.append(tuple(draft_distributions.runs) if draft_distributions is not None else ())
+            for model_distributions in (distributions, draft_distributions):
+                if model_distributions is not None:
+                    model_distributions.runs.clear()
             bar.update(len(reached))
     record = BeamRecord(np.array(levels), np.array(nodes), draft_nodes, states)
     found = states[-1].finished

@@ -5,16 +5,12 @@ Every analysis reads this; nothing prints from inside the loop. This module know
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-
-PARTS = ("draft", "target", "rest")
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,7 @@ class StepRecord:
                                      which are more than those of any row where rows were taken over
     """
 
-    drafts: NDArray[np.int64]
+    draft_tokens: NDArray[np.int64]
     accepted: NDArray[np.int64]
     token: NDArray[np.int64]
     emitted: NDArray[np.int64]
@@ -40,7 +36,7 @@ class StepRecord:
     @property
     def gamma(self) -> int:
         """Draft tokens per step."""
-        return self.drafts.shape[-1]
+        return self.draft_tokens.shape[-1]
 
     @property
     def active(self) -> NDArray[np.bool_]:
@@ -57,10 +53,10 @@ class StepRecord:
     def tested(self) -> NDArray[np.bool_]:
         """`(batch, steps, gamma)`: drafts that the rule came to, the first rejected one included."""
         order = np.arange(self.gamma)
-        return self.active[..., None] & (order <= self.accepted[..., None]) & (self.drafts >= 0)
+        return self.active[..., None] & (order <= self.accepted[..., None]) & (self.draft_tokens >= 0)
 
     @property
-    def target_runs(self) -> NDArray[np.int64]:
+    def target_passes(self) -> NDArray[np.int64]:
         """`(batch,)`: serial runs of the target after the prompt's."""
         return self.active.sum(axis=1)
 
@@ -70,21 +66,14 @@ class StepRecord:
         return float(self.accepted[self.active].mean()) + 1
 
     @property
-    def accepted_fraction(self) -> float:
+    def acceptance_rate(self) -> float:
         """Accepted over drafted tokens: a number other than alpha, since drafts after a rejection count.
         NaN where nothing was drafted."""
-        drafted = int((self.drafts[self.active] >= 0).sum())
+        drafted = int((self.draft_tokens[self.active] >= 0).sum())
         return float(self.accepted[self.active].sum()) / drafted if drafted else float("nan")
 
 
-def now(device: torch.device) -> float:
-    """Seconds on a clock of no particular origin, read when `device` has done all it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-class Told(NamedTuple):
+class CompletedRow(NamedTuple):
     """What came of one prompt: its new tokens; of each step `(steps, gamma + 3)` the drafts, how many were
     accepted, the token that the target added, how many were emitted; and the overlaps `(steps, gamma)`."""
 
@@ -93,37 +82,13 @@ class Told(NamedTuple):
     beta: NDArray[np.float64]
 
 
-class Laps:
-    """The clock of steps: `start` begins one, `lap` ends a stretch of it that belongs to one of `PARTS`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.steps: list[dict[str, float]] = []
-        self.last = 0.0
-
-    def start(self) -> None:
-        """Begins a step; what lies between two steps counts for neither."""
-        self.steps.append(dict.fromkeys(PARTS, 0.0))
-        self.last = now(self.device)
-
-    def lap(self, part: str) -> None:
-        """Adds the time since the last call to `part`."""
-        before, self.last = self.last, now(self.device)
-        self.steps[-1][part] += self.last - before
-
-    @property
-    def seconds(self) -> dict[str, NDArray[np.float64]]:
-        """part -> (steps,); empty where nothing was timed."""
-        return {part: np.array([step[part] for step in self.steps]) for part in PARTS} if self.steps else {}
-
-
-def gathered(told: Sequence[Told], seconds: dict[str, NDArray[np.float64]]) -> StepRecord:
+def merge_rows(completed_rows: Sequence[CompletedRow], seconds: dict[str, NDArray[np.float64]]) -> StepRecord:
     """One record of all prompts, as long as the longest; behind its last step a row drafts and emits nothing."""
-    steps, gamma = max(len(one.record) for one in told), told[0].beta.shape[1]
-    record = np.zeros((len(told), steps, gamma + 3), dtype=np.int64)
+    steps, gamma = max(len(one.record) for one in completed_rows), completed_rows[0].beta.shape[1]
+    record = np.zeros((len(completed_rows), steps, gamma + 3), dtype=np.int64)
     record[..., :gamma] = -1
-    beta = np.zeros((len(told), steps, gamma))
-    for row, one in enumerate(told):
+    beta = np.zeros((len(completed_rows), steps, gamma))
+    for row, one in enumerate(completed_rows):
         record[row, : len(one.record)], beta[row, : len(one.beta)] = one.record, one.beta
     *_, accepted, token, emitted = np.moveaxis(record, -1, 0)
     return StepRecord(record[..., :gamma], accepted, token, emitted, beta, seconds)

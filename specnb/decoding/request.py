@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.draft import Drafter, ModelDraft
-from specnb.law import Sampling
-from specnb.models import context_limit, require_same_vocabulary, require_supported
+from specnb.drafting.base import Drafter
+from specnb.drafting.model import ModelDrafter
+from specnb.models.support import context_limit, require_same_vocabulary, require_supported
+from specnb.sampling.distributions import Sampling
 
 Tokens = int | Iterable[int] | None
 
@@ -38,9 +39,13 @@ def require_whole(**numbers: tuple[Any, int]) -> None:
 def require_sampling(sampling: Any, rule: Any) -> None:
     """A `Sampling`, and an acceptance rule that can be called."""
     if not isinstance(sampling, Sampling):
-        raise TypeError(f"sampling is {_shown(sampling)}; it must be a specnb.law.Sampling, such as Sampling()")
+        raise TypeError(
+            f"sampling is {_shown(sampling)}; it must be a specnb.sampling.distributions.Sampling, such as Sampling()"
+        )
     if not callable(rule):
-        raise TypeError(f"rule is {_shown(rule)}; it must be an acceptance rule of specnb.verify, or such a function")
+        raise TypeError(
+            f"rule is {_shown(rule)}; it must be an acceptance rule of specnb.sampling.verification, or such a function"
+        )
 
 
 def useful_gamma(gamma: int, max_new_tokens: int) -> int:
@@ -58,7 +63,7 @@ def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
     if not isinstance(drafter, Drafter) or isinstance(drafter, type):
         raise TypeError(f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None")
     require_same_vocabulary(target, drafter.vocab)
-    if isinstance(drafter, ModelDraft) and drafter.model.device != target.device:
+    if isinstance(drafter, ModelDrafter) and drafter.model.device != target.device:
         raise ValueError(f"the target is on {target.device} and the draft on {drafter.model.device}; move one of them")
 
 
@@ -91,7 +96,7 @@ def require_tokens(prompts: Any, numbers: Any, eos: Any, vocab: int) -> None:
         if len(prompt) == 0:
             raise ValueError(f"prompt {number} is empty; begin with at least one token, the begin-of-text one say")
         _require_in_vocabulary(f"prompt {number}", prompt, vocab)
-    _require_in_vocabulary("eos", listed(eos), vocab)
+    _require_in_vocabulary("eos", as_list(eos), vocab)
 
 
 def _require_in_vocabulary(name: str, tokens: list[int], vocab: int) -> None:
@@ -100,9 +105,9 @@ def _require_in_vocabulary(name: str, tokens: list[int], vocab: int) -> None:
         raise ValueError(f"{name} has the token {_shown(outside[0])}; the vocabulary has the tokens 0 to {vocab - 1}")
 
 
-def require_room(target: PreTrainedModel, drafter: Drafter | None, longest: int, max_new_tokens: int) -> None:
+def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: int, max_new_tokens: int) -> None:
     """Positions enough in both models."""
-    for model in [target, *([drafter.model] if isinstance(drafter, ModelDraft) else [])]:
+    for model in [target, *([drafter.model] if isinstance(drafter, ModelDrafter) else [])]:
         limit = context_limit(model)
         if limit is not None and longest + max_new_tokens > limit:
             asked = f"a prompt of {longest} and {_shown(max_new_tokens)} new tokens need"
@@ -138,7 +143,7 @@ def listed_rows(rows: Any) -> list[int]:
     return numbers
 
 
-def listed(eos: Any) -> list[int]:
+def as_list(eos: Any) -> list[int]:
     """No token, one, or several, as a list. Raises `TypeError` for anything else."""
     if eos is None:
         return []

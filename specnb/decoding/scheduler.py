@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specnb.randomness import uniforms
-from specnb.record import Told
-from specnb.step import IDLE, IMPROPER, NAN, Batch
+from specnb.decoding.record import CompletedRow
+from specnb.decoding.step import IDLE, IMPROPER, NAN, Batch
+from specnb.sampling.randomness import uniforms
 
 
-class Seats:
+class Scheduler:
     """Which prompt each row has, which wait, and what has been told of those that ended."""
 
     def __init__(
@@ -20,25 +20,25 @@ class Seats:
     ) -> None:
         self.batch, self.prompts, self.numbers, self.seed, self.new = batch, prompts, numbers, seed, new
         self.expected = len(prompts) * new
-        self.ended: dict[int, Told] = {}
+        self.ended: dict[int, CompletedRow] = {}
         self.entered = 0
         self.prompt_of: dict[int, int] = {}
         self._enter(range(len(batch.state.rows)))
 
-    def to_come(self, left: Sequence[int]) -> int:
+    def tokens_to_come(self, status: Sequence[int]) -> int:
         """The most tokens that can still come, of all prompts."""
-        return sum(left) + (len(self.prompts) - self.entered) * self.new
+        return sum(status) + (len(self.prompts) - self.entered) * self.new
 
-    def replace(self, left: Sequence[int]) -> bool:
+    def replace(self, status: Sequence[int]) -> bool:
         """Puts waiting prompts into the rows whose texts have ended; whether there were any."""
         waiting = len(self.prompts) - self.entered
-        rows = [row for row, room in enumerate(left) if room == IDLE][:waiting]
+        rows = [row for row, remaining in enumerate(status) if remaining == IDLE][:waiting]
         if rows:
             self._collect(rows)
             self._enter(rows)
         return bool(rows)
 
-    def told(self) -> list[Told]:
+    def completed_rows(self) -> list[CompletedRow]:
         """Of each prompt, in their order, what came of it; to be called when all rows have ended."""
         self._collect(list(self.prompt_of))
         return [self.ended[number] for number in range(len(self.prompts))]
@@ -51,11 +51,11 @@ class Seats:
         self.batch.enter(list(rows), [self.prompts[one] for one in chosen], own, self.new)
 
     def _collect(self, rows: list[int]) -> None:
-        told = self.batch.state.told(rows)
-        self.ended.update((self.prompt_of.pop(row), one) for row, one in zip(rows, told, strict=True))
+        completed_rows = self.batch.state.completed_rows(rows)
+        self.ended.update((self.prompt_of.pop(row), one) for row, one in zip(rows, completed_rows, strict=True))
 
 
-class News:
+class ProgressReader:
     """How far the rows are, for the host: at once where it computes itself, else as it was a step before, so
     that it never waits for a device that is at work."""
 
@@ -64,13 +64,13 @@ class News:
         self.ahead = batch.state.tokens.is_cuda
         self.pending: tuple[Tensor, torch.cuda.Event] | None = None
 
-    def look(self) -> list[int] | None:
+    def read(self) -> list[int] | None:
         """Tokens still to come of each row, `State.left`; None while nothing is known."""
         if not self.ahead:
-            return self.state.left.tolist()
-        before, left = self.pending, self.state.left
-        copy = torch.empty(left.shape, dtype=left.dtype, pin_memory=True)
-        copy.copy_(left, non_blocking=True)
+            return self.state.status.tolist()
+        before, status = self.pending, self.state.status
+        copy = torch.empty(status.shape, dtype=status.dtype, pin_memory=True)
+        copy.copy_(status, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
         self.pending = (copy, done)
@@ -79,19 +79,19 @@ class News:
         before[1].synchronize()
         return before[0].tolist()
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """What is under way tells of texts that are no longer there."""
         self.pending = None
 
 
-def require_healthy(left: Sequence[int]) -> None:
+def require_no_nan(status: Sequence[int]) -> None:
     """Raises `FloatingPointError` where a row has seen NaN, and `ValueError` where a drafter's q is no distribution."""
-    if IMPROPER in left:
+    if IMPROPER in status:
         raise ValueError(
             "a drafter proposed a token outside the vocabulary, or a q that is no distribution: q must be 0 or more "
             "everywhere and sum to 1 for each draft, and to 0 where the draft is -1; see Drafter.propose"
         )
-    if NAN in left:
+    if NAN in status:
         raise FloatingPointError(
             "a model produced NaN, or a row without a finite logit: try another dtype, or look at its weights"
         )

@@ -1,7 +1,7 @@
 """N-gram models counted from tokens: negligible-cost drafters (section 3.6) and a yardstick for others.
 
 Interpolated Kneser-Ney: every order keeps its counts less a discount and gives what that frees to the
-order below, down to the uniform law; so each law sums to one and no token is impossible.
+order below, down to the uniform distribution; so each distribution sums to one and no token is impossible.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.draft import Proposal
-from specnb.law import Sampling, adjust, draw
+from specnb.drafting.base import Proposal
+from specnb.sampling.distributions import Sampling, sample, standardise_probs
 
 DISCOUNT = 0.75
 Ints = NDArray[np.int64]
@@ -42,7 +42,7 @@ class _Order:
 
 
 class NgramModel:
-    """The law of a token given the `order - 1` tokens before it, counted from `tokens`.
+    """The distribution of a token given the `order - 1` tokens before it, counted from `tokens`.
 
     `order` 1 is the unigram, 2 the bigram. Raises `ValueError` for order < 1, tokens outside the
     vocabulary, too few tokens, and a vocabulary and order whose n-grams do not fit into 63 bits.
@@ -67,21 +67,21 @@ class NgramModel:
             grams, counts = np.unique(grams % self.vocab**n, return_counts=True)
         return _Order.of(grams, counts, self.vocab)
 
-    def law(self, contexts: Ints) -> NDArray[np.float64]:
-        """The laws `(batch, vocab)` after `contexts` `(batch, order - 1)`, the newest token last.
+    def probs(self, contexts: Ints) -> NDArray[np.float64]:
+        """The distributions `(batch, vocab)` after `contexts` `(batch, order - 1)`, the newest token last.
 
         -1 stands for "nothing there yet": orders that would need it are left out. Raises `ValueError` for
         tokens outside the vocabulary.
         """
         self._require(contexts, least=-1)
-        law = np.full((len(contexts), self.vocab), 1.0 / self.vocab)
+        probs = np.full((len(contexts), self.vocab), 1.0 / self.vocab)
         for n, order in enumerate(self.orders, start=1):
             recent = contexts[:, contexts.shape[1] - n + 1 :]
             codes = recent @ self.vocab ** np.arange(n - 2, -1, -1)
             rows, seen = order.rows(codes)
             seen &= (recent >= 0).all(axis=1)
-            law[seen] = self._interpolate(order, rows[seen], law[seen])
-        return law
+            probs[seen] = self._interpolate(order, rows[seen], probs[seen])
+        return probs
 
     def _interpolate(self, order: _Order, rows: Ints, below: NDArray[np.float64]) -> NDArray[np.float64]:
         first, sizes = order.starts[rows], order.starts[rows + 1] - order.starts[rows]
@@ -89,9 +89,9 @@ class NgramModel:
         entries = np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes) + first[which]
         counts = order.counts[entries]
         totals = np.bincount(which, counts, len(rows))
-        law = below * (DISCOUNT * sizes / totals)[:, None]
-        law[which, order.tokens[entries]] += (counts - DISCOUNT) / totals[which]
-        return law
+        probs = below * (DISCOUNT * sizes / totals)[:, None]
+        probs[which, order.tokens[entries]] += (counts - DISCOUNT) / totals[which]
+        return probs
 
     def _require(self, tokens: Ints, least: int) -> None:
         if tokens.size and (tokens.min() < least or tokens.max() >= self.vocab):
@@ -106,12 +106,12 @@ class NgramModel:
         contexts = np.lib.stride_tricks.sliding_window_view(padded, self.order)[:, :-1]
         total = 0.0
         for at in range(0, len(tokens), chunk):
-            laws = self.law(contexts[at : at + chunk])
-            total -= np.log2(laws[np.arange(len(laws)), tokens[at : at + chunk]]).sum()
+            distributions = self.probs(contexts[at : at + chunk])
+            total -= np.log2(distributions[np.arange(len(distributions)), tokens[at : at + chunk]]).sum()
         return float(total)
 
 
-class NgramDraft:
+class NgramDrafter:
     """A drafter that looks each token up in a table; the table lies on the host, as does its work."""
 
     def __init__(self, model: NgramModel, sampling: Sampling = Sampling()) -> None:
@@ -127,9 +127,11 @@ class NgramDraft:
         back = self.model.order - 1
         slots = lengths[:, None] - back + torch.arange(back, device=lengths.device)
         recent = tokens.gather(1, slots.clamp_min(0)).where(slots >= 0, -1).cpu().numpy()
-        drafts, laws = [], []
+        draft_tokens, distributions = [], []
         for uniform in uniforms.unbind(dim=1):
-            laws.append(adjust(torch.from_numpy(self.model.law(recent)), self.sampling).to(uniforms.device))
-            drafts.append(draw(laws[-1], uniform))
-            recent = np.concatenate([recent, drafts[-1][:, None].cpu().numpy()], axis=1)[:, 1:]
-        return Proposal(torch.stack(drafts, dim=1), torch.stack(laws, dim=1))
+            distributions.append(
+                standardise_probs(torch.from_numpy(self.model.probs(recent)), self.sampling).to(uniforms.device)
+            )
+            draft_tokens.append(sample(distributions[-1], uniform))
+            recent = np.concatenate([recent, draft_tokens[-1][:, None].cpu().numpy()], axis=1)[:, 1:]
+        return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 PACKAGES = ("sympy", "networkx", "mpmath", "seaborn")
-DATA = Path(__file__).resolve().parent.parent / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 MANIFEST = DATA / "corpus.csv"
 FIELDS = ("package", "version", "path", "split", "sha256")
 SIZES = range(1_000, 150_001)  # bytes; shorter is boilerplate, longer is tables of numbers

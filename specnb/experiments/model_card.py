@@ -1,6 +1,6 @@
 """The model card of the trained pair: how well it predicts text it never saw, beside xz and a 5-gram.
 
-`python -m specnb.card` measures and writes `data/pair/README.md` and `data/pair/quality.csv`.
+`python -m specnb.experiments.model_card` measures and writes `data/pair/README.md` and `data/pair/quality.csv`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb import corpus
-from specnb.decode import generate
-from specnb.models import PAIR, Pair, load_pair
-from specnb.ngram import NgramModel
-from specnb.results import write
-from specnb.train import CONTEXT, encode
+from specnb.decoding.loop import generate
+from specnb.drafting.ngram import NgramModel
+from specnb.experiments import corpus
+from specnb.experiments.training import CONTEXT, encode
+from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.report.results import write
 
 STRIDE = CONTEXT // 2
 
@@ -72,7 +72,7 @@ def quality(pair: Pair) -> pd.DataFrame:
 
 
 def samples(pair: Pair, prompts: list[str], seed: int = 0) -> list[str]:
-    """Each prompt with a continuation drawn from the target's own law (temperature 1)."""
+    """Each prompt with a continuation drawn from the target's own distribution (temperature 1)."""
     encoded = [pair.encode(prompt) for prompt in prompts]
     made = generate(
         pair.target,
@@ -89,13 +89,13 @@ def main() -> None:
     """Writes card and quality table of the pair in `data/pair`."""
     pair = load_pair()
     table = quality(pair)
-    write(PAIR / "quality.csv", table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
-    write(PAIR / "README.md", card(pair, table))
+    write(TRAINED_PAIR / "quality.csv", table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
+    write(TRAINED_PAIR / "README.md", card(pair, table))
 
 
 def card(pair: Pair, table: pd.DataFrame) -> str:
     """The card as Markdown; every number in it is computed or read from what the training wrote."""
-    notes = {role: json.loads((PAIR / role / "training.json").read_text()) for role in ("target", "draft")}
+    notes = {role: json.loads((TRAINED_PAIR / role / "training.json").read_text()) for role in ("target", "draft")}
     sources = pd.DataFrame(corpus.manifest())
     packages = ", ".join(sorted({f"{row.package} {row.version}" for row in sources.itertuples()}))
     held_out = int((sources.split == "held-out").sum())
@@ -121,7 +121,7 @@ def card(pair: Pair, table: pd.DataFrame) -> str:
         "|---|---|",
         *[f"| {row.name_} | {row.bits_per_byte:.3f} |" for row in table.rename(columns={"name": "name_"}).itertuples()],
         "",
-        "What the target writes when drawn from its own law (temperature 1), first seed, not chosen:",
+        "What the target writes when drawn from its own distribution (temperature 1), first seed, not chosen:",
         "",
         *[
             f"```python\n{text}\n```\n"

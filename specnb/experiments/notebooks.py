@@ -1,4 +1,4 @@
-"""Executes the notebooks in place, as they are committed: `python -m specnb.notebooks [NAME ...]`.
+"""Executes the notebooks in place, as they are committed: `python -m specnb.experiments.notebooks [NAME ...]`.
 
 Outputs stay, top to bottom; progress bars, widget states and times of day do not, so that a notebook
 changes only when its contents change. Its metadata carry a digest of the code that its outputs came from.
@@ -15,8 +15,8 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from tqdm import tqdm
 
-from specnb import origin
-from specnb.results import ROOT, write
+from specnb.report import origin
+from specnb.report.results import ROOT, write
 
 FOLDER = ROOT / "notebooks"
 KEPT = ("kernelspec", "language_info")

@@ -15,40 +15,42 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb import corpus
-from specnb.decode import generate
-from specnb.law import Sampling
-from specnb.models import Pair
+from specnb.decoding.loop import generate
+from specnb.experiments import corpus
+from specnb.models.loading import Pair
+from specnb.sampling.distributions import Sampling
 
 PROMPT_TOKENS = 32
-Entrant = Callable[[list[int]], Any]
+GenerateFunction = Callable[[list[int]], Any]
 
 
 def prompts_for(pair: Pair, name: str, count: int, length: int = PROMPT_TOKENS) -> list[list[int]]:
-    """Beginnings of held-out files for the trained pair, any tokens for a dialled one; `length` tokens each."""
+    """Beginnings of held-out files for the trained pair, any tokens for a synthetic one; `length` tokens each."""
     if name == "trained":
-        texts = corpus.read("held-out", limit=count)
-        return [pair.encode(text[:4000])[:length] for text in texts]
+        sequences = corpus.read("held-out", limit=count)
+        return [pair.encode(text[:4000])[:length] for text in sequences]
     return np.random.default_rng(0).integers(pair.target.config.vocab_size, size=(count, length)).tolist()
 
 
-def race(entrants: dict[str, Entrant], prompts: Sequence[list[int]], seed: int = 0) -> pd.DataFrame:
+def time_side_by_side(
+    samplers: dict[str, GenerateFunction], prompts: Sequence[list[int]], seed: int = 0
+) -> pd.DataFrame:
     """Seconds of each entrant `(columns)` on each prompt `(rows)`, after one run of each that does not count."""
     order = np.random.default_rng(seed)
-    seconds = pd.DataFrame(np.nan, index=range(len(prompts)), columns=list(entrants))
-    for run in tqdm(entrants.values(), desc="warming up", delay=3, leave=False):
+    seconds = pd.DataFrame(np.nan, index=range(len(prompts)), columns=list(samplers))
+    for run in tqdm(samplers.values(), desc="warming up", delay=3, leave=False):
         run(prompts[0])
     for row, prompt in enumerate(tqdm(prompts, desc="racing", delay=3, leave=False)):
-        for name in order.permutation(list(entrants)):
+        for name in order.permutation(list(samplers)):
             began = time.perf_counter()
-            entrants[name](prompt)
+            samplers[name](prompt)
             seconds.loc[row, name] = time.perf_counter() - began
     return seconds
 
 
 def transformers_generate(
     target: PreTrainedModel, draft: PreTrainedModel | None, gamma: int | None, new_tokens: int
-) -> Entrant:
+) -> GenerateFunction:
     """Its `generate` at temperature 1, alone or assisted: by `gamma` drafts each time, or (None) as it pleases."""
 
     def run(prompt: list[int]) -> Any:
@@ -70,9 +72,9 @@ def transformers_generate(
     return run
 
 
-def ours(
+def specnb_generate(
     pair: Pair, gamma: int, new_tokens: int, compile: bool | str = False, rows: int = 1, sampling: Sampling = Sampling()
-) -> Entrant:
+) -> GenerateFunction:
     """Our loop, the prompt alone in its batch or there `rows` times."""
 
     def run(prompt: list[int]) -> Any:

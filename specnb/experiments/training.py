@@ -1,4 +1,4 @@
-"""Trains the pair that ships in `data/pair`: `python -m specnb.train --preset cpu`.
+"""Trains the pair that ships in `data/pair`: `python -m specnb.experiments.training --preset cpu`.
 
 One script for laptop and GPU: a preset changes the budget and nothing else. Target and draft learn
 from the same tokens, the draft from the text and not from the target, as an off-the-shelf draft would.
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from specnb import corpus
-from specnb.checkpoints import write_checksums
+from specnb.experiments import corpus
+from specnb.models.checkpoints import write_checksums
 
 END = "<|endoftext|>"
 VOCABULARY = 4096

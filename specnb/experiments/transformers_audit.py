@@ -1,4 +1,4 @@
-"""In the wild: what `transformers` as installed writes, for the audit. `python -m specnb.audit.wild` records it.
+"""In the wild: what `transformers` as installed writes, for the audit. `python -m specnb.experiments.transformers_audit` records it.
 
 Every sampler here is called as its users call it. Rows of a batch, where there is one, come from one call.
 """
@@ -13,12 +13,12 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.audit.detection import prompts_of
-from specnb.audit.judge import audit
+from specnb.audit.api import audit
 from specnb.audit.report import Report
-from specnb.law import Sampling
-from specnb.models import Pair, load_pair
-from specnb.results import out, write
+from specnb.experiments.detection import prompts_of
+from specnb.models.loading import Pair, load_pair
+from specnb.report.results import out, write
+from specnb.sampling.distributions import Sampling
 
 DELTA = 1e-6
 
@@ -53,7 +53,7 @@ def written(
     torch.manual_seed(seed)
     more = {"assistant_model": pair.draft} if sampler.assisted else {}
     generate: Any = pair.target.generate
-    texts: list[list[int]] = []
+    completions: list[list[int]] = []
     for at in range(0, len(prompts), sampler.rows):
         ids = torch.tensor([list(prompt) for prompt in prompts[at : at + sampler.rows]])
         made = generate(
@@ -61,14 +61,16 @@ def written(
             top_k=sampling.top_k or 0, top_p=sampling.top_p, max_new_tokens=new_tokens, min_new_tokens=None,
             eos_token_id=None, pad_token_id=0, **sampler.arguments, **more,
         )  # fmt: skip
-        texts += made[:, ids.shape[1] :].tolist()
-    return texts
+        completions += made[:, ids.shape[1] :].tolist()
+    return completions
 
 
-def audited(sampler: Sampler, sampling: Sampling, pair: Pair, texts: int, new_tokens: int, seed: int = 0) -> Report:
+def audited(
+    sampler: Sampler, sampling: Sampling, pair: Pair, completions: int, new_tokens: int, seed: int = 0
+) -> Report:
     """The audit of that many texts of a sampler; the draft aims it where there is one."""
     starts = prompts_of(pair)
-    prompts = [starts[text % len(starts)] for text in range(texts)]
+    prompts = [starts[text % len(starts)] for text in range(completions)]
     made = written(sampler, sampling, pair, prompts, new_tokens, seed)
     return audit(
         pair.target, made, prompts=prompts, sampling=sampling, draft=pair.draft, delta=DELTA, seed=seed,
@@ -98,14 +100,14 @@ def line(sampler: Sampler, filters: str, report: Report) -> dict[str, Any]:
 
 def main() -> None:
     """Audits what is not recorded yet: 32 texts of 96 tokens each."""
-    path, pair = out() / "data" / "results" / "in_the_wild.csv", load_pair()
+    path, pair = out() / "data" / "results" / "transformers_audit.csv", load_pair()
     todo = [(sampler, name) for sampler in SAMPLERS for name in ("none", "top-k 50")]
     todo += [(sampler, name) for sampler in SAMPLERS if sampler.assisted for name in ("top-p 0.9", "temperature 0.7")]
     for sampler, name in tqdm(todo, desc="samplers"):
         done = pd.read_csv(path).to_dict("records") if path.exists() else []
         if any((one["sampler"], one["filters"]) == (sampler.name, name) for one in done):
             continue
-        report = audited(sampler, FILTERS[name], pair, texts=32, new_tokens=96)
+        report = audited(sampler, FILTERS[name], pair, completions=32, new_tokens=96)
         table = pd.DataFrame([*done, line(sampler, name, report)]).astype({"found after": "Int64"})
         write(path, table.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
 

@@ -1,7 +1,7 @@
-"""Alpha on text that the target wrote: the overlap of both laws at every position (Corollary 3.6).
+"""Alpha on text that the target wrote: the overlap of both distributions at every position (Corollary 3.6).
 
 Nothing is drafted or accepted here, so one text serves any number of drafts. What a loop accepts, and
-at which prefixes it asks, is in the record of a generation (`specnb.record`).
+at which prefixes it asks, is in the record of a generation (`specnb.decoding.record`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decode import generate
-from specnb.law import Sampling, adjust, overlap, standardise
-from specnb.models import context_limit, require_same_vocabulary, require_supported
-from specnb.ngram import NgramModel
-from specnb.verify import Outcome, token_verification
+from specnb.decoding.loop import generate
+from specnb.drafting.ngram import NgramModel
+from specnb.models.support import context_limit, require_same_vocabulary, require_supported
+from specnb.sampling.distributions import Sampling, overlap, standardise, standardise_probs
+from specnb.sampling.verification import Outcome, token_verification
 
 Array = NDArray[np.float64]
 Draft = PreTrainedModel | NgramModel
-CHUNK = 64  # n-gram laws made at a time, few enough to stay in the processor's cache
+CHUNK = 64  # n-gram distributions made at a time, few enough to stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Acceptance:
     Both have the mean alpha: `kept` is one draw from p of what `beta` sums over all tokens.
     """
 
-    texts: list[list[int]]
+    sequences: list[list[int]]
     entropy: Array
     beta: dict[str, Array]
     kept: dict[str, Array]
@@ -59,8 +59,8 @@ def measure_acceptance(
 ) -> Acceptance:
     """The target continues each prompt by `new_tokens` tokens, alone; every draft is then run once over the text.
 
-    All laws are made by the same `sampling`. An end of text does not stop a row, so all positions count
-    alike. The laws of `batch` rows are held at a time: batch x new_tokens x vocab numbers, twice. A row
+    All distributions are made by the same `sampling`. An end of text does not stop a row, so all positions count
+    alike. The distributions of `batch` rows are held at a time: batch x new_tokens x vocab numbers, twice. A row
     depends on `seed`, its number and its prompt, and is the one that `generate` writes with gamma = 0.
     Raises `ValueError` for a draft of another vocabulary, and what `generate` raises.
     """
@@ -68,23 +68,23 @@ def measure_acceptance(
         if isinstance(draft, PreTrainedModel):
             require_supported(draft)
         require_same_vocabulary(target, draft.vocab if isinstance(draft, NgramModel) else draft.config.vocab_size)
-    texts: list[list[int]] = []
+    sequences: list[list[int]] = []
     entropy: list[Tensor] = []
     found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in drafts}
-    for at in tqdm(range(0, len(prompts), batch), desc="texts", delay=3, leave=False, disable=not progress):
+    for at in tqdm(range(0, len(prompts), batch), desc="sequences", delay=3, leave=False, disable=not progress):
         part = prompts[at : at + batch]
-        written, p = _written(target, part, new_tokens, sampling, seed, list(range(at, at + len(part))))
+        written, p = _generate_with_probs(target, part, new_tokens, sampling, seed, list(range(at, at + len(part))))
         entropy.append(-torch.xlogy(p, p).sum(dim=-1) / np.log(2))
         for name, draft in drafts.items():
-            q = laws_along(draft, written, new_tokens, sampling).to(p.device)
+            q = distributions_along(draft, written, new_tokens, sampling).to(p.device)
             found[name].append((overlap(p, q), _kept(p, q, written)))
-        texts += written
+        sequences += written
     beta = {name: _joined([beta for beta, _ in parts]) for name, parts in found.items()}
     kept = {name: _joined([kept for _, kept in parts]) for name, parts in found.items()}
-    return Acceptance(texts, _joined(entropy), beta, kept)
+    return Acceptance(sequences, _joined(entropy), beta, kept)
 
 
-def _written(
+def _generate_with_probs(
     target: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
@@ -92,23 +92,23 @@ def _written(
     seed: int,
     rows: Sequence[int],
 ) -> tuple[list[list[int]], Tensor]:
-    """What the target writes alone, and the laws p `(rows, new_tokens, vocab)` it was drawn from: no second run."""
-    laws: list[Tensor] = []
+    """What the target writes alone, and the distributions p `(rows, new_tokens, vocab)` it was drawn from: no second run."""
+    distributions: list[Tensor] = []
 
     def watched(p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor) -> Outcome:
-        laws.append(p[:, 0])
+        distributions.append(p[:, 0])
         return token_verification(p, q, drafts, accept_uniforms, final_uniform)
 
     made = generate(
         target, prompts, gamma=0, max_new_tokens=new_tokens, sampling=sampling, rule=watched, seed=seed, rows=rows,
         progress=False,
     )  # fmt: skip
-    texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts, made.tokens, strict=True)]
-    return texts, torch.stack(laws, dim=1)
+    sequences = [[*prompt, *tokens] for prompt, tokens in zip(prompts, made.tokens, strict=True)]
+    return sequences, torch.stack(distributions, dim=1)
 
 
-def _kept(p: Tensor, q: Tensor, texts: list[list[int]]) -> Tensor:
-    written = torch.tensor([text[-p.shape[1] :] for text in texts], device=p.device)[..., None]
+def _kept(p: Tensor, q: Tensor, sequences: list[list[int]]) -> Tensor:
+    written = torch.tensor([text[-p.shape[1] :] for text in sequences], device=p.device)[..., None]
     return (q.gather(-1, written) / p.gather(-1, written)).clamp_max(1)[..., 0]
 
 
@@ -117,26 +117,26 @@ def _joined(parts: Sequence[Tensor]) -> Array:
 
 
 @torch.inference_mode()
-def laws_along(
-    source: Draft, texts: Sequence[Sequence[int]], new_tokens: int, sampling: Sampling = Sampling()
+def distributions_along(
+    source: Draft, sequences: Sequence[Sequence[int]], new_tokens: int, sampling: Sampling = Sampling()
 ) -> Tensor:
-    """The laws `(rows, new_tokens, vocab)` that `source` has for the last `new_tokens` of each text, in one run.
+    """The distributions `(rows, new_tokens, vocab)` that `source` has for the last `new_tokens` of each text, in one run.
 
     Texts may differ in length. Raises `ValueError` unless each has a token before those, and for a text that
     is longer than a model's limit.
     """
-    lengths = [len(text) for text in texts]
+    lengths = [len(text) for text in sequences]
     if not 1 <= new_tokens < min(lengths, default=0):
         raise ValueError(
             f"new_tokens is {new_tokens} and the texts have {sorted(set(lengths))} tokens; each needs more"
         )
     if isinstance(source, NgramModel):
-        return adjust(_ngram_laws(source, texts, new_tokens), sampling)
+        return standardise_probs(_ngram_distributions(source, sequences, new_tokens), sampling)
     limit, longest = context_limit(source), max(lengths)
     if limit is not None and longest - 1 > limit:
         raise ValueError(f"a text of {longest} tokens is run but for its last, and the model has {limit} positions")
     # Padding stands behind a text, where nothing of it sees it; the last token is run by none.
-    padded = torch.tensor([[*text[:-1], *[0] * (longest - len(text))] for text in texts], device=source.device)
+    padded = torch.tensor([[*text[:-1], *[0] * (longest - len(text))] for text in sequences], device=source.device)
     first = min(lengths) - 1 - new_tokens
     logits = source(input_ids=padded, use_cache=False, logits_to_keep=longest - 1 - first).logits
     starts = torch.tensor([length - 1 - new_tokens - first for length in lengths], device=source.device)
@@ -144,10 +144,10 @@ def laws_along(
     return standardise(logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1])), sampling)
 
 
-def _ngram_laws(model: NgramModel, texts: Sequence[Sequence[int]], new_tokens: int) -> Tensor:
+def _ngram_distributions(model: NgramModel, sequences: Sequence[Sequence[int]], new_tokens: int) -> Tensor:
     back = model.order - 1
-    padded = np.stack([np.concatenate([np.full(back, -1), text])[-new_tokens - back :] for text in texts])
+    padded = np.stack([np.concatenate([np.full(back, -1), text])[-new_tokens - back :] for text in sequences])
     contexts = np.lib.stride_tricks.sliding_window_view(padded, model.order, axis=1)[..., :-1]
-    contexts = contexts.reshape(len(texts) * new_tokens, back)
-    laws = [model.law(contexts[at : at + CHUNK]) for at in range(0, len(contexts), CHUNK)]
-    return torch.from_numpy(np.concatenate(laws)).reshape(len(texts), new_tokens, model.vocab)
+    contexts = contexts.reshape(len(sequences) * new_tokens, back)
+    distributions = [model.probs(contexts[at : at + CHUNK]) for at in range(0, len(contexts), CHUNK)]
+    return torch.from_numpy(np.concatenate(distributions)).reshape(len(sequences), new_tokens, model.vocab)

@@ -16,19 +16,19 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from specnb.beam import BeamSettings, Laws, State, draft_levels
-from specnb.draft import prefill
-from specnb.estimate import Estimate, ratio_of_medians
-from specnb.models import Pair, Runner
-from specnb.record import now
-from specnb.search import beam_search
+from specnb.decoding.beam import beam_search
+from specnb.decoding.timing import now
+from specnb.measure.statistics import Estimate, ratio_of_medians
+from specnb.models.cached_model import CachedModel, prefill
+from specnb.models.loading import Pair
+from specnb.sampling.beam_rules import BeamSettings, LogProbs, State, draft_levels
 
 Array = NDArray[np.float64]
 Cost = Callable[[int], float]
 """The time of a run over n tokens, in runs of the same model over one."""
 
 
-def needed_width(state: State, following: State, draft: Laws, settings: BeamSettings) -> int:
+def needed_width(state: State, following: State, draft: LogProbs, settings: BeamSettings) -> int:
     """The least u at which the draft's first level holds all beams that follow `state` in the target's search."""
     totals = state.scores[:, None] + draft(state.paths).to(state.scores)
     totals[:, list(settings.eos)] = -torch.inf
@@ -42,7 +42,7 @@ def needed_width(state: State, following: State, draft: Laws, settings: BeamSett
 
 
 def accepted_levels(
-    states: Sequence[State], draft: Laws, widths: Sequence[int], gamma: int, settings: BeamSettings
+    states: Sequence[State], draft: LogProbs, widths: Sequence[int], gamma: int, settings: BeamSettings
 ) -> NDArray[np.int64]:
     """How many drafted levels, up to `gamma`, a step from each of the target's states would accept.
 
@@ -78,8 +78,8 @@ def step_time(width: int, draft_width: int, gamma: int, c: float, verify: Cost =
 
     v is `verify`, d `drafting`. Where both are free, gamma c + 1 is left, as in Theorem 3.8.
     """
-    drafts = drafting(width) + (gamma - 1) * drafting(draft_width)
-    return verify(width + draft_width * gamma) + c * drafts
+    draft_tokens = drafting(width) + (gamma - 1) * drafting(draft_width)
+    return verify(width + draft_width * gamma) + c * draft_tokens
 
 
 def improvement(
@@ -130,7 +130,7 @@ def measure_run_costs(
     order = np.random.default_rng(seed)
     tokens = torch.from_numpy(order.integers(pair.target.config.vocab_size, size=(1, context + sizes[-1])))
     tokens = tokens.to(pair.target.device)
-    runners = [Runner(model, context + sizes[-1]) for model in (pair.target, pair.draft)]
+    runners = [CachedModel(model, context + sizes[-1]) for model in (pair.target, pair.draft)]
     for runner in runners:
         prefill(runner, tokens, torch.tensor([context + 1]))
     jobs = [(runner, n) for runner in runners for n in sizes]

@@ -18,15 +18,15 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.draft import prefill
-from specnb.estimate import Estimate, ratio_of_medians
-from specnb.fast import Captured, Compiled
-from specnb.models import Pair, Runner
-from specnb.record import now
+from specnb.decoding.timing import now
+from specnb.measure.statistics import Estimate, ratio_of_medians
+from specnb.models.cached_model import CachedModel, prefill
+from specnb.models.compilation import Captured, Compiled
+from specnb.models.loading import Pair
 
 Array = NDArray[np.float64]
 WARM_UP = 3  # runs of everything before the first one that counts
-DRAFT_RUNS = 4  # in a row, as in a step
+DRAFT_PASSES = 4  # in a row, as in a step
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def measure_costs(
 
     Runs only, of a batch of `rows`: no sampling, no verification, so that with one row c and v(n) are those of
     Definition 3.7, and with more those of a batch. A run attends to all `slots` of the cache, the empty ones too:
-    `specnb.decode.slots_for` says how many a loop has; by default there are no more than are needed. `compile` as in
+    `specnb.decoding.loop.slots_for` says how many a loop has; by default there are no more than are needed. `compile` as in
     `generate`; each length is compiled or captured first. Raises `ValueError` for context, largest, rows < 1,
     repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
     """
@@ -120,14 +120,14 @@ class CostMeter:
         vocab = pair.target.config.vocab_size
         tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or needed)))
         tokens = tokens.to(pair.target.device)
-        runs = [run_of(pair.target, n, tokens, context, compile) for n in lengths]
-        draft = run_of(pair.draft, 1, tokens, context, compile)
+        runs = [forward_pass_of(pair.target, n, tokens, context, compile) for n in lengths]
+        draft = forward_pass_of(pair.draft, 1, tokens, context, compile)
         # Caches make the time of a run depend on what ran before it. So each is timed after what comes before it in
         # a loop: a draft run after a target run, verification after its like and drafts, plain decoding after itself.
         plain, *verifying = runs
         self.jobs = [Job(plain, before=[plain])]
-        self.jobs += [Job(run, before=[run, *[draft] * DRAFT_RUNS]) for run in verifying]
-        self.jobs += [Job(draft, before=[plain], times=DRAFT_RUNS)]
+        self.jobs += [Job(run, before=[run, *[draft] * DRAFT_PASSES]) for run in verifying]
+        self.jobs += [Job(draft, before=[plain], times=DRAFT_PASSES)]
         self.device = tokens.device
         self.rounds: list[Array] = []
         for _ in range(WARM_UP):
@@ -153,7 +153,7 @@ class Job(NamedTuple):
     times: int = 1
 
 
-def in_turn(
+def time_interleaved(
     jobs: Sequence[Job], device: torch.device, repetitions: int, order: np.random.Generator, progress: bool
 ) -> Array:
     """Seconds `(repetitions, jobs)` of one run of each job, in a new order each time; the first few do not count."""
@@ -175,14 +175,14 @@ def one_round(jobs: Sequence[Job], device: torch.device, order: np.random.Genera
     return seconds
 
 
-def run_of(
+def forward_pass_of(
     model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool | str = False
 ) -> Callable[[], Tensor]:
     """A run over the `n` tokens after `context`, of `tokens` `(rows, slots)`, to be made again and again.
 
     Each overwrites what the last one wrote. `compile` as in `generate`, done at the first run.
     """
-    runner = Runner(model, tokens.shape[1])
+    runner = CachedModel(model, tokens.shape[1])
     prefill(runner, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
     newest = tokens[:, context : context + n].contiguous()
     slots = torch.arange(context, context + n, device=tokens.device).repeat(len(tokens), 1)

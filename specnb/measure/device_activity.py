@@ -20,7 +20,7 @@ READS = {
 """Where Python asks for numbers; it has them only when the device has done all it was given."""
 
 
-class Watch:
+class DeviceActivity:
     """Counts while it is entered: `with Watch() as seen: ...`.
 
     launches   operations that compute something (views do not)
@@ -34,7 +34,7 @@ class Watch:
         self.layouts: set[tuple[str, ...]] = set()
         self._modes = (_Operations(self), _Reads(self))
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> DeviceActivity:
         for mode in self._modes:
             mode.__enter__()
         return self
@@ -45,7 +45,7 @@ class Watch:
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, trace)
 
-    def saw(self, operation: Any, given: list[Tensor], made: list[Tensor]) -> None:
+    def record_operation(self, operation: Any, given: list[Tensor], made: list[Tensor]) -> None:
         """One operation, with the tensors it was given and those that it made."""
         self.waits += _has_unknown_shape(operation, given)
         if operation.is_view:
@@ -58,18 +58,18 @@ class Watch:
 
 
 class _Operations(TorchDispatchMode):
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: DeviceActivity) -> None:
         super().__init__()
         self.watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        self.watch.saw(func, _tensors((args, kwargs)), _tensors(made))
+        self.watch.record_operation(func, _tensors((args, kwargs)), _tensors(made))
         return made
 
 
 class _Reads(TorchFunctionMode):
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: DeviceActivity) -> None:
         super().__init__()
         self.watch = watch
 

@@ -18,17 +18,17 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from specnb.cost import Job, in_turn, run_of
-from specnb.estimate import Estimate, interval, ratio_of_medians, resampled
-from specnb.memory import cache_bytes
-from specnb.shapes import size_of
+from specnb.measure.cost import Job, forward_pass_of, time_interleaved
+from specnb.measure.statistics import Estimate, bootstrap_indices, interval, ratio_of_medians
+from specnb.models.memory import cache_bytes
+from specnb.models.shapes import size_of
 
 Array = NDArray[np.float64]
 SMALLEST_TEST = 2**28  # bytes that are copied or read at once: more than a processor's caches hold
 LARGEST_TEST = 2**30
 
 
-class Moved(NamedTuple):
+class BytesMoved(NamedTuple):
     """Bytes that a target run must move: weights, keys and values, logits."""
 
     weights: int
@@ -41,7 +41,7 @@ class Moved(NamedTuple):
         return sum(self)
 
 
-def bytes_moved(model: PreTrainedModel, rows: int = 1, tokens: int = 1, context: int = 128) -> Moved:
+def bytes_moved(model: PreTrainedModel, rows: int = 1, tokens: int = 1, context: int = 128) -> BytesMoved:
     """What a run over `tokens` tokens of each of `rows` rows moves, after `context` tokens, at the very least.
 
     Every weight is read once, also where a second, packed copy of it is what is read; of an input embedding
@@ -53,16 +53,14 @@ def bytes_moved(model: PreTrainedModel, rows: int = 1, tokens: int = 1, context:
         raise ValueError(f"rows, tokens, context are {rows}, {tokens}, {context}; they must be at least 1, 1, 0")
     width = model.dtype.itemsize
     looked_up = rows * tokens * model.config.hidden_size
-    return Moved(
+    return BytesMoved(
         weights=(size_of(model).read + looked_up) * width,
         cache=rows * (context + tokens) * cache_bytes(model),
         logits=rows * tokens * model.config.vocab_size * width,
     )
 
 
-def floor_seconds(
-    model: PreTrainedModel, bandwidth: float, rows: int = 1, tokens: int = 1, context: int = 128
-) -> float:
+def min_seconds(model: PreTrainedModel, bandwidth: float, rows: int = 1, tokens: int = 1, context: int = 128) -> float:
     """Seconds that `bytes_moved` takes at `bandwidth` bytes per second."""
     return bytes_moved(model, rows, tokens, context).total / bandwidth
 
@@ -74,16 +72,16 @@ def bandwidth(device: str | torch.device = "cpu", repetitions: int = 15, size: i
     number of bytes of what is copied or read. The interval resamples repetitions, of which there must be 3.
     """
     device = torch.device(device)
-    ways = _ways(device, size)
-    seconds = in_turn([way.job for way in ways], device, repetitions, np.random.default_rng(0), progress=False)
+    ways = _memory_tests(device, size)
+    seconds = time_interleaved([way.job for way in ways], device, repetitions, np.random.default_rng(0), progress=False)
     rates = np.array([way.bytes for way in ways]) / seconds
     best = rates[:, np.median(rates, axis=0).argmax()]
-    spread = np.median(best[resampled(len(best), 2000, 0)], axis=1)
+    spread = np.median(best[bootstrap_indices(len(best), 2000, 0)], axis=1)
     return Estimate(float(np.median(best)), *interval(spread), len(best))
 
 
 @torch.inference_mode()
-def over_floor(
+def over_memory_bound(
     model: PreTrainedModel,
     *,
     rows: int = 1,
@@ -103,21 +101,23 @@ def over_floor(
     moved = bytes_moved(model, rows, tokens, context).total
     order = np.random.default_rng(seed)
     text = torch.from_numpy(order.integers(model.config.vocab_size, size=(rows, context + tokens))).to(device)
-    run = run_of(model, tokens, text, context, compile)
-    ways = _ways(device, size)
-    seconds = in_turn([Job(run, before=[run]), *(way.job for way in ways)], device, repetitions, order, progress)
-    floors = moved * seconds[:, 1:] / np.array([way.bytes for way in ways])
-    return ratio_of_medians(seconds[:, 0], floors[:, np.median(floors, axis=0).argmin()])
+    run = forward_pass_of(model, tokens, text, context, compile)
+    ways = _memory_tests(device, size)
+    seconds = time_interleaved(
+        [Job(run, before=[run]), *(way.job for way in ways)], device, repetitions, order, progress
+    )
+    memory_bounds = moved * seconds[:, 1:] / np.array([way.bytes for way in ways])
+    return ratio_of_medians(seconds[:, 0], memory_bounds[:, np.median(memory_bounds, axis=0).argmin()])
 
 
-class _Way(NamedTuple):
+class _MemoryTest(NamedTuple):
     """A way to move memory, and the bytes that it moves."""
 
     job: Job
     bytes: int
 
 
-def _ways(device: torch.device, size: int | None) -> list[_Way]:
+def _memory_tests(device: torch.device, size: int | None) -> list[_MemoryTest]:
     size = size or (LARGEST_TEST if device.type == "cuda" else SMALLEST_TEST)
     source = torch.ones(size // 2**14, 2**12, device=device)
     goal, vector = torch.empty_like(source), torch.ones(2**12, device=device)
@@ -125,4 +125,4 @@ def _ways(device: torch.device, size: int | None) -> list[_Way]:
     doings: list[tuple[Callable[[], Any], int]] = [
         (lambda: goal.copy_(source), 2 * moved), (source.sum, moved), (lambda: source @ vector, moved),
     ]  # fmt: skip
-    return [_Way(Job(doing, before=[doing]), bytes_) for doing, bytes_ in doings]
+    return [_MemoryTest(Job(doing, before=[doing]), bytes_) for doing, bytes_ in doings]

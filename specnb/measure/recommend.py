@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specnb.acceptance import measure_acceptance
-from specnb.cost import Costs, measure_costs
-from specnb.decode import slots_for
-from specnb.estimate import Estimate, interval, ratio_of_sums, resampled
-from specnb.law import Sampling
-from specnb.models import Pair
+from specnb.decoding.loop import slots_for
+from specnb.measure.acceptance import measure_acceptance
+from specnb.measure.cost import Costs, measure_costs
+from specnb.measure.statistics import Estimate, bootstrap_indices, interval, ratio_of_sums
+from specnb.models.loading import Pair
+from specnb.sampling.distributions import Sampling
 from specnb.theory import walltime_improvement
 
 Array = NDArray[np.float64]
@@ -52,9 +52,9 @@ def predict(beta: Array, costs: Costs, gamma: int, resamples: int = 1000, seed: 
         raise ValueError(f"{len(beta)} rows are too few to resample; need at least 8")
     costs.verify_cost(gamma + 1)
     column = costs.lengths.index(gamma + 1)
-    beta = np.minimum(beta, 1)  # a law that was added up in float32 can have a little more
-    alphas = beta.mean(axis=1)[resampled(len(beta), resamples, seed)].mean(axis=1)
-    chosen = resampled(len(costs.draft), resamples, seed + 1)
+    beta = np.minimum(beta, 1)  # a distribution that was added up in float32 can have a little more
+    alphas = beta.mean(axis=1)[bootstrap_indices(len(beta), resamples, seed)].mean(axis=1)
+    chosen = bootstrap_indices(len(costs.draft), resamples, seed + 1)
     draft, verify, once = (
         np.median(times[chosen], axis=1) for times in (costs.draft, costs.target[:, column], costs.target[:, 0])
     )

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from specnb.decode import Generation, generate
-from specnb.estimate import Estimate, interval, resampled
-from specnb.law import Sampling
-from specnb.models import Pair
-from specnb.record import PARTS
+from specnb.decoding.loop import Generation, generate
+from specnb.decoding.timing import PARTS
+from specnb.measure.statistics import Estimate, bootstrap_indices, interval
+from specnb.models.loading import Pair
+from specnb.sampling.distributions import Sampling
 
 Array = NDArray[np.float64]
 
@@ -48,7 +48,7 @@ class Speeds:
         """
         plain, fast = (self._per_token(one, refilled) for one in (0, gamma))
         n = len(self.seconds)
-        spread = plain(resampled(n, 2000, 0)) / fast(resampled(n, 2000, 0))
+        spread = plain(bootstrap_indices(n, 2000, 0)) / fast(bootstrap_indices(n, 2000, 0))
         every = np.arange(n)
         return Estimate(float(plain(every) / fast(every)), *interval(spread), n)
 
@@ -111,6 +111,6 @@ def measure_speeds(
             between()
             record = run(prompt, gammas[at], row).record
             seconds[row, at] = [record.seconds[part].sum() / record.emitted.sum() for part in PARTS]
-            tokens_per_step[row, at] = record.emitted.sum() / record.target_runs.sum()
+            tokens_per_step[row, at] = record.emitted.sum() / record.target_passes.sum()
             busy[row, at] = record.active.mean()
     return Speeds(tuple(gammas), seconds, tokens_per_step, busy)

@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 
 Array = NDArray[np.float64]
 
-LEAST_EXPECTED = 25.0
+MIN_EXPECTED = 25.0
 """Cells that expect less are taken together. Two cells tested at 1e-6 then raise a false alarm at 7e-6;
 with the textbook's 5 it would be at 7e-5."""
 
@@ -43,7 +43,7 @@ def proportion(successes: int, n: int, level: float = 0.95) -> Estimate:
     return Estimate(successes / n, wilson.low, wilson.high, int(n))
 
 
-def resampled(rows: int, resamples: int, seed: int) -> NDArray[np.int64]:
+def bootstrap_indices(rows: int, resamples: int, seed: int) -> NDArray[np.int64]:
     """Indices `(resamples, rows)` of rows drawn with replacement: one bootstrap sample in each line."""
     return np.random.default_rng(seed).integers(rows, size=(resamples, rows))
 
@@ -65,7 +65,7 @@ def ratio_of_sums(
     top, bottom = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
     if top.shape != bottom.shape or top.ndim != 1 or len(top) < 8:
         raise ValueError(f"need two equally long rows of at least 8 numbers, got shapes {top.shape} and {bottom.shape}")
-    chosen = resampled(len(top), resamples, seed)
+    chosen = bootstrap_indices(len(top), resamples, seed)
     ratios = top[chosen].sum(axis=1) / bottom[chosen].sum(axis=1)
     return Estimate(float(top.sum() / bottom.sum()), *interval(ratios, level), int(bottom.sum()))
 
@@ -85,12 +85,12 @@ def over_rows(
     """
     if rows < 8:
         raise ValueError(f"{rows} rows are too few to resample; need at least 8")
-    values = [float(statistic(pick)) for pick in resampled(rows, resamples, seed)]
+    values = [float(statistic(pick)) for pick in bootstrap_indices(rows, resamples, seed)]
     return Estimate(float(statistic(np.arange(rows))), *interval(values, level), rows)
 
 
 class Fit(NamedTuple):
-    """A goodness-of-fit test: the statistic, its p-value, and how far apart the two laws are."""
+    """A goodness-of-fit test: the statistic, its p-value, and how far apart the two distributions are."""
 
     statistic: float
     p_value: float
@@ -98,21 +98,24 @@ class Fit(NamedTuple):
     n: int
 
 
-def goodness_of_fit(counts: ArrayLike, law: ArrayLike, fitted: int = 0) -> Fit:
-    """Pearson's test of observed `counts` `(k,)` against `law` `(k,)`; `fitted` parameters came from the counts.
+def goodness_of_fit(counts: ArrayLike, probs: ArrayLike, fitted: int = 0) -> Fit:
+    """Pearson's test of observed `counts` `(k,)` against `distribution` `(k,)`; `fitted` parameters came from the counts.
 
-    Rare cells are taken together until they expect at least `LEAST_EXPECTED`. A count where the law is
-    zero has p-value 0. Raises `ValueError` for different lengths, no counts, and a law that does not sum to 1.
+    Rare cells are taken together until they expect at least `LEAST_EXPECTED`. A count where the distribution is
+    zero has p-value 0. Raises `ValueError` for different lengths, no counts, and a distribution that does not sum to 1.
     """
-    observed, law = np.asarray(counts, dtype=np.float64).ravel(), np.asarray(law, dtype=np.float64).ravel()
+    observed, probs = np.asarray(counts, dtype=np.float64).ravel(), np.asarray(probs, dtype=np.float64).ravel()
     n = observed.sum()
-    if observed.shape != law.shape or n == 0 or not abs(law.sum() - 1) < 1e-4:
-        counted, lawful = f"{len(observed)} counts of sum {n:g}", f"a law of {len(law)} that sums to {law.sum():g}"
+    if observed.shape != probs.shape or n == 0 or not abs(probs.sum() - 1) < 1e-4:
+        counted, lawful = (
+            f"{len(observed)} counts of sum {n:g}",
+            f"a distribution of {len(probs)} that sums to {probs.sum():g}",
+        )
         raise ValueError(f"{counted} cannot be tested against {lawful}")
-    distance = float(np.abs(observed / n - law).sum() / 2)
-    if (observed[law == 0] > 0).any():
+    distance = float(np.abs(observed / n - probs).sum() / 2)
+    if (observed[probs == 0] > 0).any():
         return Fit(np.inf, 0.0, distance, int(n))
-    cells_o, cells_e = _without_rare_cells(observed, law * n)
+    cells_o, cells_e = _without_rare_cells(observed, probs * n)
     statistic = float(((cells_o - cells_e) ** 2 / cells_e).sum())
     freedom = len(cells_e) - 1 - fitted
     return Fit(statistic, float(stats.chi2.sf(statistic, max(freedom, 1))), distance, int(n))
@@ -122,13 +125,13 @@ def _without_rare_cells(observed: Array, expected: Array) -> tuple[Array, Array]
     """Both from the rarest cell on, neighbours added up until each sum expects enough."""
     order = np.argsort(expected, kind="stable")
     observed, expected = observed[order], expected[order]
-    starts, gathered = [0], 0.0
+    starts, merge_rows = [0], 0.0
     for cell, expects in enumerate(expected):
-        if gathered >= LEAST_EXPECTED:
+        if merge_rows >= MIN_EXPECTED:
             starts.append(cell)
-            gathered = 0.0
-        gathered += expects
-    if gathered < LEAST_EXPECTED and len(starts) > 1:
+            merge_rows = 0.0
+        merge_rows += expects
+    if merge_rows < MIN_EXPECTED and len(starts) > 1:
         starts.pop()
     return np.add.reduceat(observed, starts), np.add.reduceat(expected, starts)
 
@@ -179,6 +182,6 @@ def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, s
     top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
     if top.shape != bottom.shape or top.ndim != 1 or len(top) < 3:
         raise ValueError(f"need two equally long rows of at least 3 times, got shapes {top.shape} and {bottom.shape}")
-    chosen = resampled(len(top), resamples, seed)
+    chosen = bootstrap_indices(len(top), resamples, seed)
     ratios = np.median(top[chosen], axis=1) / np.median(bottom[chosen], axis=1)
     return Estimate(float(np.median(top) / np.median(bottom)), *interval(ratios), len(top))

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
 
-KINDS = (
+CATEGORIES = (
     "keyword", "name", "name, continued", "operator", "number", "string", "docstring", "comment", "white space",
     "end of text",
 )  # fmt: skip
@@ -28,7 +28,7 @@ _LEXEMES = re.compile(
 )
 
 
-def kinds_of_characters(text: str) -> list[str]:
+def character_categories(text: str) -> list[str]:
     """The kind of every character of a piece of Python that begins outside strings and comments.
 
     "docstring" is everything between triple quotes. White space inside strings and comments counts as theirs.
@@ -43,14 +43,14 @@ def kinds_of_characters(text: str) -> list[str]:
     return kinds
 
 
-def kinds_of_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
+def token_categories(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
     """One of `KINDS` for each of `tokens`: that of its first character that is not white space.
 
     A token of nothing but white space is "white space", in a docstring too; a special token is "end of text".
     """
     ends = [0] + [len(_decoded(tokenizer, tokens[: n + 1])) for n in range(len(tokens))]
     text = _decoded(tokenizer, tokens)
-    characters = kinds_of_characters(text)
+    characters = character_categories(text)
     special = set(tokenizer.all_special_ids)
     kinds = []
     for token, (start, end) in zip(tokens, pairwise(ends), strict=True):

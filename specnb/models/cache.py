@@ -127,13 +127,13 @@ def _length(cache: DynamicCache | TupleCache) -> int:
         if len(lengths) > 1:
             raise TypeError(f"the tensors of this tuple cache differ in length, axis -2: {sorted(lengths)}")
         return int(lengths.pop())
-    reason = uncroppable(cache)
+    reason = why_not_croppable(cache)
     if reason:
         raise TypeError(f"{type(cache).__name__} cannot be cropped: {reason}; use a DynamicCache of full attention")
     return int(cache.get_seq_length())
 
 
-def uncroppable(cache: Any) -> str:
+def why_not_croppable(cache: Any) -> str:
     """Why tokens cannot be taken back out of `cache`, in words; empty if they can."""
     if not isinstance(cache, DynamicCache):
         return "it is neither a DynamicCache nor a tuple of per-layer tensors"

@@ -124,10 +124,10 @@ def write_checksums(folder: Path) -> None:
 def require_checksums(folder: Path) -> None:
     """Raises `OSError` unless every file that the `CHECKSUMS` of `folder` names is there as it was."""
     again = "restore it, with git checkout say, or train the pair anew (make models)"
-    listed = folder / CHECKSUMS
-    if not listed.is_file():
-        raise FileNotFoundError(f"{listed} is missing; {again}")
-    for line in listed.read_text(encoding="utf-8").splitlines():
+    as_list = folder / CHECKSUMS
+    if not as_list.is_file():
+        raise FileNotFoundError(f"{as_list} is missing; {again}")
+    for line in as_list.read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
         file = folder / name
         if not file.is_file():

@@ -5,12 +5,12 @@
     caches   2 layers rows slots kv_heads head_dim itemsize, of the target and of the draft
     state    8 rows (slots + (steps + 1) (4 gamma + 4)): texts, noise, record
     prefill  rows run(prompt)
-    step     rows max(run(gamma + 1), 4 vocab laws)
+    step     rows max(run(gamma + 1), 4 vocab distributions)
 
     run(n)   itemsize (n slots + max(n wide, 6 n width + repeated)) + n slots: the mask, and either the feed-forward
              layer, wide = 4 width + 2 feed_forward (3 where it is gated, 5 for gelu_new, which is not fused), or the
              attention, in which keys and values that heads share are repeated, 2 heads slots head_dim
-    laws     (itemsize/4 + 1) (gamma + 1) + gamma + more: logits, p, q, and what lies beside them for a moment:
+    distributions     (itemsize/4 + 1) (gamma + 1) + gamma + more: logits, p, q, and what lies beside them for a moment:
              more = max(gamma, 5) for overlaps or the draw; (gamma + 1) times 2 with top-k, 5 with top-p, whose
              sort is the largest of all, and 1 with a temperature
 
@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from specnb.law import Sampling
+from specnb.sampling.distributions import Sampling
 
 GB = 1e9
 
@@ -77,7 +77,7 @@ def predicted(
         caches=rows * slots * sum(map(cache_bytes, models)),
         state=8 * rows * (slots + (new_tokens + 1) * (4 * gamma + 4)),
         prefill=rows * max(_run(model, prompt - 1, slots) for model in models),
-        step=rows * max(_run(target, gamma + 1, slots), _laws(target, gamma, sampling)),
+        step=rows * max(_run(target, gamma + 1, slots), _distributions(target, gamma, sampling)),
     )
 
 
@@ -94,14 +94,14 @@ def _run(model: PreTrainedModel, tokens: int, slots: int) -> int:
     return item * (tokens * slots + max(tokens * wide, 6 * tokens * width + repeated)) + tokens * slots
 
 
-def _laws(target: PreTrainedModel, gamma: int, sampling: Sampling) -> int:
+def _distributions(target: PreTrainedModel, gamma: int, sampling: Sampling) -> int:
     """Bytes of one row while a step is decided."""
     filters = 5 if sampling.top_p < 1 else 2 if sampling.top_k is not None else 0
     filters += sampling.temperature not in (0, 1)
     more = max(gamma, 5, filters * (gamma + 1))
-    law = 8 if target.dtype == torch.float64 else 4
+    probs = 8 if target.dtype == torch.float64 else 4
     logits = target.dtype.itemsize * (gamma + 1)
-    return int(target.config.vocab_size * (logits + law * (2 * gamma + 1 + more)))
+    return int(target.config.vocab_size * (logits + probs * (2 * gamma + 1 + more)))
 
 
 def _attention(model: PreTrainedModel) -> tuple[int, int, int, int]:

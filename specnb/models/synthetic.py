@@ -1,10 +1,10 @@
-"""Pairs of any published shape at a chosen acceptance: random weights whose two heads share a bigram law.
+"""Pairs of any published shape at a chosen acceptance: random weights whose two heads share a bigram distribution.
 
-A dialled pair spends every byte and every operation of its shapes, so its times are those of trained
+A synthetic pair spends every byte and every operation of its shapes, so its times are those of trained
 models of these shapes; only its text means nothing. Each token has one successor that both models prefer,
 by a weight that is set so that alpha comes out as asked; everything else in their logits is noise of
 their own. At temperature 0, where a preference is all or nothing, the draft prefers another successor after
-a share 1 - alpha of the tokens. It is all in the weights: any program that runs transformers runs a dialled pair.
+a share 1 - alpha of the tokens. It is all in the weights: any program that runs transformers runs a synthetic pair.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from specnb.fast import pack
-from specnb.law import Sampling, overlap, standardise
-from specnb.models import Pair
-from specnb.shapes import DRAFT, TARGET, Shape, empty_model
+from specnb.models.loading import Pair
+from specnb.models.packing import pack
+from specnb.models.shapes import DRAFT, TARGET, Shape, empty_model
+from specnb.sampling.distributions import Sampling, overlap, standardise
 
 NOISE = 2.5  # standard deviation of the logits that the models do not share: alone they overlap by 0.08
-PROBES = 1024  # contexts on which the weight of the shared law is set
-HEAVIEST = 100.0  # weight of the shared law
-LAWS = 2**23  # probabilities that setting the weight looks at together, for each model
+PROBES = 1024  # contexts on which the weight of the shared distribution is set
+MAX_WEIGHT = 100.0  # weight of the shared distribution
+CHUNK_PROBS = 2**23  # probabilities that setting the weight looks at together, for each model
 BEGIN = 0
 
 
 @torch.inference_mode()
-def dialled_pair(
+def synthetic_pair(
     alpha: float = 0.76,
     target: Shape = TARGET,
     draft: Shape = DRAFT,
@@ -47,7 +47,7 @@ def dialled_pair(
 ) -> Pair:
     """A pair of these shapes whose alpha at `temperature` is `alpha`, up to how far contexts differ.
 
-    `packed` as in `specnb.models.load_pair`. At another temperature alpha is another; at 0 a pair that was dialled
+    `packed` as in `specnb.models.loading.load_pair`. At another temperature alpha is another; at 0 a pair that was synthetic
     at 1 agrees nearly always. The models are made where and as they stay; beside them this needs for a while
     float32 copies of the largest matrices, and 16 KiB for each token of `vocab`.
 
@@ -55,7 +55,7 @@ def dialled_pair(
     overlaps more (at a temperature above 1 it does so sooner), above it no weight is heavy enough.
     """
     if not 0.1 <= alpha <= 0.99:
-        raise ValueError(f"alpha is {alpha}; a dialled pair has one from 0.1 to 0.99")
+        raise ValueError(f"alpha is {alpha}; a synthetic pair has one from 0.1 to 0.99")
     sampling = Sampling(temperature)
     generator = torch.Generator(device).manual_seed(seed)
     successor = torch.randperm(vocab, generator=generator, device=device)
@@ -63,7 +63,7 @@ def dialled_pair(
     agreed = alpha if temperature == 0 else 1.0
     halves = [
         _half(target, successor, probes, vocab, context, dtype, generator),
-        _half(draft, _with_strangers(successor, agreed, generator), probes, vocab, context, dtype, generator),
+        _half(draft, _with_disagreements(successor, agreed, generator), probes, vocab, context, dtype, generator),
     ]
     weight = _decisive_weight(halves) if temperature == 0 else _weight_for(alpha, halves, sampling)
     for half in halves:
@@ -128,40 +128,42 @@ def _normal(weights: Tensor, std: float, generator: torch.Generator) -> None:
         weights.copy_(torch.empty_like(weights, dtype=torch.float32).normal_(std=std, generator=generator))
 
 
-def _with_strangers(successor: Tensor, agreed: float, generator: torch.Generator) -> Tensor:
+def _with_disagreements(successor: Tensor, agreed: float, generator: torch.Generator) -> Tensor:
     """`successor` `(vocab,)` with those of a share 1 - `agreed` of the tokens passed on among them."""
-    strangers = round((1 - agreed) * len(successor))
-    if strangers == 0:
+    disagreements = round((1 - agreed) * len(successor))
+    if disagreements == 0:
         return successor
-    chosen = torch.randperm(len(successor), generator=generator, device=successor.device)[:strangers]
+    chosen = torch.randperm(len(successor), generator=generator, device=successor.device)[:disagreements]
     changed = successor.clone()
     changed[chosen] = successor[chosen.roll(1)]
     return changed
 
 
 def _weight_for(alpha: float, halves: list[_Half], sampling: Sampling) -> float:
-    """The weight of the shared law at which the two models overlap by `alpha` on the probes."""
+    """The weight of the shared distribution at which the two models overlap by `alpha` on the probes."""
 
     def excess(weight: float) -> float:
         overlaps = []
-        for part in torch.arange(PROBES, device=halves[0].own.device).split(max(1, LAWS // halves[0].own.shape[1])):
+        for part in torch.arange(PROBES, device=halves[0].own.device).split(
+            max(1, CHUNK_PROBS // halves[0].own.shape[1])
+        ):
             p, q = (standardise(weight * half.shared[part] + half.own[part], sampling) for half in halves)
             overlaps.append(overlap(p, q))
         return float(torch.cat(overlaps).mean()) - alpha
 
-    least, most = excess(0.0), excess(HEAVIEST)
+    least, most = excess(0.0), excess(MAX_WEIGHT)
     if least > 0 or most < 0:
         raise ValueError(
             f"alpha is {alpha}; at temperature {sampling.temperature} these shapes have one from {alpha + least:.2f} "
             f"to {alpha + most:.2f}"
         )
-    return float(brentq(excess, 0.0, HEAVIEST, xtol=1e-4))
+    return float(brentq(excess, 0.0, MAX_WEIGHT, xtol=1e-4))
 
 
 def _decisive_weight(halves: list[_Half]) -> float:
     """Twice the weight at which on every probe both models' first choice is the successor."""
     weight = 2 * max(float((half.own.amax(dim=1) / half.peak.clamp_min(0)).max()) for half in halves)
-    if weight > HEAVIEST:
+    if weight > MAX_WEIGHT:
         raise ValueError(f"these shapes need a weight of {weight:.3g} to agree at temperature 0; take wider ones")
     return weight
 

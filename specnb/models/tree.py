@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.beam import Path
-from specnb.models import Runner
+from specnb.models.cached_model import CachedModel
+from specnb.sampling.beam_rules import Path
 
 
-class TreeRunner:
+class TreeModel:
     """`model` after `prompt`, with room for `capacity` nodes at a time; called with paths it returns what follows them.
 
     All but the last token of the prompt are run at once; that one is the tree's root, the path ().
@@ -32,13 +32,13 @@ class TreeRunner:
         self.prompt = list(prompt)
         known = len(prompt) - 1
         slots = known + capacity
-        self.runner = Runner(model, slots)
+        self.runner = CachedModel(model, slots)
         # Row s is what the node in slot s sees. On the host, where new nodes copy their parents' rows.
         self.visible = np.zeros((slots, slots), dtype=bool)
         self.visible[:, :known] = True
         self.free = list(range(slots - 1, known - 1, -1))
         self.slots: dict[Path, int] = {}
-        self.log_laws: dict[Path, Tensor] = {}
+        self.log_distributions: dict[Path, Tensor] = {}
         self.runs: list[int] = []
         if known:
             tokens = torch.tensor([self.prompt[:-1]], device=model.device)
@@ -53,15 +53,15 @@ class TreeRunner:
         missing = self._missing(paths)
         if missing:
             self._run(missing)
-        return torch.stack([self.log_laws[path] for path in paths])
+        return torch.stack([self.log_distributions[path] for path in paths])
 
     def keep(self, paths: Iterable[Path]) -> None:
-        """Forgets every node that is not one of `paths` or above it, and the laws of those above."""
+        """Forgets every node that is not one of `paths` or above it, and the distributions of those above."""
         paths = set(paths)
         alive = {path[:end] for path in paths for end in range(len(path) + 1)}
         self.free += [slot for path, slot in self.slots.items() if path not in alive]
         self.slots = {path: slot for path, slot in self.slots.items() if path in alive}
-        self.log_laws = {path: law for path, law in self.log_laws.items() if path in paths}
+        self.log_distributions = {path: probs for path, probs in self.log_distributions.items() if path in paths}
 
     def _missing(self, paths: Sequence[Path]) -> list[Path]:
         """What has to be run for `paths`, parents before their children."""
@@ -95,10 +95,12 @@ class TreeRunner:
             visible=torch.from_numpy(self.visible[slots])[None].to(device),
         )
         # Rows of their own: a view would keep the logits of the whole tree alive.
-        self.log_laws.update((path, row.clone()) for path, row in zip(paths, log_law(logits[0]), strict=True))
+        self.log_distributions.update(
+            (path, row.clone()) for path, row in zip(paths, log_distribution(logits[0]), strict=True)
+        )
         self.runs.append(len(paths))
 
 
-def log_law(logits: Tensor) -> Tensor:
-    """log p of the target's own law, temperature 1, in float32 or better."""
+def log_distribution(logits: Tensor) -> Tensor:
+    """log p of the target's own distribution, temperature 1, in float32 or better."""
     return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)

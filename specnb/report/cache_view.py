@@ -14,10 +14,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from specnb.figures import COLOURS, PAGE
-from specnb.ragged import Grown, Pointed, Rows
+from specnb.decoding.batch_layouts import CompactedBatch, MaskedBatch, Rows
+from specnb.report.figures import COLOURS, PAGE
 
-KINDS = {"text": "target", "newest": "corrected", "accepted": "accepted", "rejected": "rejected"}
+ENTRY_KINDS = {"text": "target", "newest": "corrected", "accepted": "accepted", "rejected": "rejected"}
 PADDING = "\u00d7"
 GAP = 3  # squares between two caches of a picture
 
@@ -32,13 +32,15 @@ class Snapshot(NamedTuple):
 
 
 def snapshot(rows: Rows) -> Snapshot:
-    """Of one of the three ways of `specnb.ragged`. Raises `TypeError` for another."""
+    """Of one of the three ways of `specnb.decoding.batch_layouts`. Raises `TypeError` for another."""
     lengths = rows.lengths.cpu().numpy()
-    if isinstance(rows, Pointed):
+    if isinstance(rows, MaskedBatch):
         owners, positions = np.indices((len(lengths), rows.runner.capacity))
         return Snapshot(owners, positions, lengths, moves=False)
-    if not isinstance(rows, Grown):
-        raise TypeError(f"a {type(rows).__name__} has no picture; give one of the ways of specnb.ragged")
+    if not isinstance(rows, CompactedBatch):
+        raise TypeError(
+            f"a {type(rows).__name__} has no picture; give one of the ways of specnb.decoding.batch_layouts"
+        )
     owners, positions = rows.owners.cpu().numpy(), rows.positions.cpu().numpy()
     if len(owners) > 1:
         owners = np.indices(owners.shape)[0]
@@ -61,22 +63,22 @@ def draw_caches(
 
     `known` is how long each text was before the run over its newest token and `drafted` drafts.
     """
-    ways, moments = (list(dict.fromkeys(key[at] for key in shots)) for at in (0, 1))
-    widths = [max(shot.owners.shape[1] for key, shot in shots.items() if key[0] == way) for way in ways]
+    layouts, moments = (list(dict.fromkeys(key[at] for key in shots)) for at in (0, 1))
+    widths = [max(shot.owners.shape[1] for key, shot in shots.items() if key[0] == layout) for layout in layouts]
     lefts = np.cumsum([0, *(width + GAP for width in widths)])
     tall = max(shot.owners.shape[0] for shot in shots.values()) + 1.6
     figure, axis = plt.subplots(figsize=(PAGE, PAGE * (tall * len(moments) + 1) / lefts[-1] + 0.3))
-    for (way, moment), shot in shots.items():
-        left, top = lefts[ways.index(way)], tall * moments.index(moment)
+    for (layout, moment), shot in shots.items():
+        left, top = lefts[layouts.index(layout)], tall * moments.index(moment)
         _draw(axis, shot, left, top, known, accepted, drafted)
         if moment == moments[0]:
-            axis.text(left + widths[ways.index(way)] / 2, top - 0.5, way, ha="center", fontsize=8)
+            axis.text(left + widths[layouts.index(layout)] / 2, top - 0.5, layout, ha="center", fontsize=8)
     for number, moment in enumerate(moments):
         axis.text(-0.5, tall * number + 1.5, moment, rotation=90, ha="right", va="center", fontsize=7)
     axis.set(xlim=(-2, lefts[-1] - GAP + 0.5), ylim=(tall * len(moments) - 0.5, -1.5), aspect="equal")
     axis.axis("off")
-    figure.legend([Rectangle((0, 0), 1, 1, fc=COLOURS[KINDS[kind]]) for kind in KINDS], KINDS,
-                  loc="outside lower center", ncols=len(KINDS))  # fmt: skip
+    figure.legend([Rectangle((0, 0), 1, 1, fc=COLOURS[ENTRY_KINDS[kind]]) for kind in ENTRY_KINDS], ENTRY_KINDS,
+                  loc="outside lower center", ncols=len(ENTRY_KINDS))  # fmt: skip
     return figure
 
 
@@ -89,7 +91,7 @@ def _draw(
         if owner >= 0 and place <= drafted:
             kind = "text" if place < 0 else "newest" if place == 0 else "rejected" if place > accepted[owner] else ""
             here = shot.positions[row, column] < shot.lengths[owner]
-            axis.add_patch(Rectangle(at, 1, 0.9, fc=COLOURS[KINDS[kind or "accepted"]], alpha=1 if here else 0.2))
+            axis.add_patch(Rectangle(at, 1, 0.9, fc=COLOURS[ENTRY_KINDS[kind or "accepted"]], alpha=1 if here else 0.2))
             axis.text(at[0] + 0.5, at[1] + 0.5, "abcdefgh"[owner] if here else "", color="white", fontsize=5,
                       ha="center", va="center")  # fmt: skip
         elif owner < 0:
@@ -110,10 +112,10 @@ def draw_masks(shots: dict[str, Snapshot], n: int) -> Figure:
         mask = sight(shot, n)
         axis.imshow(mask, cmap=ListedColormap(["white", COLOURS["target"]]), aspect="auto", interpolation="none")
         axis.set_title(f"{name}\n{mask.sum()} of {mask.size} seen")
-        texts = np.arange(len(shot.lengths))
+        sequences = np.arange(len(shot.lengths))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set(xlabel="entry", yticks=n * texts + (n - 1) / 2, yticklabels=list("abcdefgh"[: len(texts)]))
-        for edge in n * texts[1:] - 0.5:
+        axis.set(xlabel="entry", yticks=n * sequences + (n - 1) / 2, yticklabels=list("abcdefgh"[: len(sequences)]))
+        for edge in n * sequences[1:] - 0.5:
             axis.axhline(edge, color=COLOURS["muted"], lw=0.6)
         axis.grid(visible=False)
     return figure

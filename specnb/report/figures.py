@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specnb.results import out, write
+from specnb.report.results import out, write
 
 COLUMN = 3.4  # inches: one column of a two-column paper
 PAGE = 7.0

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from specnb.source_digest import digest, modules
+from specnb.report.source_digest import digest, modules
 
 # Read by every notebook; what else one reads stands under `reads` in config.yml.
 SHARED = ("data/corpus.csv", "data/pair/draft/model.safetensors", "data/pair/target/model.safetensors")

@@ -1,4 +1,4 @@
-"""The steps of the pipeline: `python -m specnb.reproduce NAME ENTRY` runs a notebook if its results are not up to date.
+"""The steps of the pipeline: `python -m specnb.report.reproduce NAME ENTRY` runs a notebook if its results are not up to date.
 
 Contents decide, not time stamps: after a run, a record in `build/notebooks` keeps digests of everything that went
 into it and came out of it, and a run is up to date while all of that is as it was. A notebook writes into a folder of
@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
-from specnb import origin
-from specnb.results import CLAIMS, ROOT, out, versions, write
+from specnb.report import origin
+from specnb.report.results import CLAIMS, ROOT, out, versions, write
 
 Entry = dict[str, Any]
 State = dict[str, Any]
@@ -134,7 +134,9 @@ def summary(done: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs a notebook, or finds it up to date, and says which."""
-    parser = argparse.ArgumentParser("python -m specnb.reproduce", description=(__doc__ or "").partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        "python -m specnb.report.reproduce", description=(__doc__ or "").partition("\n\n")[0]
+    )
     parser.add_argument("name", help="of a notebook, without .ipynb")
     parser.add_argument("entry", type=json.loads, help="its entry in config.yml, as JSON")
     parser.add_argument("--done", type=Path, required=True, help="a file that is to say what was done")

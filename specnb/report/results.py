@@ -19,9 +19,9 @@ from typing import Any
 
 import pandas as pd
 
-from specnb import origin
+from specnb.report import origin
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = ROOT / "data" / "claims.csv"
 VERDICTS = ("holds", "refuted", "conditional", "open")
 DIGITS = 6  # of what is written to tables; the last bits of a sum are different on another processor
@@ -65,12 +65,12 @@ class Findings:
             raise ValueError(
                 f"{CLAIMS.name} gives no claim to notebook {notebook!r}; it names {sorted(set(claims.notebook))}"
             )
-        self.settled: dict[str, tuple[str, str]] = {}
+        self.verdicts: dict[str, tuple[str, str]] = {}
         self.begun = origin.begun(ROOT, notebook)
         if self.begun:
             require_known(_given(), ROOT / "notebooks" / f"{self.begun['notebook']}.ipynb")
 
-    def settle(self, claim: str, holds: bool, evidence: str, holds_if: bool = False) -> str:
+    def verdict(self, claim: str, holds: bool, evidence: str, holds_if: bool = False) -> str:
         """Records and returns the verdict on `claim`: `holds` if it held as stated, `conditional` if it
         held only under the condition that `evidence` names (`holds_if`), otherwise `refuted`.
 
@@ -81,7 +81,7 @@ class Findings:
         if not any(character.isdigit() for character in evidence):
             raise ValueError(f"the evidence for {claim!r} names no figure: {evidence!r}")
         verdict = "holds" if holds else "conditional" if holds_if else "refuted"
-        self.settled[claim] = (verdict, " ".join(evidence.split()))
+        self.verdicts[claim] = (verdict, " ".join(evidence.split()))
         return verdict
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -96,7 +96,7 @@ class Findings:
         Says on stderr where a run outside the pipeline has left its results.
         """
         rows = [
-            (claim, *self.settled.get(claim, ("open", "not checked by this run")), self.notebook)
+            (claim, *self.verdicts.get(claim, ("open", "not checked by this run")), self.notebook)
             for claim in self.claims.index
         ]
         verdicts = pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])

@@ -10,14 +10,14 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from transformers import PreTrainedTokenizerBase
 
-from specnb.figures import COLOURS, COLUMN
-from specnb.record import StepRecord
+from specnb.decoding.record import StepRecord
+from specnb.report.figures import COLOURS, COLUMN
 
 FATES = ("accepted", "rejected", "corrected")
 
 
 @dataclass(frozen=True)
-class Lane:
+class StepView:
     """One step of one row, as texts: drafts accepted, the draft rejected (or none), the target's token."""
 
     accepted: list[str]
@@ -37,18 +37,18 @@ class Lane:
         return [*((text, "accepted") for text in self.accepted), *rejected, *corrected]
 
 
-def lanes(record: StepRecord, row: int, tokenizer: PreTrainedTokenizerBase) -> list[Lane]:
+def step_views(record: StepRecord, row: int, tokenizer: PreTrainedTokenizerBase) -> list[StepView]:
     """The steps of one row. Drafts behind a rejected one were never judged and are left out; so is
     what was cut off at the end of the text."""
     made = []
     for step in range(int(record.active[row].sum())):
-        drafts = [str(tokenizer.decode([token])) for token in record.drafts[row, step] if token >= 0]
+        draft_tokens = [str(tokenizer.decode([token])) for token in record.draft_tokens[row, step] if token >= 0]
         accepted, emitted = int(record.accepted[row, step]), int(record.emitted[row, step])
         whole = emitted == accepted + 1
         made.append(
-            Lane(
-                accepted=drafts[: min(accepted, emitted)],
-                rejected=drafts[accepted] if whole and accepted < len(drafts) else None,
+            StepView(
+                accepted=draft_tokens[: min(accepted, emitted)],
+                rejected=draft_tokens[accepted] if whole and accepted < len(draft_tokens) else None,
                 corrected=str(tokenizer.decode([int(record.token[row, step])])) if whole else None,
             )
         )
@@ -60,7 +60,7 @@ def visible(text: str) -> str:
     return text.replace("\n", "⏎").replace("\t", "⇥").replace("\ufffd", "·")
 
 
-def html(shown: list[Lane], prompt: str) -> str:
+def html(shown: list[StepView], prompt: str) -> str:
     """The text as it grew, with colours by fate; to be wrapped in `IPython.display.HTML`."""
     style = {
         "accepted": f"color:{COLOURS['accepted']}",
@@ -69,13 +69,13 @@ def html(shown: list[Lane], prompt: str) -> str:
     }
     spans = [
         f'<span style="{style[fate]}">{escape(visible(text) if fate == "rejected" else text)}</span>'
-        for lane in shown
-        for text, fate in lane.pieces
+        for step in shown
+        for text, fate in step.pieces
     ]
     return f'<pre style="line-height:1.35;font-family:monospace">{escape(prompt)}{"".join(spans)}</pre>'
 
 
-def draw(shown: list[Lane], columns: int = 60) -> Figure:
+def plot_steps(shown: list[StepView], columns: int = 60) -> Figure:
     """One line per target run, in a fixed-width font, as wide as a column; lines longer than `columns` are cut."""
     colours = {"accepted": COLOURS["accepted"], "rejected": COLOURS["rejected"], "corrected": COLOURS["target"]}
     figure, axes = plt.subplots(figsize=(COLUMN, 0.13 * len(shown) + 0.3))
@@ -86,10 +86,10 @@ def draw(shown: list[Lane], columns: int = 60) -> Figure:
     font: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": size, "va": "center"}
     for at, fate in zip((0, 12, 24), FATES, strict=True):
         axes.text(at, -1.1, fate, color=colours[fate], weight="bold" if fate == "corrected" else "normal", **font)
-    for line, lane in enumerate(shown):
-        axes.text(-1.5, line, str(lane.tokens), color=COLOURS["muted"], ha="right", **font)
+    for line, step in enumerate(shown):
+        axes.text(-1.5, line, str(step.tokens), color=COLOURS["muted"], ha="right", **font)
         at = 0
-        for text, fate in lane.pieces:
+        for text, fate in step.pieces:
             text = visible(text)[: max(columns - at, 0)]
             weight = "bold" if fate == "corrected" else "normal"
             axes.text(at, line, text, color=colours[fate], weight=weight, **font)

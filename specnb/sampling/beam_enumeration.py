@@ -1,7 +1,7 @@
 """Exact enumeration of speculative beam search: every tree that any draft could propose, without rounding.
 
 Whether the result is the target's own depends on the draft only through the tree. So the very function
-that the search calls is given every tree of a size, from every state of the target's search. Laws are
+that the search calls is given every tree of a size, from every state of the target's search. Distributions are
 powers of 1/2, scores are bits, and their sums are exact in float64: ties are ties.
 """
 
@@ -15,19 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specnb.beam import BeamSettings, Path, Rule, State, advance, start, steps
+from specnb.sampling.beam_rules import BeamSettings, Path, Rule, State, advance, start, steps
 
 Tree = tuple[tuple[Path, ...], ...]
 """Levels of paths, each a child of one in the level before."""
 
 
-class DyadicLaws:
-    """Laws over `vocab` tokens, one for each path, drawn with `seed`; their logarithms (to base 2) are whole.
+class DyadicLogProbs:
+    """Distributions over `vocab` tokens, one for each path, drawn with `seed`; their logarithms (to base 2) are whole.
 
-    With `like` they are those of other laws, except for a share `differ` of the paths.
+    With `like` they are those of other distributions, except for a share `differ` of the paths.
     """
 
-    def __init__(self, vocab: int, seed: int, like: DyadicLaws | None = None, differ: float = 1.0) -> None:
+    def __init__(self, vocab: int, seed: int, like: DyadicLogProbs | None = None, differ: float = 1.0) -> None:
         self.vocab, self.seed, self.like, self.differ = vocab, seed, like, differ
         self.shapes = _shapes(vocab)
         self.rows: dict[Path, Tensor] = {}
@@ -50,7 +50,7 @@ class DyadicLaws:
 
 
 def _shapes(vocab: int) -> list[list[int]]:
-    """A sharp law, 1/2 1/4 1/8 ..., and the flattest one, in bits; each sums to 1 and has a tie."""
+    """A sharp distribution, 1/2 1/4 1/8 ..., and the flattest one, in bits; each sums to 1 and has a tie."""
     bits = (vocab - 1).bit_length()
     short = 2**bits - vocab
     return [[*range(1, vocab), vocab - 1], [bits - 1] * short + [bits] * (vocab - short)]
@@ -71,9 +71,9 @@ def _grow(tree: Tree, last: tuple[Path, ...], tokens: list[int], width: int, lev
         yield from _grow((*tree, level), level, tokens, width, levels - 1)
 
 
-def trajectory(laws: DyadicLaws, settings: BeamSettings) -> list[State]:
+def trajectory(distributions: DyadicLogProbs, settings: BeamSettings) -> list[State]:
     """The states of the target's own search, from before its first level to its end."""
-    return [start(), *(state for states in steps(laws, settings) for state in states)]
+    return [start(), *(state for states in steps(distributions, settings) for state in states)]
 
 
 class Enumeration(NamedTuple):
@@ -91,16 +91,16 @@ class Enumeration(NamedTuple):
 
 
 def enumerate_trees(
-    laws: DyadicLaws, settings: BeamSettings, width: int, gamma: int, rule: Rule = advance
+    distributions: DyadicLogProbs, settings: BeamSettings, width: int, gamma: int, rule: Rule = advance
 ) -> Enumeration:
     """Gives `rule` every tree from every state of the target's search and compares what it makes of it."""
-    states = trajectory(laws, settings)
+    states = trajectory(distributions, settings)
     levels = np.zeros(gamma + 1, dtype=np.int64)
     different = worse = better = 0
     for at, state in enumerate(states[:-1]):
-        for tree in every_tree(state, laws.vocab, width, gamma, settings):
+        for tree in every_tree(state, distributions.vocab, width, gamma, settings):
             paths = [*state.paths, *(path for level in tree for path in level)]
-            reached = rule(state, dict(zip(paths, laws(paths), strict=True)), settings)
+            reached = rule(state, dict(zip(paths, distributions(paths), strict=True)), settings)
             levels[len(reached) - 1] += 1
             own = states[at + 1 : at + 1 + len(reached)]
             different += not (len(own) == len(reached) and all(map(same, own, reached)))

@@ -1,7 +1,7 @@
 """Beam search, and its speculative version (appendix A.4): the same beams from fewer runs of the target.
 
 A draft's own beam search, wider than the target's, grows a tree of gamma levels; one run of the target
-gives its laws at all nodes; and the target's beam search then walks down this tree as long as its beams
+gives its distributions at all nodes; and the target's beam search then walks down this tree as long as its beams
 are in it. It is the target's search that walks, with the target's numbers: the draft decides only how
 far one run carries.
 
@@ -22,7 +22,7 @@ Path = tuple[int, ...]
 """A node of the tree of all continuations: the tokens from the prompt to it."""
 
 
-class Laws(Protocol):
+class LogProbs(Protocol):
     """Log-probabilities `(len(paths), vocab)` after each path, and leave to forget: of a model, or of any table."""
 
     def __call__(self, paths: Sequence[Path], /) -> Tensor: ...
@@ -100,9 +100,9 @@ def best(totals: Tensor, count: int) -> tuple[list[int], list[int], Tensor]:
 
 
 def extend(state: State, log_p: Tensor, settings: BeamSettings) -> State:
-    """One level of the target's beam search: `log_p` `(beams, vocab)` are the laws after `state.paths`."""
+    """One level of the target's beam search: `log_p` `(beams, vocab)` are the distributions after `state.paths`."""
     if log_p.isnan().any():
-        raise FloatingPointError("the target's laws have NaN; look for an overflow in the model (its dtype)")
+        raise FloatingPointError("the target's distributions have NaN; look for an overflow in the model (its dtype)")
     width, length = settings.width, len(state.paths[0]) + 1
     at_end = length == settings.max_new_tokens
     parents, tokens, scores = best(_totals(state.scores, log_p), width * max(2, 1 + len(settings.eos)))
@@ -133,7 +133,7 @@ def _is_over(state: State, settings: BeamSettings) -> bool:
 
 
 def draft_levels(
-    state: State, draft: Laws, width: int, gamma: int, settings: BeamSettings
+    state: State, draft: LogProbs, width: int, gamma: int, settings: BeamSettings
 ) -> Iterator[tuple[Path, ...]]:
     """Up to `gamma` levels of `width` paths each: the draft's beam search from the running beams.
 
@@ -153,7 +153,7 @@ Rule = Callable[[State, Mapping[Path, Tensor], BeamSettings], list[State]]
 
 
 def advance(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
-    """The states that the target's search reaches with its laws `log_p` at the running beams and in the tree.
+    """The states that the target's search reaches with its distributions `log_p` at the running beams and in the tree.
 
     A level is accepted while all running beams are in the tree, top_w(target) inside top_u(draft); the
     first that is not is the target's own and ends the list. At least one state, at most one more than levels.
@@ -186,9 +186,9 @@ def advance_pooled(state: State, log_p: Mapping[Path, Tensor], settings: BeamSet
 
 
 def steps(
-    target: Laws,
+    target: LogProbs,
     settings: BeamSettings,
-    draft: Laws | None = None,
+    draft: LogProbs | None = None,
     draft_width: int = 1,
     gamma: int = 0,
     rule: Rule = advance,
@@ -200,7 +200,7 @@ def steps(
         paths = [*state.paths, *(path for level in tree for path in level)]
         states = rule(state, dict(zip(paths, target(paths), strict=True)), settings)
         state = states[-1]
-        for laws in (target, draft):
-            if laws is not None:
-                laws.keep(state.paths)
+        for distributions in (target, draft):
+            if distributions is not None:
+                distributions.keep(state.paths)
         yield states

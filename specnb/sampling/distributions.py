@@ -1,4 +1,4 @@
-"""Laws of one token: from logits to a law, and what two laws have in common.
+"""Distributions of one token: from logits to a distribution, and what two distributions have in common.
 
 Every function works on the last axis and on any leading batch shape, in float32 or better, on any
 device. Nothing here knows of models, drafts or loops.
@@ -19,7 +19,7 @@ FLOAT32 = torch.finfo(torch.float32)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become a law (section 2.2: every sampling method is plain sampling from such a law).
+    """How logits become a distribution (section 2.2: every sampling method is plain sampling from such a distribution).
 
     Applied in this order: `temperature` (0 is argmax, the lowest index among equals), then `top_k`
     (tokens tied with the k-th stay), then `top_p` (the smallest set of most probable tokens whose
@@ -56,7 +56,7 @@ def _number(value: Any) -> float:
 
 
 def standardise(logits: Tensor, sampling: Sampling = Sampling(), check: bool = True) -> Tensor:
-    """The law `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`; float32 or better.
+    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`; float32 or better.
 
     Raises `ValueError` when a row has NaN or +inf, or -inf everywhere. `check=False` leaves that test
     out, since reading its answer makes the host wait for the device; such rows then come out as NaN.
@@ -65,17 +65,17 @@ def standardise(logits: Tensor, sampling: Sampling = Sampling(), check: bool = T
     if check:
         _require_finite_peak(logits)
     if sampling.temperature == 0:
-        return _argmax_law(logits)
+        return _argmax_distribution(logits)
     if sampling.temperature != 1:
         # The peak goes first: divided by a low temperature, large logits would overflow.
         logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
-    law = torch.softmax(logits, dim=-1)
-    if sampling.top_k is not None and sampling.top_k < law.shape[-1]:
-        weakest = law.topk(sampling.top_k, dim=-1).values[..., -1:]
-        law = normalise(law.where(law >= weakest, 0.0))
+    probs = torch.softmax(logits, dim=-1)
+    if sampling.top_k is not None and sampling.top_k < probs.shape[-1]:
+        weakest = probs.topk(sampling.top_k, dim=-1).values[..., -1:]
+        probs = normalise(probs.where(probs >= weakest, 0.0))
     if sampling.top_p < 1:
-        law = normalise(law.where(_nucleus(law, sampling.top_p), 0.0))
-    return law
+        probs = normalise(probs.where(_nucleus(probs, sampling.top_p), 0.0))
+    return probs
 
 
 def _require_finite_peak(logits: Tensor) -> None:
@@ -88,21 +88,21 @@ def _require_finite_peak(logits: Tensor) -> None:
         )
 
 
-def _argmax_law(logits: Tensor) -> Tensor:
+def _argmax_distribution(logits: Tensor) -> Tensor:
     first = logits.argmax(dim=-1, keepdim=True)  # the lowest index among equals
-    law = torch.zeros_like(logits).scatter_(-1, first, 1.0)
-    return law.where(logits.gather(-1, first).isfinite(), torch.nan)
+    probs = torch.zeros_like(logits).scatter_(-1, first, 1.0)
+    return probs.where(logits.gather(-1, first).isfinite(), torch.nan)
 
 
-def _nucleus(law: Tensor, top_p: float) -> Tensor:
-    ordered, index = law.sort(dim=-1, descending=True, stable=True)
+def _nucleus(probs: Tensor, top_p: float) -> Tensor:
+    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
-    return torch.zeros_like(law, dtype=torch.bool).scatter(-1, index, before < top_p)
+    return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, index, before < top_p)
 
 
-def adjust(law: Tensor, sampling: Sampling) -> Tensor:
-    """What `sampling` makes of a `law` `(..., vocab)` in place of logits; plain sampling leaves it as it is."""
-    return law if sampling == Sampling() else standardise(law.log(), sampling, check=False)
+def standardise_probs(probs: Tensor, sampling: Sampling) -> Tensor:
+    """What `sampling` makes of a `distribution` `(..., vocab)` in place of logits; plain sampling leaves it as it is."""
+    return probs if sampling == Sampling() else standardise(probs.log(), sampling, check=False)
 
 
 def normalise(mass: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def normalise(mass: Tensor) -> Tensor:
 
 
 def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The law `(..., vocab)` of a token that is certain: the q of a deterministic drafter."""
+    """The distribution `(..., vocab)` of a token that is certain: the q of a deterministic drafter."""
     return torch.nn.functional.one_hot(tokens, vocab).to(dtype)
 
 
@@ -125,7 +125,7 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
     return (p - q).abs().sum(dim=-1) / 2
 
 
-def excess(p: Tensor, q: Tensor) -> Tensor:
+def unnormalised_residual(p: Tensor, q: Tensor) -> Tensor:
     """max(0, p - q) `(..., vocab)`, or p where nothing is left: `residual` before it is divided by its sum."""
     left = (p - q).clamp_min(0)
     return left.where(left.sum(dim=-1, keepdim=True) > 0, p)
@@ -135,18 +135,18 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     """norm(max(0, p - q)) `(..., vocab)`: what is drawn from after a rejection (section 2.3).
 
     Where nothing is left (p = q) no draft is ever rejected, up to rounding, and the result is norm(p).
-    Against q = 0, which stands for "no draft here", the result is norm(p) too: the bonus token's law.
+    Against q = 0, which stands for "no draft here", the result is norm(p) too: the bonus token's distribution.
     """
-    return normalise(excess(p, q))
+    return normalise(unnormalised_residual(p, q))
 
 
-def draw(law: Tensor, uniform: Tensor) -> Tensor:
-    """The token `(...,)` at which the cumulated `law` `(..., vocab)` passes `uniform` `(...,)` in [0, 1).
+def sample(probs: Tensor, uniform: Tensor) -> Tensor:
+    """The token `(...,)` at which the cumulated `distribution` `(..., vocab)` passes `uniform` `(...,)` in [0, 1).
 
-    The law need not sum to 1: what counts is the share of its sum. Sums are float64, whatever its dtype; a token
-    of probability zero is never drawn, and from a law of NaN the last one.
+    The distribution need not sum to 1: what counts is the share of its sum. Sums are float64, whatever its dtype; a token
+    of probability zero is never drawn, and from a distribution of NaN the last one.
     """
-    cumulated = law.cumsum(dim=-1, dtype=torch.float64)
+    cumulated = probs.cumsum(dim=-1, dtype=torch.float64)
     # A float64 below 1 is at most 1 - 2^-53, and that times the total rounds to less than the total.
     reached = (uniform.double().unsqueeze(-1) * cumulated[..., -1:]).contiguous()
-    return torch.searchsorted(cumulated, reached, right=True).squeeze(-1).clamp_max(law.shape[-1] - 1)
+    return torch.searchsorted(cumulated, reached, right=True).squeeze(-1).clamp_max(probs.shape[-1] - 1)

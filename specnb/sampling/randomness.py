@@ -47,8 +47,8 @@ def stream(seed: int, row: int, purpose: str) -> np.random.Generator:
 def uniforms(seed: int, rows: Sequence[int], steps: int, gamma: int, device: torch.device | str = "cpu") -> Uniforms:
     """Everything that `rows` need for `steps` steps of `gamma` drafts."""
 
-    def drawn(purpose: str, *shape: int) -> Tensor:
+    def sampled(purpose: str, *shape: int) -> Tensor:
         drawn_rows = [stream(int(seed), int(row), purpose).random(shape) for row in rows]
         return torch.from_numpy(np.stack(drawn_rows)).to(device)
 
-    return Uniforms(drawn("draft", steps, gamma), drawn("accept", steps, gamma), drawn("final", steps))
+    return Uniforms(sampled("draft", steps, gamma), sampled("accept", steps, gamma), sampled("final", steps))

@@ -10,10 +10,10 @@ import torch
 from tiny import llama
 from transformers import PreTrainedModel
 
-from specnb.audit import assert_exact, audit, audit_laws
-from specnb.decode import generate
-from specnb.law import Sampling, draw
-from specnb.verify import Outcome, token_verification
+from specnb.audit import assert_exact, audit, audit_distributions
+from specnb.decoding.loop import generate
+from specnb.sampling.distributions import Sampling, sample
+from specnb.sampling.verification import Outcome, token_verification
 
 PROMPTS = [[1], [2, 3], [0, 1, 2]] * 40
 
@@ -28,9 +28,9 @@ def draft() -> PreTrainedModel:
     return llama(seed=9, layers=1)
 
 
-def no_residual(p, q, drafts, accept, final) -> Outcome:
-    accepted = token_verification(p, q, drafts, accept, final).accepted
-    return Outcome(accepted, draw(p.take_along_dim(accepted[..., None, None], dim=-2).squeeze(-2), final))
+def no_residual(p, q, draft_tokens, accept, final) -> Outcome:
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
+    return Outcome(accepted, sample(p.take_along_dim(accepted[..., None, None], dim=-2).squeeze(-2), final))
 
 
 def test_exact_texts_of_a_model_pass(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -59,8 +59,8 @@ def test_a_broken_sampler_is_found(target: PreTrainedModel, draft: PreTrainedMod
 
 
 def test_prompts_and_starts_say_the_same(target: PreTrainedModel) -> None:
-    texts = [[0, 1, 3], [2, 2]]
-    by_prompt = audit(target, texts, prompts=[[1], [2, 3]], progress=False)
+    completions = [[0, 1, 3], [2, 2]]
+    by_prompt = audit(target, completions, prompts=[[1], [2, 3]], progress=False)
     by_start = audit(target, [[1, 0, 1, 3], [2, 3, 2, 2]], starts=[1, 2], progress=False)
     assert by_prompt.to_dict() == by_start.to_dict()
 
@@ -80,13 +80,13 @@ def test_greedy_texts_show_the_first_difference_and_its_gap(target: PreTrainedMo
     made = generate(target, PROMPTS[:3], max_new_tokens=6, sampling=Sampling(0), progress=False)
     greedy = {"prompts": PROMPTS[:3], "sampling": Sampling(0), "progress": False}
     assert not audit(target, made.tokens, **greedy).rejected
-    texts = [list(text) for text in made.tokens]
+    completions = [list(text) for text in made.tokens]
     with torch.inference_mode():
-        logits = target(input_ids=torch.tensor([[*PROMPTS[1], *texts[1][:2]]])).logits[0, -1]
-    texts[1][2] = int(logits.topk(2).indices[1])
-    report = audit(target, texts, **greedy)
+        logits = target(input_ids=torch.tensor([[*PROMPTS[1], *completions[1][:2]]])).logits[0, -1]
+    completions[1][2] = int(logits.topk(2).indices[1])
+    report = audit(target, completions, **greedy)
     first = report.impossible[0]
-    assert (first.row, first.offset, first.token) == (1, 2, texts[1][2])
+    assert (first.row, first.offset, first.token) == (1, 2, completions[1][2])
     top = logits.topk(2).values
     assert first.logit == pytest.approx(float(top[0] - top[1]), abs=1e-4)
 
@@ -95,19 +95,19 @@ def test_functions_are_targets_too() -> None:
     generator = np.random.default_rng(3)
     table = generator.dirichlet(np.ones(5), size=6)
 
-    def law(prefix: tuple[int, ...]) -> np.ndarray:
+    def probs(prefix: tuple[int, ...]) -> np.ndarray:
         return table[prefix[-1] if prefix else 5]
 
-    texts = []
+    completions = []
     for _ in range(30):
         text: list[int] = []
         for _ in range(20):
-            text.append(int(generator.choice(5, p=law(tuple(text)))))
-        texts.append(text)
-    assert_exact(law, texts, prompts=[[]] * 30)
-    assert_exact(law, texts, starts=[0] * 30, draft=lambda prefix: np.full(5, 0.2))
-    turned = [[(token + 1) % 5 for token in text] for text in texts]
-    assert audit(law, turned, prompts=[[]] * 30, progress=False).rejected
+            text.append(int(generator.choice(5, p=probs(tuple(text)))))
+        completions.append(text)
+    assert_exact(probs, completions, prompts=[[]] * 30)
+    assert_exact(probs, completions, starts=[0] * 30, draft=lambda prefix: np.full(5, 0.2))
+    turned = [[(token + 1) % 5 for token in text] for text in completions]
+    assert audit(probs, turned, prompts=[[]] * 30, progress=False).rejected
 
 
 def test_texts_that_go_on_behind_an_end_are_mentioned(target: PreTrainedModel) -> None:
@@ -128,7 +128,7 @@ def test_an_interrupt_still_gives_a_report(target: PreTrainedModel) -> None:
         yield Row([0, 1], torch.full((2, 4), 0.25))
         raise KeyboardInterrupt
 
-    report = audit_laws(rows(), progress=False)
+    report = audit_distributions(rows(), progress=False)
     assert report.tokens == 2
     assert "stopped by hand" in str(report)
 
@@ -143,20 +143,20 @@ def test_the_report_is_json(target: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"texts": []}, "no tokens"),
-        ({"texts": [[]], "prompts": [[1]]}, "no tokens"),
-        ({"texts": [[1]], "prompts": [[1], [2]]}, "1 texts and 2 prompts"),
-        ({"texts": [[1]]}, "either prompts, or starts"),
-        ({"texts": [[1]], "prompts": [[1]], "starts": [0]}, "either prompts, or starts"),
-        ({"texts": [[1, 9]], "prompts": [[1]]}, "has the token 9"),
-        ({"texts": [[1]], "prompts": [[]]}, "no prompt"),
-        ({"texts": [[1]], "prompts": [[1]], "steps": [[2]]}, "steps add up to 2"),
-        ({"texts": [[1] * 40], "prompts": [[1]]}, "16 positions"),
-        ({"texts": [[1]], "prompts": [[1]], "draft": llama(vocab=5)}, "same vocabulary"),
-        ({"texts": [[1]], "prompts": [[1]], "delta": 0.0}, "delta is 0"),
+        ({"completions": []}, "no tokens"),
+        ({"completions": [[]], "prompts": [[1]]}, "no tokens"),
+        ({"completions": [[1]], "prompts": [[1], [2]]}, "1 texts and 2 prompts"),
+        ({"completions": [[1]]}, "either prompts, or starts"),
+        ({"completions": [[1]], "prompts": [[1]], "starts": [0]}, "either prompts, or starts"),
+        ({"completions": [[1, 9]], "prompts": [[1]]}, "has the token 9"),
+        ({"completions": [[1]], "prompts": [[]]}, "no prompt"),
+        ({"completions": [[1]], "prompts": [[1]], "steps": [[2]]}, "steps add up to 2"),
+        ({"completions": [[1] * 40], "prompts": [[1]]}, "16 positions"),
+        ({"completions": [[1]], "prompts": [[1]], "draft": llama(vocab=5)}, "same vocabulary"),
+        ({"completions": [[1]], "prompts": [[1]], "delta": 0.0}, "delta is 0"),
     ],
 )
 def test_bad_input_is_refused(target: PreTrainedModel, given: dict[str, object], words: str) -> None:
-    settings = {"prompts": []} | given if not given["texts"] else given
+    settings = {"prompts": []} | given if not given["completions"] else given
     with pytest.raises(ValueError, match=words):
-        audit(target, settings.pop("texts"), progress=False, **settings)
+        audit(target, settings.pop("completions"), progress=False, **settings)

@@ -9,14 +9,14 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from laws import law_pair, laws_along
-from samplers import BROKEN, sample, tables
+from distributions_for_tests import distribution_pair, distributions_along
+from samplers import BROKEN, sample_row, tables
 
 from specnb.audit.auditor import Auditor
 from specnb.audit.bets import Margin, Row
 from specnb.audit.numerics import Numerics
-from specnb.law import draw
-from specnb.verify import token_verification
+from specnb.sampling.distributions import sample
+from specnb.sampling.verification import token_verification
 
 RANDOMISED = {"along-p", "along-q/p", "along-ids", "tail-cut"}
 """Kinds that bet on the transform, which has uniforms of its own; `test_pit` shows that those are fair."""
@@ -33,16 +33,16 @@ def judged(rows: list[Row], **settings: object) -> Auditor:
 @pytest.mark.parametrize("with_steps", [False, True])
 def test_an_exact_sampler_gains_nothing_on_average(kind: str, with_steps: bool) -> None:
     """The evidence of each kind, summed over all pairs of texts of two tokens times their probability, is at most 1."""
-    p, q = law_pair(kind, 3, seed=5)
+    p, q = distribution_pair(kind, 3, seed=5)
     steps = [1, 1] if with_steps else None
     expected: dict[str, float] = {}
     whole = 0.0
     for tokens in product(range(3), repeat=4):
         rows, chance = [], 1.0
         for text in (tokens[:2], tokens[2:]):
-            laws = laws_along(p, text, 2)
-            chance *= float(laws.gather(-1, torch.tensor(text)[:, None]).prod())
-            rows.append(Row(text, laws, laws_along(q, text, 2), prompt=(1,), steps=steps))
+            distributions = distributions_along(p, text, 2)
+            chance *= float(distributions.gather(-1, torch.tensor(text)[:, None]).prod())
+            rows.append(Row(text, distributions, distributions_along(q, text, 2), prompt=(1,), steps=steps))
         if chance > 0:
             whole += chance
             for name, value in judged(rows).report(detect=False).kinds.items():
@@ -59,7 +59,7 @@ def test_exact_samplers_raise_no_alarm() -> None:
     alarms = 0
     for seed in range(30):
         p, q = tables(seed)
-        auditor = judged([sample(p, q, 60, 10 * seed + row) for row in range(3)], delta=0.01, seed=seed)
+        auditor = judged([sample_row(p, q, 60, 10 * seed + row) for row in range(3)], delta=0.01, seed=seed)
         alarms += auditor.found_after is not None
     assert alarms <= 4  # five or more have a chance of 1e-5
 
@@ -68,7 +68,7 @@ def test_a_sampler_seeded_like_the_audit_is_still_exact() -> None:
     """Its uniforms and those of the randomised transform would otherwise be the same numbers."""
     p = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).expand(2000, -1)
     u = torch.from_numpy(np.random.default_rng(0).random(2000))
-    assert not judged([Row(draw(p, u).tolist(), p)], seed=0).report().rejected
+    assert not judged([Row(sample(p, u).tolist(), p)], seed=0).report().rejected
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -77,7 +77,7 @@ def test_a_broken_sampler_is_found_and_named(name: str) -> None:
     p, q = tables()
     auditor = Auditor()
     for row in range(25):
-        auditor.add(sample(p, q, 120, row, **broken))  # type: ignore[arg-type]
+        auditor.add(sample_row(p, q, 120, row, **broken))  # type: ignore[arg-type]
     report = auditor.report()
     assert report.rejected
     assert report.kind in kinds, report.kinds
@@ -88,25 +88,25 @@ def test_a_broken_sampler_is_found_and_named(name: str) -> None:
 
 def test_without_a_draft_broken_samplers_are_found_too() -> None:
     p, q = tables()
-    rows = [sample(p, q, 150, row, **BROKEN["greedy draft"][0]) for row in range(20)]  # type: ignore[arg-type]
+    rows = [sample_row(p, q, 150, row, **BROKEN["greedy draft"][0]) for row in range(20)]  # type: ignore[arg-type]
     assert judged([replace(row, q=None, steps=None) for row in rows]).found_after is not None
 
 
 def test_texts_that_share_their_noise_are_found() -> None:
     """Two texts in a hundred tokens are each exact; that they are the same is not."""
     p, q = tables()
-    row = sample(p, q, 30, 0)
+    row = sample_row(p, q, 30, 0)
     report = judged([row, row]).report()
     assert report.kind in {"same-tokens", "noise-of-texts"}
     assert report.kinds["same-tokens"] > 6
     assert 30 < report.found_after < 50
-    assert judged([row, sample(p, q, 30, 1)]).found_after is None
+    assert judged([row, sample_row(p, q, 30, 1)]).found_after is None
 
 
 def test_with_steps_the_audit_sees_where_a_step_is_wrong() -> None:
-    """Only the first token after a full acceptance has another law, as when the bonus token is not in the cache."""
+    """Only the first token after a full acceptance has another distribution, as when the bonus token is not in the cache."""
     p, q = tables(closeness=0.97)
-    rows = [sample(p, q, 120, seed, AfterFullAcceptance()) for seed in range(40)]
+    rows = [sample_row(p, q, 120, seed, AfterFullAcceptance()) for seed in range(40)]
     aware, blind = judged(rows).report(), judged([replace(row, steps=None) for row in rows]).report()
     assert aware.rejected
     assert aware.log10_e > blind.log10_e
@@ -120,21 +120,21 @@ class AfterFullAcceptance:
 
     full = False
 
-    def __call__(self, p, q, drafts, accept, final):
+    def __call__(self, p, q, draft_tokens, accept, final):
         if self.full:
             p = torch.cat([0.5 * (p[:1] + p[:1].roll(1, dims=-1)), p[1:]])
-        outcome = token_verification(p, q, drafts, accept, final)
-        self.full = int(outcome.accepted) == len(drafts)
+        outcome = token_verification(p, q, draft_tokens, accept, final)
+        self.full = int(outcome.accepted) == len(draft_tokens)
         return outcome
 
 
 def test_pieces_of_texts_are_judged_as_the_whole() -> None:
     p, q = tables()
-    rows = [replace(sample(p, q, 50, seed), steps=None) for seed in range(3)]
+    rows = [replace(sample_row(p, q, 50, seed), steps=None) for seed in range(3)]
     pieces = []
     for row in rows:
         for start, end in ((0, 1), (1, 20), (20, 50)):
-            part = [law[start:end] for law in (row.p, row.q)]
+            part = [probs[start:end] for probs in (row.p, row.q)]
             pieces.append(Row(row.tokens[start:end], *part, prompt=row.prompt, continues=start > 0, more=end < 50))
     whole, parts = judged(rows).report(), judged(pieces).report()
     assert parts.running == pytest.approx(whole.running)
@@ -146,7 +146,7 @@ def test_rows_without_draft_in_places_and_long_vocabularies() -> None:
     p = torch.from_numpy(generator.dirichlet(np.full(500, 0.1), size=40)).float()
     q = torch.from_numpy(generator.dirichlet(np.full(500, 0.1), size=40)).float()
     q[::3] = 0
-    tokens = [int(generator.choice(500, p=law / law.sum())) for law in p.double().numpy()]
+    tokens = [int(generator.choice(500, p=probs / probs.sum())) for probs in p.double().numpy()]
     report = judged([Row(tokens, p, q)]).report()
     assert not report.rejected
     assert np.isfinite(report.running).all()
@@ -219,7 +219,7 @@ def test_evidence_that_numerics_account_for_is_no_rejection() -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        (Row([0, 1], torch.full((3, 2), 0.5)), "one law per token"),
+        (Row([0, 1], torch.full((3, 2), 0.5)), "one distribution per token"),
         (Row([0], torch.full((1, 2), 0.5), torch.full((1, 3), 1 / 3)), "same vocabulary"),
         (Row([2], torch.full((1, 2), 0.5)), "vocabulary of 2"),
         (Row([-1], torch.full((1, 2), 0.5)), "vocabulary of 2"),
@@ -302,8 +302,8 @@ def test_a_finding_without_tokens_is_reported() -> None:
 def test_a_sequence_may_begin_with_an_empty_piece() -> None:
     """The prompt and the noise of the pieces that follow are then still those of the new sequence."""
     p, q = tables()
-    row = replace(sample(p, q, 30, 0), steps=None)
-    other = replace(sample(p, q, 30, 1), steps=None)
+    row = replace(sample_row(p, q, 30, 0), steps=None)
+    other = replace(sample_row(p, q, 30, 1), steps=None)
     nothing = replace(other, tokens=[], p=other.p[:0], q=other.q[:0], more=True)
     whole = judged([row, other]).report()
     pieces = judged([row, nothing, replace(other, continues=True)]).report()
@@ -341,7 +341,7 @@ def test_a_uniform_used_again_some_places_later_is_found(lag: int) -> None:
         uniforms = fresh.where(~again, fresh.roll(lag))
         tokens = [0]
         for u in uniforms:
-            tokens.append(int(draw(p[tokens[-1]], u)))
+            tokens.append(int(sample(p[tokens[-1]], u)))
         rows.append(Row(tokens[1:], p[tokens[:-1]], prompt=[0]))
     report = judged(rows).report()
     assert report.rejected

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specnb.audit.witness import Follower
+from specnb.audit.distance import DistanceEstimate
 
 
-def followed(generator: np.random.Generator, p: np.ndarray, r: np.ndarray, n: int) -> Follower:
+def followed(generator: np.random.Generator, p: np.ndarray, r: np.ndarray, n: int) -> DistanceEstimate:
     """Witnesses of single tokens and of those likelier under r, on n draws from r."""
     tokens = generator.choice(len(p), p=r, size=n)
     sets = np.concatenate([np.eye(len(p)), [(r > p).astype(float)]])
-    follower = Follower()
+    distance = DistanceEstimate()
     for part in np.array_split(tokens, 5):
-        follower.add(sets[:, part].T - sets @ p)
-    return follower
+        distance.add(sets[:, part].T - sets @ p)
+    return distance
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.1, 0.5])
@@ -25,8 +25,8 @@ def test_the_lower_end_stays_below_the_total_variation(mix: float) -> None:
     r = (1 - mix) * p + mix * generator.dirichlet(np.ones(6))
     truth = np.abs(p - r).sum() / 2
     estimates = [followed(generator, p, r, 1500).estimate() for _ in range(200)]
-    above = sum(one.low > truth for one in estimates)
-    assert above <= 10  # at most 2.5% of 200 are expected, 10 or more of them have a chance of 3%
+    greater_mask = sum(one.low > truth for one in estimates)
+    assert greater_mask <= 10  # at most 2.5% of 200 are expected, 10 or more of them have a chance of 3%
     if mix == 0.5:
         assert np.mean([one.value for one in estimates]) == pytest.approx(truth, rel=0.15)
         assert np.mean([one.low > 0 for one in estimates]) > 0.9
@@ -42,24 +42,24 @@ def test_the_interval_narrows() -> None:
 
 
 def test_the_witness_followed_is_chosen_before_the_token_is_seen() -> None:
-    follower = Follower()
-    first = follower.add(np.array([[-0.5, 0.5], [0.2, -0.1], [0.3, 0.4]]))
+    distance = DistanceEstimate()
+    first = distance.add(np.array([[-0.5, 0.5], [0.2, -0.1], [0.3, 0.4]]))
     assert first.tolist() == [-0.5, -0.1, 0.4]  # the first witness until the second one leads
-    assert follower.add(np.array([[1.0, -1.0]])).tolist() == [-1.0]
+    assert distance.add(np.array([[1.0, -1.0]])).tolist() == [-1.0]
 
 
 def test_nothing_seen_bounds_nothing() -> None:
-    assert Follower().estimate()[:3] == (0.0, 0.0, 1.0)
+    assert DistanceEstimate().estimate()[:3] == (0.0, 0.0, 1.0)
 
 
 def test_the_interval_holds_whenever_one_stops() -> None:
     """Of fair coins looked at after every toss, at most the stated half ever see 0 outside an interval of level 0.5."""
     generator, outside = np.random.default_rng(4), 0
     for _ in range(100):
-        follower, ever = Follower(), False
+        distance, ever = DistanceEstimate(), False
         for toss in generator.choice([-0.5, 0.5], size=200):
-            follower.add(np.array([[toss], [-toss]]).T)  # of two witnesses, either may be followed
-            ever = ever or follower.estimate(level=0.5).low > 0
+            distance.add(np.array([[toss], [-toss]]).T)  # of two witnesses, either may be followed
+            ever = ever or distance.estimate(level=0.5).low > 0
         outside += ever
     assert outside <= 36  # at most 25 of 100 are expected on one side; more than 36 have a chance of 0.6%
 
@@ -67,13 +67,13 @@ def test_the_interval_holds_whenever_one_stops() -> None:
 def test_the_interval_has_the_width_of_the_cited_bound() -> None:
     """Two sides and several rates share 1 - level: the least over rates of (penalty + price) / rate / n."""
     excess = np.full((100, 1), 0.25)
-    follower = Follower()
-    follower.add(excess)
+    distance = DistanceEstimate()
+    distance.add(excess)
     widths = [
         ((-np.log(1 - rate) - rate) * 100 * 0.25**2 + np.log(2 * 11 / 0.1)) / rate / 100
         for rate in 0.5 ** np.arange(1, 12)
     ]
-    found = follower.estimate(level=0.9)
+    found = distance.estimate(level=0.9)
     assert found.value == pytest.approx(0.25)
     assert found.high == pytest.approx(0.25 + min(widths))
     assert found.low == pytest.approx(max(0.25 - min(widths), 0.0))

@@ -6,9 +6,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from distributions_for_tests import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import examples
 from scipy import stats
 
 from specnb.audit.evidence import STRENGTHS, Evidence, total
@@ -17,26 +17,26 @@ KINDS = ["a", "b", "a", "c"]
 
 
 def random_ratios(generator: np.random.Generator, vocab: int) -> tuple[np.ndarray, np.ndarray]:
-    """A law and four fair bets on it, one with zeros: `(vocab,)` and `(vocab, 4)`."""
+    """A distribution and four fair bets on it, one with zeros: `(vocab,)` and `(vocab, 4)`."""
     p = generator.dirichlet(np.ones(vocab))
-    laws = generator.dirichlet(np.full(vocab, 0.3), size=4).T
-    return p, laws / p[:, None]
+    distributions = generator.dirichlet(np.full(vocab, 0.3), size=4).T
+    return p, distributions / p[:, None]
 
 
 @given(st.integers(2, 4), st.integers(0, 2), st.integers(0, 10**6))
 @examples
 def test_the_expected_wealth_of_every_kind_is_one(vocab: int, places: int, seed: int) -> None:
-    """Summed over all texts of three tokens, whose laws and places depend on the tokens before."""
+    """Summed over all texts of three tokens, whose distributions and places depend on the tokens before."""
 
-    def drawn(context: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def sampled(context: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         generator = np.random.default_rng([seed, len(context), *context])
         p, ratios = random_ratios(generator, vocab)
         return p, ratios, generator.random(places) < 0.5
 
     expected = np.zeros(3)
     for text in product(range(vocab), repeat=3):
-        seen = [drawn(text[:at]) for at in range(3)]
-        chance = np.prod([law[token] for (law, _, _), token in zip(seen, text, strict=True)])
+        seen = [sampled(text[:at]) for at in range(3)]
+        chance = np.prod([probs[token] for (probs, _, _), token in zip(seen, text, strict=True)])
         evidence = Evidence(KINDS, places)
         ratios = np.stack([bets[token] for (_, bets, _), token in zip(seen, text, strict=True)])
         log_e = evidence.add(ratios, np.stack([mask for _, _, mask in seen]))

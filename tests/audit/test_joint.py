@@ -1,4 +1,4 @@
-"""The exact mode: its evidence has expectation 1, enumerated, and finds what the joint law alone shows."""
+"""The exact mode: its evidence has expectation 1, enumerated, and finds what the joint distribution alone shows."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from laws import law_pair
+from distributions_for_tests import distribution_pair
 
 from specnb.audit.joint import audit_joint
-from specnb.exact import joint_law
+from specnb.sampling.enumeration import joint_distribution
 
 
-def drawn(joint: np.ndarray, n: int, seed: int = 0) -> list[list[int]]:
+def sampled(joint: np.ndarray, n: int, seed: int = 0) -> list[list[int]]:
     flat = np.random.default_rng(seed).choice(joint.size, p=joint.ravel() / joint.sum(), size=n)
     return np.stack(np.unravel_index(flat, joint.shape), axis=1).tolist()
 
@@ -21,51 +21,51 @@ def drawn(joint: np.ndarray, n: int, seed: int = 0) -> list[list[int]]:
 @pytest.mark.parametrize("kind", ["dense", "zeros in p", "one-hot p"])
 def test_the_expected_evidence_is_one(kind: str) -> None:
     """Over all ways in which three texts of two tokens can come out."""
-    p, _ = law_pair(kind, 2, seed=3)
-    chances = {text: float(joint_law(p, 2)[text]) for text in product(range(2), repeat=2)}
+    p, _ = distribution_pair(kind, 2, seed=3)
+    chances = {text: float(joint_distribution(p, 2)[text]) for text in product(range(2), repeat=2)}
     expected = 0.0
-    for texts in product(chances, repeat=3):
-        chance = np.prod([chances[text] for text in texts])
+    for completions in product(chances, repeat=3):
+        chance = np.prod([chances[text] for text in completions])
         if chance > 0:
-            expected += chance * 10 ** audit_joint(p, texts, 2).log10_e
+            expected += chance * 10 ** audit_joint(p, completions, 2).log10_e
     assert expected == pytest.approx(1)
 
 
 def test_exact_texts_pass_and_others_do_not() -> None:
-    p, q = law_pair("dense", 4, seed=1)
-    right = joint_law(p, 3).numpy()
-    report = audit_joint(p, drawn(right, 5000), 3)
+    p, q = distribution_pair("dense", 4, seed=1)
+    right = joint_distribution(p, 3).numpy()
+    report = audit_joint(p, sampled(right, 5000), 3)
     assert not report.rejected
     assert report.p_value > 1e-3
     assert report.cells == 64
     assert 0 < report.detectable < 0.2
-    wrong = 0.9 * right + 0.1 * joint_law(q, 3).numpy()
-    report = audit_joint(p, drawn(wrong, 5000), 3)
+    wrong = 0.9 * right + 0.1 * joint_distribution(q, 3).numpy()
+    report = audit_joint(p, sampled(wrong, 5000), 3)
     assert report.rejected
     assert report.p_value < 1e-6
     assert "REJECTED" in str(report)
 
 
-def test_a_deviation_that_only_the_joint_law_shows() -> None:
-    """The first token and the second have the right laws; that they are equal is wrong."""
-    p = lambda context: law_pair("dense", 2)[0](()) * 0 + 0.5  # noqa: E731
-    texts = [[0, 0], [1, 1]] * 40
-    assert audit_joint(p, texts, 2).rejected
-    assert not audit_joint(p, texts, 1).rejected
+def test_a_deviation_that_only_the_joint_distribution_shows() -> None:
+    """The first token and the second have the right distributions; that they are equal is wrong."""
+    p = lambda context: distribution_pair("dense", 2)[0](()) * 0 + 0.5  # noqa: E731
+    completions = [[0, 0], [1, 1]] * 40
+    assert audit_joint(p, completions, 2).rejected
+    assert not audit_joint(p, completions, 1).rejected
 
 
 def test_texts_that_end_are_texts_of_their_own() -> None:
-    p, _ = law_pair("dense", 3, seed=2)
-    joint = joint_law(p, 2).numpy()
-    texts = [text[:1] if text[0] == 1 else text for text in drawn(joint, 3000)]
-    report = audit_joint(p, texts, 2, eos=1)
+    p, _ = distribution_pair("dense", 3, seed=2)
+    joint = joint_distribution(p, 2).numpy()
+    completions = [text[:1] if text[0] == 1 else text for text in sampled(joint, 3000)]
+    report = audit_joint(p, completions, 2, eos=1)
     assert report.cells == 7
     assert not report.rejected
-    assert Counter(map(len, texts))[1] > 0
+    assert Counter(map(len, completions))[1] > 0
 
 
 def test_impossible_texts_are_named() -> None:
-    p, _ = law_pair("one-hot p", 3, seed=0)
+    p, _ = distribution_pair("one-hot p", 3, seed=0)
     certain = int(p(()).argmax())
     report = audit_joint(p, [[(certain + 1) % 3]] * 2, 1)
     assert report.rejected
@@ -74,7 +74,7 @@ def test_impossible_texts_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "length", "words"),
+    ("completions", "length", "words"),
     [
         ([], 2, "no texts"),
         ([[0]], 2, "text 0 has 1 tokens"),
@@ -82,6 +82,6 @@ def test_impossible_texts_are_named() -> None:
         ([[0] * 40], 40, "texts of length 40"),
     ],
 )
-def test_bad_input_is_refused(texts: list[list[int]], length: int, words: str) -> None:
+def test_bad_input_is_refused(completions: list[list[int]], length: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        audit_joint(law_pair("dense", 3)[0], texts, length)
+        audit_joint(distribution_pair("dense", 3)[0], completions, length)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from tiny import llama
 
-from specnb.audit.forced import Text
 from specnb.audit.numerics import crossing, measure_numerics
-from specnb.law import Sampling
+from specnb.audit.teacher_forcing import Completion
+from specnb.sampling.distributions import Sampling
 
-TEXTS = [Text([1, 2], [0, 2, 3, 1, 1, 0]), Text([3], [2, 2, 0, 1, 0, 0]), Text([0], [])]
+TEXTS = [Completion([1, 2], [0, 2, 3, 1, 1, 0]), Completion([3], [2, 2, 0, 1, 0, 0]), Completion([0], [])]
 
 
 def test_the_two_kinds_of_run_agree_to_the_dtype() -> None:
@@ -43,7 +43,7 @@ def test_evidence_must_pass_one_over_delta() -> None:
 
 @pytest.mark.parametrize("spread", [0.02, 0.2])
 def test_numerics_are_no_alarm(spread: float) -> None:
-    """Tokens from laws that differ from p by noise in the logits; the bet is the best there is, r itself."""
+    """Tokens from distributions that differ from p by noise in the logits; the bet is the best there is, r itself."""
     generator, n, runs, alarms = np.random.default_rng(0), 4000, 100, 0
     p = generator.dirichlet(np.ones(10))
     r = p * np.exp(spread * generator.standard_normal(10))

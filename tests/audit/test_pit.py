@@ -1,12 +1,12 @@
-"""The transform is uniform, whatever the law and the order; bets on it have mean 1."""
+"""The transform is uniform, whatever the distribution and the order; bets on it have mean 1."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from distributions_for_tests import PAIRS, distribution_pair, examples
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import PAIRS, examples, law_pair
 from scipy import stats
 
 from specnb.audit import pit
@@ -27,7 +27,7 @@ def chance_below(edge: float, p: torch.Tensor, score: torch.Tensor) -> float:
 @given(st.sampled_from(sorted(PAIRS)), st.integers(2, 7), st.integers(0, 10**6), st.booleans())
 @examples
 def test_the_transform_is_uniform(kind: str, vocab: int, seed: int, by_p: bool) -> None:
-    p, q = (law(()) for law in law_pair(kind, vocab, seed))
+    p, q = (probs(()) for probs in distribution_pair(kind, vocab, seed))
     score = p.round(decimals=1) if by_p else torch.where(p > 0, q / p, torch.inf)  # rounding makes ties
     for edge in GRID:
         assert abs(chance_below(edge, p, score) - edge) < 1e-9

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from specnb.audit.alternatives import ALTERNATIVES
 from specnb.audit.numerics import Numerics
 from specnb.audit.report import CERTAIN, Impossible, Report
-from specnb.audit.suspects import KINDS
-from specnb.estimate import Estimate
+from specnb.measure.statistics import Estimate
 
 
 def report(**changed: object) -> Report:
@@ -54,8 +54,8 @@ def test_a_rejection_says_what_it_looks_like_and_where() -> None:
     assert found.verdict == "rejected"
     assert found.kind == "argmax"
     words = str(found)
-    assert KINDS["argmax"] in words
-    assert KINDS["sharper"] not in words
+    assert ALTERNATIVES["argmax"] in words
+    assert ALTERNATIVES["sharper"] not in words
     assert "after 3 tokens" in words
     assert "from token: 7 (10^6.0), 3 (10^2.0)" in words
 

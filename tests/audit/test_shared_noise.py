@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from distributions_for_tests import PAIRS, distribution_pair, examples
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import PAIRS, examples, law_pair
 
-from specnb.audit.noise import Cumulated, Interval, reused, same_uniform
-from specnb.law import draw
-from specnb.verify import token_verification
+from specnb.audit.shared_noise import CumulativeMass, Interval, reused, same_uniform
+from specnb.sampling.distributions import sample
+from specnb.sampling.verification import token_verification
 
 KEYS = st.tuples(st.sampled_from(sorted(PAIRS)), st.integers(2, 8), st.integers(0, 10**6))
 
 
 def both(key: tuple[str, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """p and q, a row for every token of the vocabulary."""
-    p, q = (law(()) for law in law_pair(*key))
+    p, q = (probs(()) for probs in distribution_pair(*key))
     return p.expand(len(p), -1), q.expand(len(q), -1)
 
 
@@ -26,7 +26,7 @@ def both(key: tuple[str, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
 @examples
 def test_intervals_tile_the_unit_interval(key: tuple[str, int, int]) -> None:
     p, _ = both(key)
-    laid = Cumulated(p).interval(torch.arange(len(p)))
+    laid = CumulativeMass(p).interval(torch.arange(len(p)))
     assert laid.low[0] == 0
     assert np.array_equal(laid.low[1:], laid.high[:-1])
     assert laid.high[-1] == 1
@@ -39,7 +39,7 @@ def test_blocks_make_no_difference(vocab: int, dtype: torch.dtype, seed: int) ->
     """Intervals tile across the borders of blocks, and every uniform finds the token in whose interval it lies."""
     mass = torch.rand(vocab, generator=torch.Generator().manual_seed(seed), dtype=dtype) ** 8
     mass[torch.arange(vocab) % 7 == 0] = 0
-    cumulated = Cumulated(mass.expand(vocab, -1))
+    cumulated = CumulativeMass(mass.expand(vocab, -1))
     low, high = cumulated.ends(torch.arange(vocab))
     assert low[0] == 0
     assert torch.equal(low[1:], high[:-1])
@@ -55,9 +55,9 @@ def test_blocks_make_no_difference(vocab: int, dtype: torch.dtype, seed: int) ->
 def test_a_uniform_used_twice_is_a_fair_bet(key: tuple[str, int, int], low: float, width: float, drafted: bool) -> None:
     p, q = both(key)
     tokens = torch.arange(len(p))
-    own, law = Cumulated(p).interval(tokens), Cumulated(q if drafted else p).interval(tokens)
+    own, probs = CumulativeMass(p).interval(tokens), CumulativeMass(q if drafted else p).interval(tokens)
     earlier = Interval(np.full(len(p), low), np.full(len(p), min(low + width, 1.0)))
-    ratio = same_uniform(own, earlier, law)
+    ratio = same_uniform(own, earlier, probs)
     mean = float((own.width * ratio).sum())
     assert (ratio >= 0).all()
     assert mean <= 1 + 1e-9
@@ -66,17 +66,17 @@ def test_a_uniform_used_twice_is_a_fair_bet(key: tuple[str, int, int], low: floa
 
 
 def test_a_uniform_used_twice_gives_what_the_bet_says() -> None:
-    """Draw with one uniform from two laws: the second token has the law that the first one's interval implies."""
+    """Draw with one uniform from two distributions: the second token has the distribution that the first one's interval implies."""
     generator = np.random.default_rng(0)
     first, second = (torch.from_numpy(generator.dirichlet(np.ones(5))) for _ in range(2))
     u = torch.linspace(0, 1, 200_001, dtype=torch.float64)[:-1]
-    tokens = torch.stack([draw(law.expand(len(u), -1), u) for law in (first, second)])
+    tokens = torch.stack([sample(probs.expand(len(u), -1), u) for probs in (first, second)])
     everything = torch.arange(5)
-    own = Cumulated(second.expand(5, -1)).interval(everything)
+    own = CumulativeMass(second.expand(5, -1)).interval(everything)
     for token in range(5):
         given_first = tokens[1][tokens[0] == token]
         seen = torch.bincount(given_first, minlength=5) / len(given_first)
-        earlier = Cumulated(first[None]).interval(torch.tensor([token]))
+        earlier = CumulativeMass(first[None]).interval(torch.tensor([token]))
         expected = same_uniform(own, Interval(*(np.repeat(x, 5) for x in earlier)), own) * own.width
         assert np.allclose(seen.numpy(), expected, atol=1e-3)
 
@@ -85,25 +85,25 @@ def test_a_uniform_used_twice_gives_what_the_bet_says() -> None:
 @examples
 def test_reused_noise_is_a_fair_bet(key: tuple[str, int, int]) -> None:
     p, q = both(key)
-    for ratio in reused(p, q, torch.arange(len(p)), Cumulated(q)):
+    for ratio in reused(p, q, torch.arange(len(p)), CumulativeMass(q)):
         mean = float((p[0].numpy() * ratio).sum())
         assert (ratio >= 0).all()
         assert mean == pytest.approx(1, abs=1e-9)  # both bugs emit only what p allows
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_reused_noise_has_the_law_of_the_bug(seed: int) -> None:
-    """Both bugs run on a fine grid of uniforms, and give the law that is bet on."""
+def test_reused_noise_has_the_distribution_of_the_bug(seed: int) -> None:
+    """Both bugs run on a fine grid of uniforms, and give the distribution that is bet on."""
     p, q = both(("dense", 5, seed))
     n = 1500
     grid = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     first, accept = (axis.flatten() for axis in torch.meshgrid(grid, grid, indexing="ij"))
-    drafts = draw(q[0].expand(len(first), -1), first)[:, None]
-    # A step with one draft; the law behind it does not matter for the first token.
-    laws = torch.stack([p[0], p[0]]).expand(len(first), -1, -1)
-    tests = (laws, q[0].expand(len(first), 1, -1), drafts, accept[:, None])
-    for final, ratio in zip((accept, first), reused(p, q, torch.arange(5), Cumulated(q)), strict=True):
+    draft_tokens = sample(q[0].expand(len(first), -1), first)[:, None]
+    # A step with one draft; the distribution behind it does not matter for the first token.
+    distributions = torch.stack([p[0], p[0]]).expand(len(first), -1, -1)
+    tests = (distributions, q[0].expand(len(first), 1, -1), draft_tokens, accept[:, None])
+    for final, ratio in zip((accept, first), reused(p, q, torch.arange(5), CumulativeMass(q)), strict=True):
         accepted, token = token_verification(*tests, final)
-        emitted = torch.where(accepted > 0, drafts[:, 0], token)
+        emitted = torch.where(accepted > 0, draft_tokens[:, 0], token)
         seen = torch.bincount(emitted, minlength=5) / len(first)
         assert np.allclose(seen.numpy(), p[0].numpy() * ratio, atol=3e-3)

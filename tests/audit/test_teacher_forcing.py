@@ -1,52 +1,52 @@
-"""Laws along existing texts are those of full runs, whether texts run together, alone or in pieces."""
+"""Distributions along existing texts are those of full runs, whether texts run together, alone or in pieces."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tiny import ARCHITECTURES, llama, next_laws
+from tiny import ARCHITECTURES, llama, next_distributions
 
-from specnb.audit import forced
+from specnb.audit import teacher_forcing
 from specnb.audit.bets import Margin
-from specnb.audit.forced import Text, forced_rows, margin, require_texts
-from specnb.law import Sampling
+from specnb.audit.teacher_forcing import Completion, margin, require_completions, teacher_forced_rows
+from specnb.sampling.distributions import Sampling
 
-TEXTS = [Text([1], [0, 2, 3, 1]), Text([2, 3, 0], [1]), Text([0, 0], [3, 2, 1, 0, 2])]
+TEXTS = [Completion([1], [0, 2, 3, 1]), Completion([2, 3, 0], [1]), Completion([0, 0], [3, 2, 1, 0, 2])]
 SHARP = Sampling(0.7, top_k=3, top_p=0.9)
 
 
 @pytest.fixture
 def small_runs(monkeypatch: pytest.MonkeyPatch):
     """Two texts at most run together, and longer ones in pieces of `size` tokens."""
-    return lambda size: monkeypatch.setattr(forced, "LOGITS", 4 * size)
+    return lambda size: monkeypatch.setattr(teacher_forcing, "LOGITS", 4 * size)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("size", [1, 2, 5, 14, 10**6])
-def test_rows_have_the_laws_of_full_runs(architecture: str, size: int, small_runs) -> None:
+def test_rows_have_the_distributions_of_full_runs(architecture: str, size: int, small_runs) -> None:
     small_runs(size)
     target = ARCHITECTURES[architecture](dtype=torch.float64)
     draft = ARCHITECTURES[architecture](seed=9, layers=1, dtype=torch.float64)
     with torch.inference_mode():
-        rows = list(forced_rows(target, TEXTS, SHARP, draft, Sampling(0.7)))
-    texts = [row for row in rows if not row.continues]
-    assert [list(row.prompt) for row in texts] == [text.prompt for text in TEXTS]
+        rows = list(teacher_forced_rows(target, TEXTS, SHARP, draft, Sampling(0.7)))
+    completions = [row for row in rows if not row.continues]
+    assert [list(row.prompt) for row in completions] == [text.prompt for text in TEXTS]
     assert [token for row in rows for token in row.tokens] == [token for text in TEXTS for token in text.tokens]
     for model, sampling, name in ((target, SHARP, "p"), (draft, Sampling(0.7), "q"), (draft, Sampling(), "raw")):
         found = torch.cat([getattr(row, name) for row in rows])
         prefixes = [[*text.prompt, *text.tokens[:at]] for text in TEXTS for at in range(len(text.tokens))]
-        wanted = torch.cat([next_laws(model, [prefix], sampling) for prefix in prefixes])
+        wanted = torch.cat([next_distributions(model, [prefix], sampling) for prefix in prefixes])
         assert torch.allclose(found, wanted, atol=1e-10)
 
 
 def test_functions_are_asked_for_every_prefix() -> None:
     asked = []
 
-    def law(prefix: tuple[int, ...]) -> list[float]:
+    def probs(prefix: tuple[int, ...]) -> list[float]:
         asked.append(prefix)
         return [0.7, 0.2, 0.1]
 
-    (row,) = forced_rows(law, [Text([1], [0, 2])], Sampling(top_k=2), None, Sampling())
+    (row,) = teacher_forced_rows(probs, [Completion([1], [0, 2])], Sampling(top_k=2), None, Sampling())
     assert asked[-2:] == [(1,), (1, 0)]
     assert row.p[0].tolist() == pytest.approx([7 / 9, 2 / 9, 0])
     assert row.q is None
@@ -56,14 +56,14 @@ def test_functions_are_asked_for_every_prefix() -> None:
 
 def test_margins_say_how_far_outside_a_token_is() -> None:
     logits = torch.tensor([2.0, 1.0, 0.5, -1.0])
-    law = torch.softmax(logits.double(), 0)
+    probs = torch.softmax(logits.double(), 0)
     assert margin(logits, Sampling(), 3) == Margin(0, 0)
     assert margin(logits, Sampling(0), 0) == Margin(0, 0)
     assert margin(logits, Sampling(0), 2) == Margin(1.5, 0)
     assert margin(logits, Sampling(top_k=2), 2) == Margin(0.5, 0)
     outside = margin(logits, Sampling(top_p=0.6), 2)
     assert outside.logit == 0
-    assert outside.mass == pytest.approx(float(law[:2].sum()) - 0.6)
+    assert outside.mass == pytest.approx(float(probs[:2].sum()) - 0.6)
     both = margin(logits, Sampling(top_k=2, top_p=0.7), 3)
     assert both.logit == 2
     assert both.mass == pytest.approx(1 - 0.7)
@@ -72,24 +72,24 @@ def test_margins_say_how_far_outside_a_token_is() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (Text([], [1]), "no prompt"),
-        (Text([1], [4]), "has the token 4; the vocabulary has the tokens 0 to 3"),
-        (Text([-1], [2]), "has the token -1"),
-        (Text([1] * 10, [0] * 8), "16 positions"),
+        (Completion([], [1]), "no prompt"),
+        (Completion([1], [4]), "has the token 4; the vocabulary has the tokens 0 to 3"),
+        (Completion([-1], [2]), "has the token -1"),
+        (Completion([1] * 10, [0] * 8), "16 positions"),
     ],
 )
-def test_texts_that_a_model_cannot_judge_are_refused(text: Text, words: str) -> None:
+def test_texts_that_a_model_cannot_judge_are_refused(text: Completion, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        require_texts(llama(), [TEXTS[0], text])
-    require_texts(llama(), [Text([1] * 10, [0] * 7)])  # the last token is never run
+        require_completions(llama(), [TEXTS[0], text])
+    require_completions(llama(), [Completion([1] * 10, [0] * 7)])  # the last token is never run
 
 
-def test_models_in_training_and_functions_without_laws_are_refused() -> None:
+def test_models_in_training_and_functions_without_distributions_are_refused() -> None:
     with pytest.raises(ValueError, match="training"):
-        require_texts(llama().train(), TEXTS)
+        require_completions(llama().train(), TEXTS)
     for wrong in ([0.5, 0.4], [1.5, -0.5], [[0.5, 0.5]], [float("nan"), 1.0]):
         with pytest.raises(ValueError, match="row of probabilities"):
-            require_texts(lambda prefix, wrong=wrong: wrong, [Text([], [0])])
+            require_completions(lambda prefix, wrong=wrong: wrong, [Completion([], [0])])
     growing = lambda prefix: [1 / (len(prefix) + 1)] * (len(prefix) + 1)  # noqa: E731
     with pytest.raises(ValueError, match="share a vocabulary"):
-        list(forced_rows(growing, [Text([], [0, 0])], Sampling(), None, Sampling()))
+        list(teacher_forced_rows(growing, [Completion([], [0, 0])], Sampling(), None, Sampling()))

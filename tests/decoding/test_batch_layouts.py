@@ -1,15 +1,15 @@
-"""Padding, packing and pointers: the same tokens as the library's loop, the laws of each row alone, and their sizes."""
+"""Padding, packing and pointers: the same tokens as the library's loop, the distributions of each row alone, and their sizes."""
 
 import pytest
 import torch
 from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
 
-from specnb import decode, ragged
-from specnb.law import Sampling
-from specnb.memory import cache_bytes
-from specnb.ragged import WAYS, Continuation, generate, mask_needed, slots_needed
-from specnb.ragged_check import BUGS, farthest
-from specnb.verify import exact_match
+from specnb.audit.layout_bugs import BUGS, max_logit_difference
+from specnb.decoding import batch_layouts, loop
+from specnb.decoding.batch_layouts import LAYOUTS, BatchContinuation, generate, mask_needed, slots_needed
+from specnb.models.memory import cache_bytes
+from specnb.sampling.distributions import Sampling
+from specnb.sampling.verification import exact_match
 
 MAKERS = [llama, gpt2, neox, qwen2]
 PROMPTS = [[1], [2, 3, 1], [0, 1, 2, 3, 3]]
@@ -22,37 +22,37 @@ def pair_of(make):
     return target, near_copy(target, noise=0.3)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("make", MAKERS)
-def test_every_way_gives_the_tokens_of_the_library(make, way):
+def test_every_way_gives_the_tokens_of_the_library(make, layout):
     target, draft = pair_of(make)
     for settings in (
         {"gamma": 3, "max_new_tokens": 9, "seed": 5},
         {"gamma": 1, "max_new_tokens": 4, "seed": 6, "sampling": Sampling(0.5, top_k=3)},
         {"gamma": 4, "max_new_tokens": LIMIT - 5, "seed": 7, "rule": exact_match},  # up to the last position
     ):
-        expected = decode.generate(target, PROMPTS, draft, progress=False, **settings).tokens
-        assert generate(WAYS[way], target, PROMPTS, draft, **settings) == expected
+        expected = loop.generate(target, PROMPTS, draft, progress=False, **settings).tokens
+        assert generate(LAYOUTS[layout], target, PROMPTS, draft, **settings) == expected
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("make", MAKERS)
-def test_every_row_has_the_laws_it_has_alone(make, way):
-    assert farthest(WAYS[way], make(dtype=torch.float64), TEXTS, n=2, rounds=5) < APART
+def test_every_row_has_the_distributions_it_has_alone(make, layout):
+    assert max_logit_difference(LAYOUTS[layout], make(dtype=torch.float64), TEXTS, n=2, rounds=5) < APART
 
 
 @pytest.mark.parametrize("bug", BUGS)
 @pytest.mark.parametrize("make", MAKERS)
 def test_planted_bugs_are_found(make, bug):
-    way = BUGS[bug][0]
+    layout = BUGS[bug][0]
     target, draft = pair_of(make)
-    assert farthest(way, target, TEXTS, n=2, rounds=5) > 0.1
+    assert max_logit_difference(layout, target, TEXTS, n=2, rounds=5) > 0.1
     asked = {"gamma": 3, "max_new_tokens": 9}
     wrong = [
         seed
         for seed in range(6)
-        if generate(way, target, PROMPTS, draft, seed=seed, **asked)
-        != decode.generate(target, PROMPTS, draft, seed=seed, progress=False, **asked).tokens
+        if generate(layout, target, PROMPTS, draft, seed=seed, **asked)
+        != loop.generate(target, PROMPTS, draft, seed=seed, progress=False, **asked).tokens
     ]
     assert wrong
 
@@ -68,39 +68,39 @@ def test_learned_positions_need_a_reset_and_turned_ones_only_an_order():
             assert torch.allclose(here, there, rtol=0, atol=1e-5) == same
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_sizes_are_as_computed(way):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sizes_are_as_computed(layout):
     target, draft = pair_of(qwen2)
     gamma, asked = 2, 7
-    made = Continuation(WAYS[way], target, PROMPTS, draft, gamma=gamma, max_new_tokens=asked, seed=3)
+    made = BatchContinuation(LAYOUTS[layout], target, PROMPTS, draft, gamma=gamma, max_new_tokens=asked, seed=3)
     longest = max(map(len, PROMPTS)) + asked + gamma
-    layers = {"pointers": lambda rows: rows.runner.cache.layers}.get(way, lambda rows: rows.cache.layers)
+    layers = {"pointers": lambda rows: rows.runner.cache.layers}.get(layout, lambda rows: rows.cache.layers)
     while not made.done:
         before = made.target.lengths.tolist()
         made.step()
         for rows in (made.target, made.draft):
             slots, _ = rows.sizes()
-            assert slots == slots_needed(way, rows.lengths.tolist(), longest)
+            assert slots == slots_needed(layout, rows.lengths.tolist(), longest)
             held = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers(rows))
             assert held == slots * cache_bytes(target)
         during = [length + gamma + 1 for length in before]
-        assert made.target.sizes()[1] == mask_needed(way, during, longest, gamma + 1)
+        assert made.target.sizes()[1] == mask_needed(layout, during, longest, gamma + 1)
 
 
 def test_both_caches_hold_all_but_the_newest_token():
     target, draft = pair_of(gpt2)
-    for way in WAYS.values():
-        made = Continuation(way, target, PROMPTS, draft, gamma=3, max_new_tokens=6)
+    for layout in LAYOUTS.values():
+        made = BatchContinuation(layout, target, PROMPTS, draft, gamma=3, max_new_tokens=6)
         emitted = [0, 0, 0]
         while not made.done:
             emitted = [old + new for old, new in zip(emitted, made.step(), strict=True)]
-            assert emitted == [len(text) for text in made.texts]
+            assert emitted == [len(text) for text in made.sequences]
             known = [len(prompt) + new - 1 for prompt, new in zip(PROMPTS, emitted, strict=True)]
             assert made.target.lengths.tolist() == made.draft.lengths.tolist() == known
 
 
 def test_equal_rows_are_cropped_without_a_copy():
-    rows = ragged.Padded(llama(), [[1, 2], [3, 0]], 8)
+    rows = batch_layouts.PaddedBatch(llama(), [[1, 2], [3, 0]], 8)
     rows.run(torch.tensor([[1, 2, 3], [0, 0, 1]]))
     before = rows.cache.layers[0].keys.data_ptr()
     rows.crop(torch.tensor([2, 2]))
@@ -110,7 +110,7 @@ def test_equal_rows_are_cropped_without_a_copy():
 
 
 def test_columns_of_padding_alone_are_cut_off():
-    rows = ragged.Padded(llama(), [[1], [3, 0, 2, 1]], 8)
+    rows = batch_layouts.PaddedBatch(llama(), [[1], [3, 0, 2, 1]], 8)
     assert rows.positions.tolist() == [[-3, -2, -1, 0], [0, 1, 2, 3]]
     rows.crop(torch.tensor([0, 2]))
     assert rows.positions.tolist() == [[-1, 0], [0, 1]]
@@ -120,11 +120,11 @@ def test_columns_of_padding_alone_are_cut_off():
 def test_no_prompts_and_empty_ones_are_refused(prompts, message):
     target, draft = pair_of(llama)
     with pytest.raises(ValueError, match=message):
-        Continuation(ragged.Padded, target, prompts, draft)
+        BatchContinuation(batch_layouts.PaddedBatch, target, prompts, draft)
 
 
 def test_models_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="same vocabulary"):
-        Continuation(ragged.Packed, llama(vocab=4), [[1]], llama(vocab=5))
+        BatchContinuation(batch_layouts.PackedBatch, llama(vocab=4), [[1]], llama(vocab=5))
     with pytest.raises(TypeError, match="training mode"):
-        Continuation(ragged.Packed, llama().train(), [[1]], llama())
+        BatchContinuation(batch_layouts.PackedBatch, llama().train(), [[1]], llama())

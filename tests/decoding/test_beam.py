@@ -4,12 +4,13 @@ import pytest
 import torch
 from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
 from transformers import PreTrainedModel
-from tree_mutants import TREE_MUTANTS
+from tree_bugs import TREE_BUGS
 
-from specnb import corpus, search
-from specnb.law import Sampling
-from specnb.models import load_pair
-from specnb.search import beam_search
+from specnb.decoding import beam
+from specnb.decoding.beam import beam_search
+from specnb.experiments import corpus
+from specnb.models.loading import load_pair
+from specnb.sampling.distributions import Sampling
 
 VOCAB, NEW, PROMPT = 7, 8, [1, 2, 3]
 MODELS = {"llama": llama, "gpt2": gpt2, "neox": neox, "qwen2": qwen2}
@@ -85,16 +86,16 @@ def test_the_trained_pair_finds_what_transformers_finds(newline_ends):
     assert_same(own, *of_transformers(pair.target, prompt, 3, eos, max_new_tokens=12), FLOAT32 * 12)
     made = beam_search(pair.target, prompt, pair.draft, width=3, draft_width=8, gamma=3, max_new_tokens=12, eos=eos)
     assert_same(made, own.tokens, own.scores, 1e-12)
-    assert made.record.target_runs <= own.record.target_runs
+    assert made.record.target_passes <= own.record.target_passes
     assert newline_ends == (len(set(map(len, own.tokens))) > 1)
 
 
-@pytest.mark.parametrize("mutant", TREE_MUTANTS)
-def test_bugs_of_the_tree_change_the_beams(monkeypatch, mutant):
+@pytest.mark.parametrize("bug", TREE_BUGS)
+def test_bugs_of_the_tree_change_the_beams(monkeypatch, bug):
     """Planted in the speculative search alone, against the right one."""
     model = tiny("gpt2")
     right = [beam_search(model, [1, 2, token], width=3, max_new_tokens=10) for token in range(VOCAB)]
-    monkeypatch.setattr(search, "TreeRunner", TREE_MUTANTS[mutant])
+    monkeypatch.setattr(beam, "TreeModel", TREE_BUGS[bug])
     draft = near_copy(model, 0.05)
     wrong = [beam_search(model, [1, 2, token], draft, width=3, gamma=2, max_new_tokens=10) for token in range(VOCAB)]
     assert any(made.tokens != own.tokens for made, own in zip(wrong, right, strict=True))
@@ -105,20 +106,18 @@ def test_bugs_of_the_tree_change_the_beams(monkeypatch, mutant):
 
 def test_the_record_says_what_was_run(monkeypatch):
     seen = []
-    run = search.TreeRunner._run
-    monkeypatch.setattr(
-        search.TreeRunner, "_run", lambda self, paths: (seen.append((self, len(paths))), run(self, paths))
-    )
+    run = beam.TreeModel._run
+    monkeypatch.setattr(beam.TreeModel, "_run", lambda self, paths: (seen.append((self, len(paths))), run(self, paths)))
     model = tiny()
     record = beam_search(
         model, PROMPT, near_copy(model, 0.05), width=3, draft_width=5, gamma=2, max_new_tokens=NEW
     ).record
-    target = [nodes for laws, nodes in seen if laws.runner.model is model]
-    draft = [nodes for laws, nodes in seen if laws.runner.model is not model]
+    target = [nodes for distributions, nodes in seen if distributions.runner.model is model]
+    draft = [nodes for distributions, nodes in seen if distributions.runner.model is not model]
     assert record.nodes.tolist() == target
     assert [nodes for step in record.draft_nodes for nodes in step] == draft
     assert record.levels.sum() == NEW == len(record.states) - 1
-    assert record.target_runs == len(target) < NEW
+    assert record.target_passes == len(target) < NEW
     assert max(target) <= 3 + 5 * 2
     assert record.levels.max() <= 3
 

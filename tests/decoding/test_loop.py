@@ -1,4 +1,4 @@
-"""The loop, apart from its law: greedy identity, lengths and ends, rows that do not feel each other, bad input."""
+"""The loop, apart from its distribution: greedy identity, lengths and ends, rows that do not feel each other, bad input."""
 
 import re
 from functools import cache
@@ -6,20 +6,20 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from engine_law import PROMPTS, SHARP, VOCAB, PatchyDraft, check_record
+from distributions_for_tests import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from laws import examples
-from test_models import encoder_decoder, sliding, without_positions
+from implementation_distribution import PROMPTS, SHARP, VOCAB, PatchyDrafter, check_record
 from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2
+from unsupported_models import encoder_decoder, sliding, without_positions
 
-from specnb.decode import generate
-from specnb.draft import ModelDraft
-from specnb.law import Sampling
-from specnb.ngram import NgramDraft, NgramModel
-from specnb.record import PARTS
-from specnb.step import Batch
-from specnb.verify import exact_match, greedy_verification, rejection_sampling
+from specnb.decoding.loop import generate
+from specnb.decoding.step import Batch
+from specnb.decoding.timing import PARTS
+from specnb.drafting.model import ModelDrafter
+from specnb.drafting.ngram import NgramDrafter, NgramModel
+from specnb.sampling.distributions import Sampling
+from specnb.sampling.verification import exact_match, greedy_verification, rejection_sampling
 
 GREEDY = Sampling(temperature=0)
 LONGEST = LIMIT - max(map(len, PROMPTS))
@@ -33,7 +33,7 @@ def pair(architecture):
 
 
 PAIRS = {architecture: pair(architecture) for architecture in ARCHITECTURES}
-COUNTED = NgramDraft(NgramModel(np.random.default_rng(0).integers(0, VOCAB, 200), 3, VOCAB))
+COUNTED = NgramDrafter(NgramModel(np.random.default_rng(0).integers(0, VOCAB, 200), 3, VOCAB))
 
 
 def greedy_text(model, prompt, tokens):
@@ -136,9 +136,9 @@ def test_any_sampled_text_is_as_long_as_asked_or_ends_with_its_end_of_text(archi
 def test_a_text_may_fill_every_position(architecture, gamma, prompt):
     """Drafts then overshoot the model's last position; that must neither fail nor change a token."""
     target, draft = PAIRS[architecture]
-    room = LIMIT - len(prompt)
-    made = generate(target, [prompt], draft, gamma=gamma, max_new_tokens=room, sampling=GREEDY, progress=False)
-    assert made.tokens == [greedy_text(target, prompt, room)]
+    remaining = LIMIT - len(prompt)
+    made = generate(target, [prompt], draft, gamma=gamma, max_new_tokens=remaining, sampling=GREEDY, progress=False)
+    assert made.tokens == [greedy_text(target, prompt, remaining)]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -188,15 +188,15 @@ def test_a_row_does_not_feel_the_others(architecture, gamma, eos):
 )
 def test_prompts_that_take_turns_get_the_texts_they_would_get_together(architecture, chosen, eos, batch_size, drafter):
     target, draft = PAIRS[architecture]
-    drafter = {"model": draft, "ngram": COUNTED, "patchy": PatchyDraft(draft), "alone": None}[drafter]
+    drafter = {"model": draft, "ngram": COUNTED, "patchy": PatchyDrafter(draft), "alone": None}[drafter]
     prompts = chosen.pop("prompts") * 2
     together = generate(target, prompts, drafter, **chosen, eos=eos, progress=False)
-    in_turn = generate(target, prompts, drafter, **chosen, eos=eos, batch_size=batch_size, progress=False)
-    assert in_turn.tokens == together.tokens
-    for field in ("drafts", "accepted", "token", "emitted"):
-        assert np.array_equal(getattr(in_turn.record, field), getattr(together.record, field)), field
-    assert np.allclose(in_turn.record.beta, together.record.beta)
-    check_record(in_turn)
+    time_interleaved = generate(target, prompts, drafter, **chosen, eos=eos, batch_size=batch_size, progress=False)
+    assert time_interleaved.tokens == together.tokens
+    for field in ("draft_tokens", "accepted", "token", "emitted"):
+        assert np.array_equal(getattr(time_interleaved.record, field), getattr(together.record, field)), field
+    assert np.allclose(time_interleaved.record.beta, together.record.beta)
+    check_record(time_interleaved)
 
 
 def test_rows_are_never_empty_while_prompts_wait(monkeypatch):
@@ -207,14 +207,14 @@ def test_rows_are_never_empty_while_prompts_wait(monkeypatch):
     target, _ = PAIRS["llama"]
     made = generate(target, [(0,)] * 6, max_new_tokens=LIMIT - 1, eos=[1], batch_size=2, progress=False)
     free = [0, 0]  # when each row is free
-    for runs in made.record.target_runs:
+    for runs in made.record.target_passes:
         free[free.index(min(free))] += int(runs)
     assert len(seen) == max(free)
-    assert len(set(made.record.target_runs)) > 2
+    assert len(set(made.record.target_passes)) > 2
 
 
 def test_a_drafter_that_cannot_begin_single_rows_is_refused():
-    class Forgetful(ModelDraft):
+    class Forgetful(ModelDrafter):
         def start(self, tokens, lengths):
             super().start(tokens, lengths)
 
@@ -242,8 +242,8 @@ def test_the_seed_decides():
 
 
 def test_rows_of_equal_prompts_draw_their_own_noise():
-    texts = generate(*PAIRS["llama"][:1], [(0,)] * 8, max_new_tokens=9, progress=False).tokens
-    assert len(set(map(tuple, texts))) > 4
+    sequences = generate(*PAIRS["llama"][:1], [(0,)] * 8, max_new_tokens=9, progress=False).tokens
+    assert len(set(map(tuple, sequences))) > 4
 
 
 def test_numbers_of_numpy_and_tensors_are_as_good_as_any():
@@ -267,14 +267,14 @@ def test_time_is_recorded_when_asked_for():
     target, draft = PAIRS["llama"]
     made = generate(target, PROMPTS, draft, max_new_tokens=5, timed=True, progress=False)
     assert list(made.record.seconds) == list(PARTS)
-    assert all(len(laps) == made.record.emitted.shape[1] for laps in made.record.seconds.values())
+    assert all(len(timer) == made.record.emitted.shape[1] for timer in made.record.seconds.values())
 
 
 def test_a_perfect_draft_needs_the_fewest_runs():
     """The target as its own draft: everything is accepted, so each run emits gamma + 1 tokens."""
     target, _ = PAIRS["gpt2"]
     made = generate(target, PROMPTS, target, gamma=4, max_new_tokens=10, progress=False)
-    assert made.record.target_runs.tolist() == [2, 2, 2]
+    assert made.record.target_passes.tolist() == [2, 2, 2]
     assert made.record.tokens_per_step == 5
     assert np.allclose(made.record.beta[made.record.tested], 1)
 
@@ -348,7 +348,7 @@ def test_bad_input_is_refused_before_any_model_runs(bad):
 
 
 def other_vocabulary():
-    return NgramDraft(NgramModel(np.zeros(5, dtype=np.int64), 1, VOCAB + 1))
+    return NgramDrafter(NgramModel(np.zeros(5, dtype=np.int64), 1, VOCAB + 1))
 
 
 BAD_MODELS = {
@@ -376,7 +376,7 @@ def test_a_draft_of_its_own_sampling_is_checked_like_any_other():
     short = refusing(gpt2())
     short.config.n_positions = 4
     with pytest.raises(ValueError, match="GPT2LMHeadModel has 4"):
-        generate(TARGET, [[0, 1]], ModelDraft(short, SHARP), max_new_tokens=3)
+        generate(TARGET, [[0, 1]], ModelDrafter(short, SHARP), max_new_tokens=3)
 
 
 # The GPU.
@@ -402,5 +402,5 @@ def test_compiled_steps_give_the_same_texts():
         plain = generate(target, prompts, draft, seed=seed, **common)
         compiled = generate(target, prompts, draft, seed=seed, compile=True, **common)
         assert compiled.tokens == plain.tokens
-        assert np.array_equal(compiled.record.drafts, plain.record.drafts)
+        assert np.array_equal(compiled.record.draft_tokens, plain.record.draft_tokens)
         assert np.allclose(compiled.record.beta, plain.record.beta)

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from specnb.record import PARTS, Laps, StepRecord, Told, gathered
+from specnb.decoding.record import CompletedRow, StepRecord, merge_rows
+from specnb.decoding.timing import PARTS, StepTimer
 
 # Two rows, three steps, two drafts a step. Row 0 emits 3, 1 and 2 tokens. Row 1 is cut in its first
 # step (3 could have been emitted, 2 were) and has ended.
 RECORD = StepRecord(
-    drafts=np.array([[[5, 6], [7, 8], [9, -1]], [[1, 2], [3, 4], [3, 4]]]),
+    draft_tokens=np.array([[[5, 6], [7, 8], [9, -1]], [[1, 2], [3, 4], [3, 4]]]),
     accepted=np.array([[2, 0, 1], [2, 1, 0]]),
     token=np.array([[10, 11, 12], [13, 14, 15]]),
     emitted=np.array([[3, 1, 2], [2, 0, 0]]),
@@ -23,7 +24,7 @@ def test_gamma_is_the_number_of_drafts_a_step():
 
 def test_rows_that_have_ended_are_not_active():
     assert RECORD.active.tolist() == [[True, True, True], [True, False, False]]
-    assert RECORD.target_runs.tolist() == [3, 1]
+    assert RECORD.target_passes.tolist() == [3, 1]
 
 
 def test_steps_that_were_cut_are_not_whole():
@@ -37,13 +38,13 @@ def test_drafts_up_to_the_first_rejected_one_were_tested():
 
 def test_means_count_a_cut_step_with_what_the_rule_accepted():
     assert RECORD.tokens_per_step == pytest.approx((3 + 1 + 2 + 3) / 4)
-    assert RECORD.accepted_fraction == pytest.approx((2 + 0 + 1 + 2) / (2 + 2 + 1 + 2))
+    assert RECORD.acceptance_rate == pytest.approx((2 + 0 + 1 + 2) / (2 + 2 + 1 + 2))
 
 
 def test_without_drafts_there_is_no_accepted_fraction():
     one = np.ones((1, 3), dtype=np.int64)
     alone = StepRecord(np.zeros((1, 3, 0), dtype=np.int64), 0 * one, one, one, np.zeros((1, 3, 0)))
-    assert np.isnan(alone.accepted_fraction)
+    assert np.isnan(alone.acceptance_rate)
     assert alone.tokens_per_step == 1
 
 
@@ -66,25 +67,25 @@ def test_cut_steps_do_not_bias_the_mean():
 def test_a_record_is_as_long_as_the_longest_row():
     def told(steps):
         record = np.arange(steps * 5).reshape(steps, 5)  # two drafts, accepted, token, emitted
-        return Told([7] * steps, record, np.full((steps, 2), 0.5))
+        return CompletedRow([7] * steps, record, np.full((steps, 2), 0.5))
 
-    record = gathered([told(3), told(1)], {})
-    assert record.drafts[0].tolist() == [[0, 1], [5, 6], [10, 11]]
+    record = merge_rows([told(3), told(1)], {})
+    assert record.draft_tokens[0].tolist() == [[0, 1], [5, 6], [10, 11]]
     assert record.accepted[0].tolist() == [2, 7, 12]
     assert record.token[0].tolist() == [3, 8, 13]
     assert record.emitted.tolist() == [[4, 9, 14], [4, 0, 0]]
-    assert record.drafts[1].tolist() == [[0, 1], [-1, -1], [-1, -1]]
+    assert record.draft_tokens[1].tolist() == [[0, 1], [-1, -1], [-1, -1]]
     assert record.beta[1].tolist() == [[0.5, 0.5], [0, 0], [0, 0]]
     assert record.seconds == {}
 
 
 def test_laps_are_the_seconds_of_each_part_of_each_step():
-    laps = Laps(torch.device("cpu"))
-    assert laps.seconds == {}
+    timer = StepTimer(torch.device("cpu"))
+    assert timer.seconds == {}
     for _ in range(2):
-        laps.start()
+        timer.start()
         for part in (*PARTS, "rest"):
-            laps.lap(part)
-    seconds = laps.seconds
+            timer.mark(part)
+    seconds = timer.seconds
     assert list(seconds) == list(PARTS)
     assert all(times.shape == (2,) and (times > 0).all() for times in seconds.values())

@@ -5,18 +5,18 @@ import os
 import numpy as np
 import pytest
 import torch
-from engine_law import VOCAB
+from distributions_for_tests import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import examples
+from implementation_distribution import VOCAB
 from tiny import llama, near_copy
 from transformers import LlamaModel
 
-from specnb.decode import generate
-from specnb.draft import Proposal
-from specnb.law import Sampling
-from specnb.request import LARGEST_SPARE_GAMMA
-from specnb.verify import token_verification
+from specnb.decoding.loop import generate
+from specnb.decoding.request import LARGEST_SPARE_GAMMA
+from specnb.drafting.base import Proposal
+from specnb.sampling.distributions import Sampling
+from specnb.sampling.verification import token_verification
 
 TARGET = llama()
 DRAFT = near_copy(TARGET, 0.1)
@@ -55,8 +55,10 @@ def test_any_whole_numbers_end_a_sequence(eos):
 def test_large_seeds_and_rows_give_sequences_of_their_own(large):
     asked = {"max_new_tokens": 13, "progress": False}
     near = [generate(TARGET, [PROMPT] * 4, seed=seed, **asked).tokens for seed in (0, large, large + 1)]
-    numbered = [generate(TARGET, [PROMPT] * 4, rows=range(at, at + 4), **asked).tokens for at in (large, large + 4)]
-    assert len({str(tokens) for tokens in near + numbered}) == 5
+    position_ids_of = [
+        generate(TARGET, [PROMPT] * 4, rows=range(at, at + 4), **asked).tokens for at in (large, large + 4)
+    ]
+    assert len({str(tokens) for tokens in near + position_ids_of}) == 5
 
 
 # What means nothing is refused.
@@ -74,7 +76,7 @@ def test_large_seeds_and_rows_give_sequences_of_their_own(large):
         ({"target": LlamaModel(TARGET.config).eval()}, "LlamaModel gives no next-token logits"),
         ({"draft": LlamaModel(TARGET.config).eval()}, "LlamaModel gives no next-token logits"),
         ({"target": llama().to("meta")}, "the target is on the device meta"),
-        ({"sampling": None}, r"sampling is None; it must be a specnb.law.Sampling"),
+        ({"sampling": None}, r"sampling is None; it must be a specnb.sampling.distributions.Sampling"),
         ({"rule": "token"}, "rule is 'token'"),
         ({"eos": [2.0]}, r"eos is \[2.0\]"),
         ({"eos": "a"}, "eos is 'a'"),
@@ -130,30 +132,30 @@ class Proposing:
 
     vocab = VOCAB
 
-    def __init__(self, change=lambda drafts, q: (drafts, q)):
+    def __init__(self, change=lambda draft_tokens, q: (draft_tokens, q)):
         self.change = change
 
     def start(self, tokens, lengths, rows=None):
         pass
 
     def propose(self, tokens, lengths, uniforms):
-        drafts = torch.ones(uniforms.shape, dtype=torch.int64)
-        return Proposal(*self.change(drafts, torch.full((*uniforms.shape, VOCAB), 1 / VOCAB)))
+        draft_tokens = torch.ones(uniforms.shape, dtype=torch.int64)
+        return Proposal(*self.change(draft_tokens, torch.full((*uniforms.shape, VOCAB), 1 / VOCAB)))
 
 
-def negative(drafts, q):
+def negative(draft_tokens, q):
     """Sums to 1 all the same."""
-    return drafts, q + torch.tensor([-0.5, 0.5, 0.0, 0.0])
+    return draft_tokens, q + torch.tensor([-0.5, 0.5, 0.0, 0.0])
 
 
 IMPROPER = {
-    "sum 2": lambda drafts, q: (drafts, 2 * q),
-    "sum 1.001": lambda drafts, q: (drafts, 1.001 * q),
-    "sum 0": lambda drafts, q: (drafts, 0 * q),
-    "no draft, yet a q": lambda drafts, q: (drafts - 2, q),
+    "sum 2": lambda draft_tokens, q: (draft_tokens, 2 * q),
+    "sum 1.001": lambda draft_tokens, q: (draft_tokens, 1.001 * q),
+    "sum 0": lambda draft_tokens, q: (draft_tokens, 0 * q),
+    "no draft, yet a q": lambda draft_tokens, q: (draft_tokens - 2, q),
     "negative": negative,
-    "outside the vocabulary": lambda drafts, q: (drafts + VOCAB, q),
-    "below -1": lambda drafts, q: (drafts - 5, 0 * q),
+    "outside the vocabulary": lambda draft_tokens, q: (draft_tokens + VOCAB, q),
+    "below -1": lambda draft_tokens, q: (draft_tokens - 5, 0 * q),
 }
 
 
@@ -166,13 +168,13 @@ def test_a_q_that_is_no_distribution_is_reported(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda drafts, q: (drafts[:, :1], q), "shapes"),
-        (lambda drafts, q: (drafts, q[..., :1]), "shapes"),
-        (lambda drafts, q: (drafts.float(), q), "int64"),
-        (lambda drafts, q: (drafts, q.bfloat16()), "float32 or float64"),
-        (lambda drafts, q: (drafts.tolist(), q), "both must be tensors"),
+        (lambda draft_tokens, q: (draft_tokens[:, :1], q), "shapes"),
+        (lambda draft_tokens, q: (draft_tokens, q[..., :1]), "shapes"),
+        (lambda draft_tokens, q: (draft_tokens.float(), q), "int64"),
+        (lambda draft_tokens, q: (draft_tokens, q.bfloat16()), "float32 or float64"),
+        (lambda draft_tokens, q: (draft_tokens.tolist(), q), "both must be tensors"),
     ],
-    ids=["drafts", "vocabulary", "float drafts", "bfloat16", "lists"],
+    ids=["draft_tokens", "vocabulary", "float drafts", "bfloat16", "lists"],
 )
 def test_a_proposal_of_another_shape_or_type_is_reported(change, message):
     with pytest.raises((TypeError, ValueError), match=message):
@@ -184,9 +186,9 @@ def test_the_q_of_rows_that_have_ended_is_not_looked_at():
         """Twice a distribution where a sequence has ended."""
 
         def propose(self, tokens, lengths, uniforms):
-            drafts, q = super().propose(tokens, lengths, uniforms)
+            draft_tokens, q = super().propose(tokens, lengths, uniforms)
             last = tokens.gather(1, lengths[:, None] - 1)[:, 0]
-            return Proposal(drafts, torch.where((last == 3)[:, None, None], 2 * q, q))
+            return Proposal(draft_tokens, torch.where((last == 3)[:, None, None], 2 * q, q))
 
     made = generate(TARGET, [[1]] * 4, Careless(), max_new_tokens=9, progress=False, eos=3)
     assert len(set(map(len, made.tokens))) > 1

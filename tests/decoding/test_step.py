@@ -5,19 +5,19 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from engine_law import PROMPTS, SHARP
+from implementation_distribution import PROMPTS, SHARP
 from tape import Tape
 from tiny import gpt2, llama, near_copy, neox, qwen2
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from specnb import decode
-from specnb.decode import generate
-from specnb.draft import ModelDraft
-from specnb.law import Sampling
-from specnb.randomness import uniforms
-from specnb.step import Batch, State
-from specnb.verify import exact_match, greedy_verification, rejection_sampling, token_verification
+from specnb.decoding import loop
+from specnb.decoding.loop import generate
+from specnb.decoding.step import Batch, State
+from specnb.drafting.model import ModelDrafter
+from specnb.sampling.distributions import Sampling
+from specnb.sampling.randomness import uniforms
+from specnb.sampling.verification import exact_match, greedy_verification, rejection_sampling, token_verification
 
 # A device of which torch knows nothing but that it is another one.
 _setup_privateuseone_for_python_backend("elsewhere")
@@ -33,7 +33,7 @@ def batch_of(make, rule=token_verification):
 
 
 def _batch(target, draft, rule):
-    return Batch(target, ModelDraft(draft), Sampling(), rule, 3, 3, 24, 8, 1)
+    return Batch(target, ModelDrafter(draft), Sampling(), rule, 3, 3, 24, 8, 1)
 
 
 def _empty(tensor):
@@ -51,7 +51,7 @@ def batch_without_values(make, rule=token_verification):
                 for name, tensor in kept.items():
                     kept[name] = tensor if tensor is None else _empty(tensor)
         batch = _batch(target, draft, rule)
-        batch.drafter.make_room(3, 24)
+        batch.drafter.allocate(3, 24)
         yield batch
 
 
@@ -60,8 +60,8 @@ def batch_without_values(make, rule=token_verification):
 def test_replaying_what_one_step_did_gives_the_whole_text(make, sampling, monkeypatch):
     """What a CUDA graph would do: operations on memory, without Python."""
     target = make(dtype=torch.float64)
-    drafts = (near_copy(target, noise=0.3), 3), (None, 0)
-    for draft, gamma in drafts:
+    draft_tokens = (near_copy(target, noise=0.3), 3), (None, 0)
+    for draft, gamma in draft_tokens:
         asked = {"gamma": gamma, "max_new_tokens": TOKENS, "sampling": sampling, "seed": 4, "progress": False}
         plain = generate(target, PROMPTS, draft, **asked, eos=[2])
 
@@ -71,10 +71,10 @@ def test_replaying_what_one_step_did_gives_the_whole_text(make, sampling, monkey
                 self.step = Tape(super().step)
 
         with monkeypatch.context() as patch:
-            patch.setattr(decode, "Batch", Taped)
+            patch.setattr(loop, "Batch", Taped)
             taped = generate(target, PROMPTS, draft, **asked, eos=[2])
         assert taped.tokens == plain.tokens
-        assert (taped.record.drafts == plain.record.drafts).all()
+        assert (taped.record.draft_tokens == plain.record.draft_tokens).all()
         assert np.allclose(taped.record.beta, plain.record.beta, rtol=0, atol=1e-12)
 
 
@@ -85,18 +85,18 @@ def test_a_tape_notices_what_a_step_does_on_the_host(monkeypatch):
         def __init__(self, *settings):
             super().__init__(*settings)
             self.count = 0
-            self.state.look_ahead = self.look_ahead
+            self.state.prepare_next_step = self.prepare_next_step
             self.step = Tape(super().step)
 
-        def look_ahead(self):
-            State.look_ahead(self.state)
-            self.state.drawn.copy_(self.state.noise[:, self.count])
+        def prepare_next_step(self):
+            State.prepare_next_step(self.state)
+            self.state.step_uniforms.copy_(self.state.noise[:, self.count])
             self.count += 1
 
     target = llama(dtype=torch.float64)
     asked = {"gamma": 2, "max_new_tokens": TOKENS, "progress": False}
     plain = generate(target, PROMPTS, llama(seed=5, layers=1, dtype=torch.float64), **asked)
-    monkeypatch.setattr(decode, "Batch", Counting)
+    monkeypatch.setattr(loop, "Batch", Counting)
     assert generate(target, PROMPTS, llama(seed=5, layers=1, dtype=torch.float64), **asked).tokens != plain.tokens
 
 
@@ -106,20 +106,20 @@ def test_a_step_runs_on_a_device_without_reading_anything(make, rule):
     with batch_without_values(make, rule) as batch:
         batch.step()
         batch.step()
-        assert batch.state.left.device.type == "elsewhere"
+        assert batch.state.status.device.type == "elsewhere"
 
 
 def test_tensors_without_values_notice_a_step_that_waits():
-    def waiting(p, q, drafts, accept, final):
-        return token_verification(p, q, drafts, accept * float(p.max()), final)
+    def waiting(p, q, draft_tokens, accept, final):
+        return token_verification(p, q, draft_tokens, accept * float(p.max()), final)
 
     with batch_without_values(llama, waiting) as batch, pytest.raises(DataDependentOutputException):
         batch.step()
 
 
 def test_tensors_without_values_notice_a_step_that_mixes_devices():
-    def elsewhere(p, q, drafts, accept, final):
-        return token_verification(p, q, drafts, accept + torch.zeros(accept.shape), final)
+    def elsewhere(p, q, draft_tokens, accept, final):
+        return token_verification(p, q, draft_tokens, accept + torch.zeros(accept.shape), final)
 
     with batch_without_values(llama, elsewhere) as batch, pytest.raises(RuntimeError, match="device"):
         batch.step()
@@ -160,13 +160,13 @@ def test_a_whole_step_compiles_in_one_piece():
     asked = {"gamma": 2, "max_new_tokens": TOKENS, "seed": 4, "progress": False}
     plain = generate(target, PROMPTS, draft, **asked)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "Batch", Whole)
+        patch.setattr(loop, "Batch", Whole)
         compiled = generate(target, PROMPTS, draft, **asked)
     assert compiled.tokens == plain.tokens
 
 
 class Graph(Tape):
-    """Stands for `specnb.fast.Captured`: takes tensors only, and replays what its first call did."""
+    """Stands for `specnb.models.compilation.Captured`: takes tensors only, and replays what its first call did."""
 
     def __call__(self, *tensors):
         assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
@@ -179,18 +179,18 @@ def test_what_was_captured_while_warming_up_serves_the_texts_that_come(of_the_us
     """As on a device: captured on a text of no meaning, replayed on others, with the caches it was captured with."""
     target = llama(dtype=torch.float64)
     draft = near_copy(target, noise=0.3)
-    draft = ModelDraft(draft) if of_the_user else draft
+    draft = ModelDrafter(draft) if of_the_user else draft
     asked = {"gamma": 3, "max_new_tokens": TOKENS, "seed": 4, "progress": False}
     plain = generate(target, PROMPTS, draft, **asked)
 
     class CapturedBatch(Batch):
         def __init__(self, *settings):
             super().__init__(*settings)
-            decode._capture(self, whole=True, drafts=True)
+            loop._capture(self, whole=True, draft_tokens=True)
             self.warm_up(progress=False)
 
-    monkeypatch.setattr(decode, "Captured", Graph)
-    monkeypatch.setattr(decode, "Batch", CapturedBatch)
+    monkeypatch.setattr(loop, "Captured", Graph)
+    monkeypatch.setattr(loop, "Batch", CapturedBatch)
     captured = generate(target, PROMPTS, draft, **asked)
     assert captured.tokens == plain.tokens
     assert (captured.record.accepted == plain.record.accepted).all()

@@ -1,16 +1,17 @@
-"""Drafters: the law they report is the one they drew from, and it is the model's own at that prefix."""
+"""Drafters: the distribution they report is the one they drew from, and it is the model's own at that prefix."""
 
 import numpy as np
 import pytest
 import torch
-from engine_law import PROMPTS, VOCAB, PatchyDraft
-from tiny import ARCHITECTURES, gpt2, llama, next_laws
+from implementation_distribution import PROMPTS, VOCAB, PatchyDrafter
+from tiny import ARCHITECTURES, gpt2, llama, next_distributions
 from transformers import MistralConfig, MistralForCausalLM
 
-from specnb.decode import generate
-from specnb.draft import Drafter, ModelDraft, Proposal
-from specnb.law import Sampling, draw
-from specnb.ngram import NgramDraft, NgramModel
+from specnb.decoding.loop import generate
+from specnb.drafting.base import Drafter, Proposal
+from specnb.drafting.model import ModelDrafter
+from specnb.drafting.ngram import NgramDrafter, NgramModel
+from specnb.sampling.distributions import Sampling, sample
 
 GAMMA = 3
 STEPS = 3
@@ -31,39 +32,39 @@ def texts_of(tokens, lengths):
 @torch.inference_mode()
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5, top_k=3), Sampling(0)], ids=["soft", "sharp", "argmax"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_q_is_the_model_s_own_law_at_every_prefix_and_what_was_drawn_from(architecture, sampling):
+def test_q_is_the_model_s_own_distribution_at_every_prefix_and_what_was_drawn_from(architecture, sampling):
     """Over several steps in which rows accept 0 to all of their drafts, the full acceptance included."""
     model = ARCHITECTURES[architecture](dtype=torch.float64)
-    drafter = ModelDraft(model, sampling)
+    drafter = ModelDrafter(model, sampling)
     tokens, lengths = batch(PROMPTS)
     drafter.start(tokens, lengths)
     for step in range(STEPS):
         uniforms = torch.from_numpy(np.random.default_rng(step).random((len(PROMPTS), GAMMA)))
-        drafts, q = drafter.propose(tokens, lengths, uniforms)
-        assert torch.equal(drafts, draw(q, uniforms))
+        draft_tokens, q = drafter.propose(tokens, lengths, uniforms)
+        assert torch.equal(draft_tokens, sample(q, uniforms))
         for row, text in enumerate(texts_of(tokens, lengths)):
             for at in range(GAMMA):
-                exact = next_laws(model, [text + drafts[row, :at].tolist()], sampling)[0]
+                exact = next_distributions(model, [text + draft_tokens[row, :at].tolist()], sampling)[0]
                 assert torch.allclose(q[row, at], exact, rtol=0, atol=1e-10)
             accepted = (row + step + 1) % (GAMMA + 1) if len(text) + GAMMA < 13 else 0
-            emitted = [*drafts[row, :accepted].tolist(), (step + row) % VOCAB]
+            emitted = [*draft_tokens[row, :accepted].tolist(), (step + row) % VOCAB]
             tokens[row, len(text) : len(text) + len(emitted)] = torch.tensor(emitted)
             lengths[row] += len(emitted)
 
 
-def test_a_draft_at_temperature_zero_reports_a_one_hot_law():
-    drafter = ModelDraft(llama(), Sampling(0))
+def test_a_draft_at_temperature_zero_reports_a_one_hot_distribution():
+    drafter = ModelDrafter(llama(), Sampling(0))
     tokens, lengths = batch(PROMPTS)
     drafter.start(tokens, lengths)
-    drafts, q = drafter.propose(tokens, lengths, torch.rand(len(PROMPTS), GAMMA))
-    assert torch.equal(q, torch.nn.functional.one_hot(drafts, VOCAB).to(q.dtype))
+    draft_tokens, q = drafter.propose(tokens, lengths, torch.rand(len(PROMPTS), GAMMA))
+    assert torch.equal(q, torch.nn.functional.one_hot(draft_tokens, VOCAB).to(q.dtype))
 
 
 def ngram():
-    return NgramDraft(NgramModel(np.random.default_rng(0).integers(0, VOCAB, 200), 3, VOCAB))
+    return NgramDrafter(NgramModel(np.random.default_rng(0).integers(0, VOCAB, 200), 3, VOCAB))
 
 
-MADE = {"llama": lambda: ModelDraft(llama()), "gpt2": lambda: ModelDraft(gpt2()), "ngram": ngram}
+MADE = {"llama": lambda: ModelDrafter(llama()), "gpt2": lambda: ModelDrafter(gpt2()), "ngram": ngram}
 
 
 @torch.inference_mode()
@@ -77,7 +78,7 @@ def test_entries_behind_a_row_mean_nothing(name):
         drafter = MADE[name]()
         drafter.start(tokens, lengths)
         proposals.append(drafter.propose(tokens, lengths, torch.full((len(PROMPTS), GAMMA), 0.4)))
-    assert torch.equal(proposals[0].drafts, proposals[1].drafts)
+    assert torch.equal(proposals[0].draft_tokens, proposals[1].draft_tokens)
     assert torch.equal(proposals[0].q, proposals[1].q)
 
 
@@ -95,19 +96,19 @@ def test_start_forgets_the_batch_before(name):
     assert not torch.equal(proposals[0].q, proposals[1].q)
 
 
-def test_an_ngram_draft_reports_the_laws_of_its_table():
+def test_an_ngram_draft_reports_the_distributions_of_its_table():
     drafter = ngram()
     tokens, lengths = batch(PROMPTS)
     uniforms = torch.from_numpy(np.random.default_rng(1).random((len(PROMPTS), GAMMA)))
-    drafts, q = drafter.propose(tokens, lengths, uniforms)
-    assert torch.equal(drafts, draw(q, uniforms))
+    draft_tokens, q = drafter.propose(tokens, lengths, uniforms)
+    assert torch.equal(draft_tokens, sample(q, uniforms))
     for row, prompt in enumerate(PROMPTS):
         for at in range(GAMMA):
-            context = np.array([([-1, -1, *prompt, *drafts[row, :at].tolist()])[-2:]])
-            assert np.allclose(q[row, at].numpy(), drafter.model.law(context)[0], rtol=0, atol=1e-12)
+            context = np.array([([-1, -1, *prompt, *draft_tokens[row, :at].tolist()])[-2:]])
+            assert np.allclose(q[row, at].numpy(), drafter.model.probs(context)[0], rtol=0, atol=1e-12)
 
 
-class SilentDraft:
+class SilentDrafter:
     """Never has anything to propose."""
 
     vocab = VOCAB
@@ -121,24 +122,24 @@ class SilentDraft:
 
 def test_without_a_proposal_a_step_is_a_step_of_the_target():
     alone = generate(llama(), PROMPTS, gamma=0, max_new_tokens=6, seed=4, progress=False)
-    silent = generate(llama(), PROMPTS, SilentDraft(), gamma=3, max_new_tokens=6, seed=4, progress=False)
+    silent = generate(llama(), PROMPTS, SilentDrafter(), gamma=3, max_new_tokens=6, seed=4, progress=False)
     assert silent.tokens == alone.tokens
-    assert (silent.record.drafts == -1).all()
+    assert (silent.record.draft_tokens == -1).all()
     assert not silent.record.accepted.any()
     assert not silent.record.tested.any()
-    assert silent.record.target_runs.tolist() == [6, 6, 6]
+    assert silent.record.target_passes.tolist() == [6, 6, 6]
 
 
 def test_a_draft_that_is_missing_ends_a_step_there():
-    made = generate(llama(), PROMPTS * 20, PatchyDraft(llama()), gamma=3, max_new_tokens=8, progress=False)
-    missing = made.record.drafts < 0
+    made = generate(llama(), PROMPTS * 20, PatchyDrafter(llama()), gamma=3, max_new_tokens=8, progress=False)
+    missing = made.record.draft_tokens < 0
     first = np.where(missing.any(axis=-1), missing.argmax(axis=-1), made.record.gamma)
     assert (made.record.accepted <= first)[made.record.active].all()
     # The draft is the target itself, so nothing but a missing draft ends a step.
     assert (made.record.accepted == first)[made.record.active].all()
 
 
-@pytest.mark.parametrize("drafter", [ModelDraft(llama()), ngram(), SilentDraft()])
+@pytest.mark.parametrize("drafter", [ModelDrafter(llama()), ngram(), SilentDrafter()])
 def test_drafters_have_the_protocol(drafter):
     assert isinstance(drafter, Drafter)
 
@@ -147,4 +148,4 @@ def test_a_model_that_the_loop_cannot_run_is_refused_as_a_draft():
     config = MistralConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                            num_attention_heads=2, num_key_value_heads=1, sliding_window=4)  # fmt: skip
     with pytest.raises(TypeError, match=r"MistralForCausalLM .* DynamicSlidingWindowLayer"):
-        ModelDraft(MistralForCausalLM(config).eval())
+        ModelDrafter(MistralForCausalLM(config).eval())

@@ -1,4 +1,4 @@
-"""N-gram models against counts by hand and a slow dictionary; the drafter's law is the one it draws from."""
+"""N-gram models against counts by hand and a slow dictionary; the drafter's distribution is the one it draws from."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from specnb.law import Sampling, adjust, draw
-from specnb.ngram import DISCOUNT, NgramDraft, NgramModel
+from specnb.drafting.ngram import DISCOUNT, NgramDrafter, NgramModel
+from specnb.sampling.distributions import Sampling, sample, standardise_probs
 
 VOCAB = 5
 
@@ -26,9 +26,9 @@ def text(length: int = 60, vocab: int = VOCAB, seed: int = 0) -> np.ndarray:
     return np.array(tokens)
 
 
-def slow_law(tokens: list[int], context: tuple[int, ...], order: int, vocab: int) -> list[float]:
+def slow_distribution(tokens: list[int], context: tuple[int, ...], order: int, vocab: int) -> list[float]:
     """Interpolated Kneser-Ney as it is written down: order by order, from dictionaries of sets and counts."""
-    law = [1 / vocab] * vocab
+    probs = [1 / vocab] * vocab
     for n in range(1, order + 1):
         recent = context[len(context) - n + 1 :]
         counts: dict[tuple[int, ...], Counter] = defaultdict(Counter)
@@ -43,8 +43,8 @@ def slow_law(tokens: list[int], context: tuple[int, ...], order: int, vocab: int
             continue
         total = sum(after.values())
         freed = DISCOUNT * len(after) / total
-        law = [max(after[x] - DISCOUNT, 0) / total + freed * law[x] for x in range(vocab)]
-    return law
+        probs = [max(after[x] - DISCOUNT, 0) / total + freed * probs[x] for x in range(vocab)]
+    return probs
 
 
 def contexts(length: int) -> np.ndarray:
@@ -59,9 +59,9 @@ def contexts(length: int) -> np.ndarray:
 
 def test_unigram_by_hand() -> None:
     """Counts 3, 1, 0: each seen one gives up the discount, and the two discounts are spread evenly."""
-    law = NgramModel(np.array([0, 1, 0, 0]), order=1, vocab=3).law(contexts(0))
+    probs = NgramModel(np.array([0, 1, 0, 0]), order=1, vocab=3).probs(contexts(0))
     freed = 2 * 0.75 / 4 / 3
-    assert law == pytest.approx(np.array([[2.25 / 4 + freed, 0.25 / 4 + freed, freed]]))
+    assert probs == pytest.approx(np.array([[2.25 / 4 + freed, 0.25 / 4 + freed, freed]]))
 
 
 def test_bigram_by_hand() -> None:
@@ -70,43 +70,43 @@ def test_bigram_by_hand() -> None:
     below = [1.25 / 4 + 0.75 * 3 / 4 / 3, 0.25 / 4 + 0.75 * 3 / 4 / 3, 0.25 / 4 + 0.75 * 3 / 4 / 3]
     freed = 0.75 * 2 / 3
     after_0 = [freed * below[0], 1.25 / 3 + freed * below[1], 0.25 / 3 + freed * below[2]]
-    assert model.law(np.array([[0], [-1]])) == pytest.approx(np.array([after_0, below]))
+    assert model.probs(np.array([[0], [-1]])) == pytest.approx(np.array([after_0, below]))
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_laws_are_those_of_the_slow_dictionary(order: int, seed: int) -> None:
+def test_distributions_are_those_of_the_slow_dictionary(order: int, seed: int) -> None:
     """After every context: seen, unseen, and with tokens missing anywhere; in odd texts all tokens occur."""
     tokens = text(vocab=VOCAB + seed % 2, seed=seed)
     recents = contexts(order - 1)
-    laws = NgramModel(tokens, order, VOCAB).law(recents)
-    want = [slow_law(tokens.tolist(), tuple(recent), order, VOCAB) for recent in recents.tolist()]
-    assert laws == pytest.approx(np.array(want), abs=1e-14)
+    distributions = NgramModel(tokens, order, VOCAB).probs(recents)
+    want = [slow_distribution(tokens.tolist(), tuple(recent), order, VOCAB) for recent in recents.tolist()]
+    assert distributions == pytest.approx(np.array(want), abs=1e-14)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
-def test_laws_sum_to_one_and_leave_nothing_impossible(order: int) -> None:
-    laws = NgramModel(text(), order, VOCAB).law(contexts(order - 1))
-    assert laws.sum(axis=1) == pytest.approx(1, abs=1e-14)
-    assert laws.min() > 0
+def test_distributions_sum_to_one_and_leave_nothing_impossible(order: int) -> None:
+    distributions = NgramModel(text(), order, VOCAB).probs(contexts(order - 1))
+    assert distributions.sum(axis=1) == pytest.approx(1, abs=1e-14)
+    assert distributions.min() > 0
 
 
-def test_an_unseen_context_leaves_the_law_of_the_order_below() -> None:
+def test_an_unseen_context_leaves_the_distribution_of_the_order_below() -> None:
     bigram, trigram = NgramModel(text(), 2, VOCAB), NgramModel(text(), 3, VOCAB)
     never = VOCAB - 1
-    unseen = trigram.law(np.array([[never, 0], [never, never]]))
-    assert unseen[0] == pytest.approx(trigram.law(np.array([[-1, 0]]))[0])
-    assert unseen[1] == pytest.approx(trigram.law(np.array([[-1, -1]]))[0])
-    assert bigram.law(np.array([[never]])) == pytest.approx(bigram.law(np.array([[-1]])))
+    unseen = trigram.probs(np.array([[never, 0], [never, never]]))
+    assert unseen[0] == pytest.approx(trigram.probs(np.array([[-1, 0]]))[0])
+    assert unseen[1] == pytest.approx(trigram.probs(np.array([[-1, -1]]))[0])
+    assert bigram.probs(np.array([[never]])) == pytest.approx(bigram.probs(np.array([[-1]])))
 
 
 def test_longer_contexts_than_needed_are_cut() -> None:
     model = NgramModel(text(), 2, VOCAB)
-    assert np.array_equal(model.law(np.array([[3, 1, 2, 0]])), model.law(np.array([[0]])))
+    assert np.array_equal(model.probs(np.array([[3, 1, 2, 0]])), model.probs(np.array([[0]])))
 
 
 def test_no_contexts_at_all() -> None:
-    assert NgramModel(text(), 3, VOCAB).law(contexts(2)[:0]).shape == (0, VOCAB)
+    assert NgramModel(text(), 3, VOCAB).probs(contexts(2)[:0]).shape == (0, VOCAB)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -116,7 +116,7 @@ def test_bits_are_the_sum_over_the_text(order: int, chunk: int) -> None:
     want = 0.0
     for i, token in enumerate(tokens):
         recent = np.concatenate([np.full(order - 1, -1), tokens[:i]])[i : i + order - 1]
-        want -= np.log2(model.law(recent[None])[0, token])
+        want -= np.log2(model.probs(recent[None])[0, token])
     assert model.bits(tokens, chunk) == pytest.approx(want)
 
 
@@ -141,45 +141,45 @@ def test_impossible_models_are_refused(tokens: list[int], order: int, vocab: int
         NgramModel(np.array(tokens), order, vocab)
 
 
-@pytest.mark.parametrize("call", ["law", "bits"])
+@pytest.mark.parametrize("call", ["distribution", "bits"])
 def test_tokens_outside_the_vocabulary_are_refused(call: str) -> None:
     model = NgramModel(text(), 2, VOCAB)
     with pytest.raises(ValueError, match="they reach from 5 to 5"):
-        getattr(model, call)(np.array([[5]]) if call == "law" else np.array([5]))
+        getattr(model, call)(np.array([[5]]) if call == "distribution" else np.array([5]))
 
 
 def test_the_largest_order_that_fits_does_not_overflow() -> None:
     tokens = np.array([4, 4, 4, 3] * 10)
     model = NgramModel(tokens, 27, VOCAB)
-    assert model.law(tokens[None, :26]).argmax() == tokens[26]
+    assert model.probs(tokens[None, :26]).argmax() == tokens[26]
 
 
 # The drafter
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
-def test_drafts_come_from_the_reported_law(order: int) -> None:
-    """Just inside both ends of every cell of both uniforms; the second law depends on the first draft."""
+def test_drafts_come_from_the_reported_distribution(order: int) -> None:
+    """Just inside both ends of every cell of both uniforms; the second distribution depends on the first draft."""
     model = NgramModel(text(), order, VOCAB)
     prompt = [2, 0, 1]
 
-    def law(drafted: list[int]) -> np.ndarray:
-        return model.law(np.array([(prompt + drafted)[len(prompt + drafted) - order + 1 :]], dtype=np.int64))[0]
+    def probs(drafted: list[int]) -> np.ndarray:
+        return model.probs(np.array([(prompt + drafted)[len(prompt + drafted) - order + 1 :]], dtype=np.int64))[0]
 
     uniforms, want = [], []
     for x, y in product(range(VOCAB), repeat=2):
-        ends = [np.append(0, law(drafted).cumsum())[token : token + 2] for drafted, token in (([], x), ([x], y))]
+        ends = [np.append(0, probs(drafted).cumsum())[token : token + 2] for drafted, token in (([], x), ([x], y))]
         for first, second in product(ends[0] + [1e-12, -1e-12], ends[1] + [1e-12, -1e-12]):
             uniforms.append([first, second])
             want.append([x, y])
     tokens = torch.tensor([*prompt, 4, 4]).expand(len(want), 5)  # what stands behind the text means nothing
     lengths = torch.full((len(want),), len(prompt))
-    drafter = NgramDraft(model)
+    drafter = NgramDrafter(model)
     drafter.start(tokens, lengths)
     proposal = drafter.propose(tokens, lengths, torch.tensor(uniforms, dtype=torch.float64))
-    assert proposal.drafts.tolist() == want
+    assert proposal.draft_tokens.tolist() == want
     for row, (x, _) in enumerate(want):
-        assert np.array_equal(proposal.q[row].numpy(), [law([]), law([x])])
+        assert np.array_equal(proposal.q[row].numpy(), [probs([]), probs([x])])
 
 
 def test_rows_of_different_lengths_see_their_own_text() -> None:
@@ -188,21 +188,21 @@ def test_rows_of_different_lengths_see_their_own_text() -> None:
     tokens = torch.tensor([[1, 4, 4, 4, 4, 4], [0, 2, 4, 4, 4, 4], [0, 1, 0, 2, 1, 4]])
     lengths = torch.tensor([1, 2, 5])
     uniforms = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    proposal = NgramDraft(model).propose(tokens, lengths, uniforms)
+    proposal = NgramDrafter(model).propose(tokens, lengths, uniforms)
     recents = [[-1, -1, 1], [-1, 0, 2], [0, 2, 1]]
-    assert np.array_equal(proposal.q[:, 0].numpy(), model.law(np.array(recents)))
-    longer = np.column_stack([recents, proposal.drafts[:, 0].numpy()])[:, 1:]
-    assert np.array_equal(proposal.q[:, 1].numpy(), model.law(longer))
-    assert torch.equal(proposal.drafts, draw(proposal.q, uniforms))
+    assert np.array_equal(proposal.q[:, 0].numpy(), model.probs(np.array(recents)))
+    longer = np.column_stack([recents, proposal.draft_tokens[:, 0].numpy()])[:, 1:]
+    assert np.array_equal(proposal.q[:, 1].numpy(), model.probs(longer))
+    assert torch.equal(proposal.draft_tokens, sample(proposal.q, uniforms))
 
 
 @pytest.mark.parametrize(("order", "batch", "gamma"), [(1, 1, 1), (1, 3, 4), (2, 2, 1), (3, 4, 5)])
 def test_shapes_of_a_proposal(order: int, batch: int, gamma: int) -> None:
-    drafter = NgramDraft(NgramModel(text(), order, VOCAB))
+    drafter = NgramDrafter(NgramModel(text(), order, VOCAB))
     tokens = torch.zeros(batch, 8, dtype=torch.int64)
     proposal = drafter.propose(tokens, torch.full((batch,), 3), torch.full((batch, gamma), 0.5, dtype=torch.float64))
     assert drafter.vocab == VOCAB
-    assert proposal.drafts.shape == (batch, gamma)
+    assert proposal.draft_tokens.shape == (batch, gamma)
     assert proposal.q.shape == (batch, gamma, VOCAB)
     assert proposal.q.dtype == torch.float64
 
@@ -212,8 +212,10 @@ def test_a_drafter_may_sample_otherwise_and_says_so(sampling: Sampling) -> None:
     model = NgramModel(text(), 2, VOCAB)
     tokens, lengths = torch.tensor([[0, 1, 4, 4], [2, 4, 4, 4]]), torch.tensor([2, 1])
     uniforms = torch.rand(2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    proposal = NgramDraft(model, sampling).propose(tokens, lengths, uniforms)
-    recent = np.stack([[1, 2], proposal.drafts[:, 0].numpy()])
+    proposal = NgramDrafter(model, sampling).propose(tokens, lengths, uniforms)
+    recent = np.stack([[1, 2], proposal.draft_tokens[:, 0].numpy()])
     for at in range(2):
-        assert torch.equal(proposal.q[:, at], adjust(torch.from_numpy(model.law(recent[at][:, None])), sampling))
-    assert torch.equal(proposal.drafts, draw(proposal.q, uniforms))
+        assert torch.equal(
+            proposal.q[:, at], standardise_probs(torch.from_numpy(model.probs(recent[at][:, None])), sampling)
+        )
+    assert torch.equal(proposal.draft_tokens, sample(proposal.q, uniforms))

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 from tiny import llama, near_copy
 
-from specnb.audit import detection
-from specnb.audit.detection import CAP, EXHIBITS, FIELDS, GROUP, SEEDS, audited, groups, recorded, summary
-from specnb.models import Pair
+from specnb.experiments import detection
+from specnb.experiments.detection import BUG_SUITE, CAP, FIELDS, GROUP, SEEDS, audited, groups, recorded, summary
+from specnb.models.loading import Pair
 
 
 def runs(name, found, tokens=100):
@@ -48,12 +48,12 @@ def tiny_pair(monkeypatch):
 
 
 def test_audits_of_a_gross_bug_find_it_and_those_of_an_exact_sampler_do_not(tiny_pair):
-    wrong = audited(EXHIBITS["inverted-residual"], tiny_pair, [0, 1])
+    wrong = audited(BUG_SUITE["inverted-residual"], tiny_pair, [0, 1])
     assert all(one.found_after is not None and one.found_after <= one.tokens for one in wrong)
-    right = audited(EXHIBITS["exact"], tiny_pair, [0, 1])
+    right = audited(BUG_SUITE["exact"], tiny_pair, [0, 1])
     assert [one.found_after for one in right] == [None, None]
     assert all(one.tokens == (4 + 8 + 16) * 12 <= CAP for one in right)
 
 
 def test_text_behind_the_end_is_found_at_once(tiny_pair):
-    assert {one.kind for one in audited(EXHIBITS["after-the-end"], tiny_pair, [0])} == {"after-the-end"}
+    assert {one.kind for one in audited(BUG_SUITE["after-the-end"], tiny_pair, [0])} == {"after-the-end"}

@@ -5,7 +5,8 @@ import pytest
 import torch
 from tiny import llama, near_copy
 
-from specnb.audit.checks import (
+from specnb.audit.known_bugs import EXACT, KNOWN_BUGS
+from specnb.experiments.engine_checks import (
     CHECKS,
     at_temperature_0,
     emitted,
@@ -15,9 +16,8 @@ from specnb.audit.checks import (
     tensorrt_llm,
     vllm_v1,
 )
-from specnb.audit.museum import EXACT, MUSEUM
-from specnb.estimate import goodness_of_fit
-from specnb.models import Pair
+from specnb.measure.statistics import goodness_of_fit
+from specnb.models.loading import Pair
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
@@ -27,7 +27,7 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def test_steps_of_an_exact_sampler_have_the_target_s_law_at_every_position():
+def test_steps_of_an_exact_sampler_have_the_target_s_distribution_at_every_position():
     blocks = emitted(EXACT, P, Q, 2, 60_000, rng())
     assert blocks.shape == (60_000, 3)
     for column in blocks.T:
@@ -36,10 +36,10 @@ def test_steps_of_an_exact_sampler_have_the_target_s_law_at_every_position():
     assert ((blocks[:, 1:] >= 0) <= (blocks[:, :-1] >= 0)).all()  # nothing stands behind the last token
 
 
-def test_bugs_of_drafts_and_laws_are_in_the_steps():
-    greedy = emitted(MUSEUM["greedy-draft-soft-q"], P, Q, 1, 5_000, rng())[:, 0]
+def test_bugs_of_drafts_and_distributions_are_in_the_steps():
+    greedy = emitted(KNOWN_BUGS["greedy-draft-soft-q"], P, Q, 1, 5_000, rng())[:, 0]
     assert torch.bincount(greedy, minlength=3)[2] / 5_000 == pytest.approx(1 / 3, abs=0.03)  # p/q at q's argmax
-    argmax = emitted(MUSEUM["always-argmax"], P, Q, 1, 100, rng())[:, 0]
+    argmax = emitted(KNOWN_BUGS["always-argmax"], P, Q, 1, 100, rng())[:, 0]
     assert argmax.unique().tolist() == [0]
 
 
@@ -47,16 +47,16 @@ def test_bugs_of_drafts_and_laws_are_in_the_steps():
 def test_an_exact_sampler_passes_and_an_inverted_residual_does_not(name):
     check, _ = CHECKS[name]
     assert check(EXACT, rng(1))
-    assert not check(MUSEUM["inverted-residual"], rng(1))
+    assert not check(KNOWN_BUGS["inverted-residual"], rng(1))
 
 
 def test_what_lives_in_the_context_passes():
-    assert vllm_v1(MUSEUM["wrong-slice"], rng(2))
-    assert tensorrt_llm(MUSEUM["wrong-slice"], rng(2))
+    assert vllm_v1(KNOWN_BUGS["wrong-slice"], rng(2))
+    assert tensorrt_llm(KNOWN_BUGS["wrong-slice"], rng(2))
 
 
 def test_which_bugs_a_check_of_one_rule_comes_past():
-    passed_by = {name for name, mutant in MUSEUM.items() if not exercised(mutant)}
+    passed_by = {name for name, bug in KNOWN_BUGS.items() if not exercised(bug)}
     assert {"raw-q", "filter-order", "soft-greedy", "bonus-cache", "eos-inside"} <= passed_by
     assert not {"no-residual", "reseeded", "greedy-draft-soft-q"} & passed_by
 
@@ -65,10 +65,10 @@ def test_greedy_equality_sees_caches_and_no_sampling_bug():
     target = llama()
     pair = Pair(target, near_copy(target, noise=0.5), None)
     prompts = [[0], [1, 2], [3, 3, 1], [2]]
-    passes = {name: greedy_passes(MUSEUM[name], pair, prompts, 12) for name in ("no-residual", "rejected-stays")}
+    passes = {name: greedy_passes(KNOWN_BUGS[name], pair, prompts, 12) for name in ("no-residual", "rejected-stays")}
     assert passes == {"no-residual": True, "rejected-stays": False}
     assert greedy_passes(EXACT, pair, prompts, 12)
-    assert at_temperature_0(MUSEUM["soft-greedy"]) is MUSEUM["soft-greedy"]
+    assert at_temperature_0(KNOWN_BUGS["soft-greedy"]) is KNOWN_BUGS["soft-greedy"]
 
 
 def test_a_score_lets_half_of_a_large_loss_through():

@@ -1,4 +1,4 @@
-"""A smaller edition of the recorded check: exact samplers on laws, and what the table says of them."""
+"""A smaller edition of the recorded check: exact samplers on distributions, and what the table says of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from samplers import sample, tables
+from samplers import sample_row, tables
 
-from specnb.audit.alarms import _drawn_anew, peaks, table
+from specnb.experiments.false_alarms import _drawn_anew, peaks, table
 
 
 def test_exact_samplers_stay_below_what_ville_allows() -> None:
     """The bets of 40 audits, at rates where alarms are allowed: ever reaching 10 has a chance of at most 0.1."""
-    rows = [replace(sample(*tables(seed), 100, seed), steps=None) for seed in range(2)]
+    rows = [replace(sample_row(*tables(seed), 100, seed), steps=None) for seed in range(2)]
     found = peaks(rows, range(40), progress=False)
     counted = table(found, 200)
     assert counted.alarms.tolist() == [int((found >= level).sum()) for level in (1, 2, 3, 6)]
@@ -22,8 +22,8 @@ def test_exact_samplers_stay_below_what_ville_allows() -> None:
     assert len(set(found)) > 1
 
 
-def test_tokens_are_drawn_anew_from_the_same_laws() -> None:
-    row = sample(*tables(), 2000, 0)
+def test_tokens_are_drawn_anew_from_the_same_distributions() -> None:
+    row = sample_row(*tables(), 2000, 0)
     one, again, other = (_drawn_anew(row, seed, 0) for seed in (0, 0, 1))
     assert one.tokens == again.tokens != other.tokens
     assert one.p is row.p

@@ -7,7 +7,8 @@ import pytest
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from specnb import notebooks, origin
+from specnb.experiments import notebooks
+from specnb.report import origin
 
 
 def _written(path: Path, source: str) -> Path:

@@ -4,20 +4,26 @@ import numpy as np
 import pytest
 import torch
 
-from specnb.dialled import Shape, dialled_pair
-from specnb.law import Sampling
-from specnb.race import PROMPT_TOKENS, ours, prompts_for, race, transformers_generate
+from specnb.experiments.side_by_side import (
+    PROMPT_TOKENS,
+    prompts_for,
+    specnb_generate,
+    time_side_by_side,
+    transformers_generate,
+)
+from specnb.models.synthetic import Shape, synthetic_pair
+from specnb.sampling.distributions import Sampling
 
 
 @pytest.fixture(scope="module")
 def pair():
-    return dialled_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    return synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
 
 
 def test_everybody_runs_on_every_prompt_in_changing_order():
     ran = []
-    entrants = {name: lambda prompt, name=name: ran.append((name, prompt[0])) for name in "abc"}
-    seconds = race(entrants, [[row] for row in range(8)])
+    samplers = {name: lambda prompt, name=name: ran.append((name, prompt[0])) for name in "abc"}
+    seconds = time_side_by_side(samplers, [[row] for row in range(8)])
     assert list(seconds.columns) == list("abc")
     assert seconds.shape == (8, 3)
     assert (seconds > 0).all(axis=None)
@@ -29,11 +35,11 @@ def test_everybody_runs_on_every_prompt_in_changing_order():
 
 @pytest.mark.parametrize("gamma", [0, 2])
 def test_ours_writes_as_many_tokens_as_asked(pair, gamma):
-    assert [len(text) for text in ours(pair, gamma, 7)([1, 2]).tokens] == [7]
+    assert [len(text) for text in specnb_generate(pair, gamma, 7)([1, 2]).tokens] == [7]
 
 
 def test_ours_runs_the_prompt_in_as_many_rows_as_asked(pair):
-    made = ours(pair, 2, 5, rows=3, sampling=Sampling(0))([1, 2])
+    made = specnb_generate(pair, 2, 5, rows=3, sampling=Sampling(0))([1, 2])
     assert made.tokens == [made.tokens[0]] * 3
 
 
@@ -46,8 +52,8 @@ def test_transformers_writes_as_many_tokens_as_asked(pair, assisted, gamma):
 
 
 def test_prompts_are_of_one_length_and_the_same_each_time(pair):
-    made = prompts_for(pair, "dialled", 3)
+    made = prompts_for(pair, "synthetic", 3)
     assert np.shape(made) == (3, PROMPT_TOKENS)
-    assert np.shape(prompts_for(pair, "dialled", 2, 7)) == (2, 7)
-    assert made == prompts_for(pair, "dialled", 3)
+    assert np.shape(prompts_for(pair, "synthetic", 2, 7)) == (2, 7)
+    assert made == prompts_for(pair, "synthetic", 3)
     assert max(map(max, made)) < 64

@@ -8,16 +8,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specnb import train
-from specnb.train import Budget
+from specnb.experiments import training
+from specnb.experiments.training import Budget
 
 TEXTS = ["def f(x):\n    return x + 1\n" * 40, "class A:\n    pass\n" * 40]
 
 
 def test_files_are_joined_by_end_tokens() -> None:
-    tokenizer = train.train_tokenizer(TEXTS)
+    tokenizer = training.train_tokenizer(TEXTS)
     end = tokenizer.eos_token_id
-    tokens = train.encode(tokenizer, TEXTS)
+    tokens = training.encode(tokenizer, TEXTS)
     assert tokens[0] == end
     assert (tokens == end).sum() == len(TEXTS) + 1
     inside = tokens[1 : np.flatnonzero(tokens == end)[1]]
@@ -26,7 +26,7 @@ def test_files_are_joined_by_end_tokens() -> None:
 
 def test_windows_are_consecutive_text_and_every_epoch_differs() -> None:
     tokens = np.arange(1000, dtype=np.uint16)
-    batches = list(islice(train.windows(tokens, batch=4, length=32, seed=0), 20))
+    batches = list(islice(training.windows(tokens, batch=4, length=32, seed=0), 20))
     for batch in batches:
         assert batch.shape == (4, 33)
         assert (batch.diff(dim=1) == 1).all()
@@ -36,30 +36,32 @@ def test_windows_are_consecutive_text_and_every_epoch_differs() -> None:
 
 def test_the_curriculum_keeps_the_tokens_of_a_step() -> None:
     tokens = np.zeros(40_000, dtype=np.uint16)
-    batches = list(train.curriculum(tokens, Budget(steps=5, batch=2), seed=0))
+    batches = list(training.curriculum(tokens, Budget(steps=5, batch=2), seed=0))
     assert [tuple(batch.shape) for batch in batches] == [(4, 257)] * 4 + [(2, 513)]
 
 
 def test_the_rate_rises_and_falls_to_nothing() -> None:
-    rates = [train.rate(step, 100) for step in range(100)]
+    rates = [training.rate(step, 100) for step in range(100)]
     assert max(rates) == 1
     assert rates[0] < 1
     assert 0 < rates[-1] < 0.05
 
 
-@pytest.mark.parametrize("role", train.SHAPES)
+@pytest.mark.parametrize("role", training.SHAPES)
 def test_every_weight_has_one_optimizer(role: str) -> None:
-    model = train.build(role, end=0)
+    model = training.build(role, end=0)
     chosen = [
-        weight for optimizer in train.optimizers(model, Budget(1, 1)) for weight in optimizer.param_groups[0]["params"]
+        weight
+        for optimizer in training.optimizers(model, Budget(1, 1))
+        for weight in optimizer.param_groups[0]["params"]
     ]
     assert sorted(map(id, chosen)) == sorted(map(id, model.parameters()))
 
 
 def test_a_saved_model_is_read_back(tmp_path: Path) -> None:
-    tokenizer = train.train_tokenizer(TEXTS)
-    model = train.build("draft", end=0)
-    train.save(model, tokenizer, tmp_path)
+    tokenizer = training.train_tokenizer(TEXTS)
+    model = training.build("draft", end=0)
+    training.save(model, tokenizer, tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert all(torch.equal(again.state_dict()[name], weight.float()) for name, weight in model.state_dict().items())
     assert AutoTokenizer.from_pretrained(tmp_path).encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
@@ -67,9 +69,9 @@ def test_a_saved_model_is_read_back(tmp_path: Path) -> None:
 
 def test_two_steps_of_training_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    tokens = np.random.default_rng(0).integers(train.VOCABULARY, size=4000).astype(np.uint16)
-    before = [weight.clone() for weight in train.build("draft", end=0).parameters()]
-    model = train.fit("draft", tokens, Budget(steps=2, batch=1), "cpu", seed=0, end=0)
+    tokens = np.random.default_rng(0).integers(training.VOCABULARY, size=4000).astype(np.uint16)
+    before = [weight.clone() for weight in training.build("draft", end=0).parameters()]
+    model = training.fit("draft", tokens, Budget(steps=2, batch=1), "cpu", seed=0, end=0)
     moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     assert all(moved[:1])
     assert not any(weight.isnan().any() for weight in model.parameters())

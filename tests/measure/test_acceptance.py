@@ -7,10 +7,10 @@ import pytest
 import tiny
 import torch
 
-from specnb.acceptance import Acceptance, laws_along, measure_acceptance
-from specnb.decode import generate
-from specnb.law import Sampling, adjust, overlap
-from specnb.ngram import NgramModel
+from specnb.decoding.loop import generate
+from specnb.drafting.ngram import NgramModel
+from specnb.measure.acceptance import Acceptance, distributions_along, measure_acceptance
+from specnb.sampling.distributions import Sampling, overlap, standardise_probs
 
 VOCAB, NEW = 5, 6
 PROMPTS = [[0, 1, 2], [3], [4, 4, 0, 1, 2], [2, 2]]
@@ -26,23 +26,23 @@ def measured(sampling: Sampling = Sampling(), batch: int = 3) -> Acceptance:
     )
 
 
-def slow_law(source: object, prefix: list[int], sampling: Sampling) -> torch.Tensor:
+def slow_distribution(source: object, prefix: list[int], sampling: Sampling) -> torch.Tensor:
     if isinstance(source, NgramModel):
         recent = ([-1, -1, *prefix])[-2:]
-        return adjust(torch.from_numpy(source.law(np.array([recent]))[0]), sampling)
-    return tiny.next_laws(source, [prefix], sampling)[0]
+        return standardise_probs(torch.from_numpy(source.probs(np.array([recent]))[0]), sampling)
+    return tiny.next_distributions(source, [prefix], sampling)[0]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_overlaps_and_entropy_are_those_at_every_prefix(sampling: Sampling) -> None:
     found = measured(sampling)
-    for row, text in enumerate(found.texts):
+    for row, text in enumerate(found.sequences):
         for at in range(NEW):
             prefix, x = text[: at - NEW], text[at - NEW]
-            p = slow_law(TARGET, prefix, sampling)
+            p = slow_distribution(TARGET, prefix, sampling)
             assert found.entropy[row, at] == pytest.approx(-float(torch.xlogy(p, p).sum()) / np.log(2), abs=1e-9)
             for name, draft in DRAFTS.items():
-                q = slow_law(draft, prefix, sampling)
+                q = slow_distribution(draft, prefix, sampling)
                 assert found.beta[name][row, at] == pytest.approx(float(overlap(p, q)), abs=1e-9)
                 assert found.kept[name][row, at] == pytest.approx(min(1.0, float(q[x] / p[x])), abs=1e-9)
 
@@ -50,22 +50,22 @@ def test_overlaps_and_entropy_are_those_at_every_prefix(sampling: Sampling) -> N
 @pytest.mark.parametrize("batch", [1, 3, 9])
 def test_texts_are_the_ones_that_the_target_writes_alone(batch: int) -> None:
     alone = generate(TARGET, PROMPTS, gamma=0, max_new_tokens=NEW, seed=7).tokens
-    assert measured(batch=batch).texts == [prompt + tokens for prompt, tokens in zip(PROMPTS, alone, strict=True)]
+    assert measured(batch=batch).sequences == [prompt + tokens for prompt, tokens in zip(PROMPTS, alone, strict=True)]
 
 
 def test_kept_is_one_draw_of_what_beta_sums() -> None:
     """At one prefix, every token weighted by p: sum p min(1, q/p) = sum min(p, q)."""
     found = measure_acceptance(TARGET, DRAFTS, [[0, 1]] * 200, new_tokens=1, seed=1, progress=False)
-    p = tiny.next_laws(TARGET, [[0, 1]])[0].numpy()
+    p = tiny.next_distributions(TARGET, [[0, 1]])[0].numpy()
     for name in DRAFTS:
-        at = {text[-1]: kept for text, kept in zip(found.texts, found.kept[name][:, 0], strict=True)}
+        at = {text[-1]: kept for text, kept in zip(found.sequences, found.kept[name][:, 0], strict=True)}
         assert sum(p[token] * at[token] for token in range(VOCAB)) == pytest.approx(found.beta[name][0, 0], abs=1e-12)
 
 
 def test_at_temperature_zero_alpha_is_an_agreement_rate() -> None:
     found = measured(Sampling(0))
-    best = laws_along(MODEL, found.texts, NEW).argmax(dim=-1).numpy()
-    written = np.array([text[-NEW:] for text in found.texts])
+    best = distributions_along(MODEL, found.sequences, NEW).argmax(dim=-1).numpy()
+    written = np.array([text[-NEW:] for text in found.sequences])
     assert np.array_equal(found.beta["model"], best == written)
     assert np.array_equal(found.beta["model"], found.kept["model"])
     assert not found.entropy.any()
@@ -78,30 +78,32 @@ def test_the_target_as_its_own_draft_is_always_accepted() -> None:
 
 
 @pytest.mark.parametrize("source", [TARGET, MODEL, NGRAM], ids=["llama", "gpt2", "ngram"])
-def test_laws_along_texts_of_different_lengths(source: object) -> None:
-    texts = [[0, 1, 2, 3], [4, 0, 1, 2, 3, 0, 2], [1, 1, 1]]
-    laws = laws_along(source, texts, 2, Sampling(0.7))
-    for row, text in enumerate(texts):
+def test_distributions_along_texts_of_different_lengths(source: object) -> None:
+    sequences = [[0, 1, 2, 3], [4, 0, 1, 2, 3, 0, 2], [1, 1, 1]]
+    distributions = distributions_along(source, sequences, 2, Sampling(0.7))
+    for row, text in enumerate(sequences):
         for at in (-2, -1):
-            torch.testing.assert_close(laws[row, at], slow_law(source, text[:at], Sampling(0.7)), atol=1e-9, rtol=0)
+            torch.testing.assert_close(
+                distributions[row, at], slow_distribution(source, text[:at], Sampling(0.7)), atol=1e-9, rtol=0
+            )
 
 
 def test_a_unigram_needs_no_context() -> None:
     unigram = NgramModel(np.array([0, 1, 1, 4]), 1, VOCAB)
-    laws = laws_along(unigram, [[0, 1, 2], [3, 4]], 1)
-    assert np.array_equal(laws[:, 0].numpy(), unigram.law(np.empty((2, 0), dtype=np.int64)))
+    distributions = distributions_along(unigram, [[0, 1, 2], [3, 4]], 1)
+    assert np.array_equal(distributions[:, 0].numpy(), unigram.probs(np.empty((2, 0), dtype=np.int64)))
 
 
-@pytest.mark.parametrize(("texts", "new"), [([[0, 1], [0, 1, 2]], 2), ([[0, 1]], 0), ([], 1)])
-def test_texts_without_a_token_before_are_refused(texts: list[list[int]], new: int) -> None:
+@pytest.mark.parametrize(("sequences", "new"), [([[0, 1], [0, 1, 2]], 2), ([[0, 1]], 0), ([], 1)])
+def test_texts_without_a_token_before_are_refused(sequences: list[list[int]], new: int) -> None:
     with pytest.raises(ValueError, match=f"new_tokens is {new} and the texts have"):
-        laws_along(TARGET, texts, new)
+        distributions_along(TARGET, sequences, new)
 
 
 def test_texts_beyond_the_positions_of_a_model_are_refused() -> None:
-    laws_along(MODEL, [[0] * (tiny.LIMIT + 1)], 2)  # the last token is not run
+    distributions_along(MODEL, [[0] * (tiny.LIMIT + 1)], 2)  # the last token is not run
     with pytest.raises(ValueError, match=f"a text of {tiny.LIMIT + 2} tokens .* {tiny.LIMIT} positions"):
-        laws_along(MODEL, [[0] * (tiny.LIMIT + 2)], 2)
+        distributions_along(MODEL, [[0] * (tiny.LIMIT + 2)], 2)
 
 
 @pytest.mark.parametrize("draft", [tiny.llama(VOCAB + 1), NgramModel(np.zeros(9, dtype=np.int64), 2, VOCAB + 1)])

@@ -9,8 +9,7 @@ from tiny import llama, near_copy
 from transformers import PreTrainedTokenizerFast
 
 from specnb import theory
-from specnb.beam import BeamSettings, steps
-from specnb.beam_cost import (
+from specnb.measure.beam_cost import (
     RunCosts,
     accepted_levels,
     improvement,
@@ -20,25 +19,30 @@ from specnb.beam_cost import (
     replayed,
     step_time,
 )
-from specnb.exact_beam import DyadicLaws, trajectory
-from specnb.models import Pair
+from specnb.models.loading import Pair
+from specnb.sampling.beam_enumeration import DyadicLogProbs, trajectory
+from specnb.sampling.beam_rules import BeamSettings, steps
 
 ENDS = {"no end": (), "an end": (2,)}
 
 
 def world(ends, seed):
-    laws = DyadicLaws(6, seed)
-    return laws, DyadicLaws(6, seed + 1, like=laws, differ=0.4), BeamSettings(2, 10, eos=ENDS[ends])
+    distributions = DyadicLogProbs(6, seed)
+    return (
+        distributions,
+        DyadicLogProbs(6, seed + 1, like=distributions, differ=0.4),
+        BeamSettings(2, 10, eos=ENDS[ends]),
+    )
 
 
 @pytest.mark.parametrize("ends", ENDS)
 def test_a_replay_is_what_the_search_does(ends):
     for seed in range(6):
-        laws, draft, chosen = world(ends, seed)
-        accepted = accepted_levels(trajectory(laws, chosen), draft, (2, 4), 3, chosen)
+        distributions, draft, chosen = world(ends, seed)
+        accepted = accepted_levels(trajectory(distributions, chosen), draft, (2, 4), 3, chosen)
         for row, width in enumerate((2, 4)):
             for gamma in (1, 2, 3):
-                real = [len(states) for states in steps(laws, chosen, draft, width, gamma)]
+                real = [len(states) for states in steps(distributions, chosen, draft, width, gamma)]
                 assert replayed(accepted[row], gamma).tolist() == real
 
 
@@ -46,8 +50,8 @@ def test_a_replay_is_what_the_search_does(ends):
 def test_the_needed_width_is_the_least_that_is_accepted(ends):
     widths, seen = (2, 3, 4, 5), set()
     for seed in range(6):
-        laws, draft, chosen = world(ends, seed)
-        states = trajectory(laws, chosen)
+        distributions, draft, chosen = world(ends, seed)
+        states = trajectory(distributions, chosen)
         accepted = accepted_levels(states, draft, widths, 1, chosen)
         for at, (state, following) in enumerate(pairwise(states)):
             if not following.ended:

@@ -9,15 +9,8 @@ from tiny import roomy_pair
 from transformers import LlamaForCausalLM
 
 from specnb import theory
-from specnb.cost import (
-    DRAFT_RUNS,
-    WARM_UP,
-    Costs,
-    Job,
-    in_turn,
-    measure_costs,
-)
-from specnb.models import Pair
+from specnb.measure.cost import DRAFT_PASSES, WARM_UP, Costs, Job, measure_costs, time_interleaved
+from specnb.models.loading import Pair
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +45,8 @@ def test_runs_see_the_tokens_they_are_meant_to(pair: Pair, monkeypatch: pytest.M
         hook.remove()
     runs_each = 4 + 3  # repetitions and warm-up
     assert seen[:4] == [("target", 7, 0)] * 3 + [("draft", 7, 0)]  # a cache for each length
-    verifying = [("target", n, 7) for n in (2, 3)] * 2 + [("draft", 1, 7)] * 2 * DRAFT_RUNS
-    each = [("target", 1, 7)] * 2 + verifying + [("target", 1, 7)] + [("draft", 1, 7)] * DRAFT_RUNS
+    verifying = [("target", n, 7) for n in (2, 3)] * 2 + [("draft", 1, 7)] * 2 * DRAFT_PASSES
+    each = [("target", 1, 7)] * 2 + verifying + [("target", 1, 7)] + [("draft", 1, 7)] * DRAFT_PASSES
     assert sorted(seen[4:]) == sorted(each * runs_each)
 
 
@@ -74,7 +67,9 @@ def test_everything_is_timed_in_turn_and_what_comes_before_is_not() -> None:
     def job(name: str, times: int) -> Job:
         return Job(lambda: ran.append(name), before=[lambda: ran.append(f"before {name}")], times=times)
 
-    seconds = in_turn([job("a", 1), job("b", 2)], torch.device("cpu"), 5, np.random.default_rng(0), progress=False)
+    seconds = time_interleaved(
+        [job("a", 1), job("b", 2)], torch.device("cpu"), 5, np.random.default_rng(0), progress=False
+    )
     assert seconds.shape == (5, 2)
     rounds = [tuple(ran[at : at + 5]) for at in range(0, len(ran), 5)]
     assert len(rounds) == 5 + WARM_UP

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specnb.watch import Watch
+from specnb.measure.device_activity import DeviceActivity
 
 READS = {
     "item": lambda x: x[0].item(),
@@ -22,21 +22,21 @@ READS = {
 def test_a_read_is_one_wait(read, mode):
     with mode():
         x = torch.tensor([1, 2, 3])
-        with Watch() as seen:
+        with DeviceActivity() as seen:
             READS[read](x)
     assert seen.waits == 1
 
 
 def test_selecting_by_a_mask_waits_for_the_number_of_those_selected():
     x = torch.arange(4)
-    with Watch() as seen:
+    with DeviceActivity() as seen:
         assert len(x[x > 1]) == 2
     assert seen.waits == 1
 
 
 def test_work_in_place_allocates_nothing_and_views_are_no_work():
     x = torch.zeros(4, dtype=torch.float64)
-    with Watch() as seen:
+    with DeviceActivity() as seen:
         x += 1
         x.mul_(2)
         x[1:3].view(2, 1)
@@ -45,17 +45,17 @@ def test_work_in_place_allocates_nothing_and_views_are_no_work():
 
 def test_new_tensors_and_their_shapes_are_seen():
     x = torch.zeros(4, dtype=torch.float64)
-    with Watch() as seen:
+    with DeviceActivity() as seen:
         torch.cat([x, x])
         torch.cat([x, x])
     assert (seen.allocated, seen.launches, len(seen.layouts)) == (128, 2, 1)
-    with Watch() as other:
+    with DeviceActivity() as other:
         torch.cat([x, x, x])
     assert not other.layouts & seen.layouts
 
 
 def test_an_error_passes_and_the_watch_ends():
-    watch = Watch()
+    watch = DeviceActivity()
     with pytest.raises(KeyError), watch:
         raise KeyError
     torch.zeros(3).sum()

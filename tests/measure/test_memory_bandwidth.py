@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from specnb import floor
-from specnb.estimate import Estimate
-from specnb.fast import pack
-from specnb.floor import Moved, bandwidth, bytes_moved, floor_seconds, over_floor
-from specnb.shapes import Shape, empty_model
+from specnb.measure import memory_bandwidth
+from specnb.measure.memory_bandwidth import BytesMoved, bandwidth, bytes_moved, min_seconds, over_memory_bound
+from specnb.measure.statistics import Estimate
+from specnb.models.packing import pack
+from specnb.models.shapes import Shape, empty_model
 
 PLAIN, GATED = Shape(2, 32, 64, 4), Shape(3, 32, 48, 4, gated=True, kv_heads=2, head_dim=16)
 VOCAB = 64
@@ -47,11 +47,11 @@ def test_a_tied_embedding_is_read_whole_once():
 
 def test_half_the_width_is_half_the_bytes():
     exact, half = bytes_moved(made(), 2, 3, 7), bytes_moved(made(dtype=torch.bfloat16), 2, 3, 7)
-    assert Moved(*(2 * part for part in half)) == exact
+    assert BytesMoved(*(2 * part for part in half)) == exact
 
 
 def test_the_floor_is_bytes_over_bandwidth():
-    assert floor_seconds(made(), 1e9, 2, 3, 5) == pytest.approx(bytes_moved(made(), 2, 3, 5).total / 1e9)
+    assert min_seconds(made(), 1e9, 2, 3, 5) == pytest.approx(bytes_moved(made(), 2, 3, 5).total / 1e9)
 
 
 @pytest.mark.parametrize("wrong", [(0, 1, 1), (1, 0, 1), (1, 1, -1)])
@@ -64,14 +64,14 @@ def test_bandwidth_counts_what_is_read_and_what_is_written(monkeypatch):
     """With a clock on which copying takes 2 seconds, and each way to read one, a copy of n bytes moves n a second."""
     size = 2**20
     seconds = torch.tensor([[2.0, 4.0, 8.0]] * 5).numpy()
-    monkeypatch.setattr(floor, "in_turn", lambda jobs, *_, **__: seconds[:, : len(jobs)])
+    monkeypatch.setattr(memory_bandwidth, "time_interleaved", lambda jobs, *_, **__: seconds[:, : len(jobs)])
     assert bandwidth(size=size, repetitions=5) == Estimate(size, size, size, 5)
     seconds[:, 1] = 0.5
     assert bandwidth(size=size, repetitions=5).value == 2 * size
 
 
 def test_every_way_moves_all_of_its_bytes():
-    for way in floor._ways(torch.device("cpu"), 2**20):
+    for way in memory_bandwidth._ways(torch.device("cpu"), 2**20):
         assert way.bytes in (2**20, 2**21)
         assert way.job.run() is not None
 
@@ -79,7 +79,7 @@ def test_every_way_moves_all_of_its_bytes():
 def test_bandwidth_and_runs_are_measured_here():
     rate = bandwidth(size=2**20, repetitions=4)
     assert 0 < rate.low <= rate.value <= rate.high < math.inf
-    ratio = over_floor(made(), rows=2, tokens=3, context=5, repetitions=4, size=2**20, progress=False)
+    ratio = over_memory_bound(made(), rows=2, tokens=3, context=5, repetitions=4, size=2**20, progress=False)
     assert 0 < ratio.low <= ratio.value <= ratio.high < math.inf
     assert ratio.n == 4
 
@@ -89,6 +89,6 @@ def test_a_run_over_its_floor(monkeypatch):
     moved = bytes_moved(made(), 1, 1, 9).total
     size = 2**20
     seconds = torch.tensor([[3.0, 4 * size / moved, size / moved, 9 * size / moved]] * 3, dtype=torch.float64).numpy()
-    monkeypatch.setattr(floor, "in_turn", lambda *_: seconds)
-    ratio = over_floor(made(), context=9, repetitions=3, size=size, progress=False)
+    monkeypatch.setattr(memory_bandwidth, "time_interleaved", lambda *_: seconds)
+    ratio = over_memory_bound(made(), context=9, repetitions=3, size=size, progress=False)
     assert ratio.value == pytest.approx(3)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from specnb.cost import Costs
-from specnb.dialled import Shape, dialled_pair
-from specnb.recommend import predict, recommend_gamma
+from specnb.measure.cost import Costs
+from specnb.measure.recommend import predict, recommend_gamma
+from specnb.models.synthetic import Shape, synthetic_pair
 from specnb.theory import walltime_improvement
 
 
@@ -51,9 +51,9 @@ PAIRS = {
 @pytest.mark.parametrize("case", PAIRS)
 def test_a_draft_that_costs_more_than_its_target_is_not_recommended(case, monkeypatch):
     alpha, target, draft, useless = PAIRS[case]
-    pair = dialled_pair(alpha, target, draft, vocab=256, context=64)
+    pair = synthetic_pair(alpha, target, draft, vocab=256, context=64)
     times = costs(2.0, lambda n: 1) if useless else costs(0.05, lambda n: 1)
-    monkeypatch.setattr("specnb.recommend.measure_costs", lambda *_, **__: times)
+    monkeypatch.setattr("specnb.measure.recommend.measure_costs", lambda *_, **__: times)
     made = recommend_gamma(pair, [[token] for token in range(8)], new_tokens=16, progress=False)
     assert (made.gamma == 0) == useless
     assert set(made.predicted) == set(range(1, 9))
@@ -61,7 +61,7 @@ def test_a_draft_that_costs_more_than_its_target_is_not_recommended(case, monkey
 
 
 def test_measured_here_it_says_something():
-    pair = dialled_pair(0.8, Shape(2, 64, 64, 2), Shape(1, 16, 16, 1), vocab=256, context=64)
+    pair = synthetic_pair(0.8, Shape(2, 64, 64, 2), Shape(1, 16, 16, 1), vocab=256, context=64)
     made = recommend_gamma(pair, [[1]] * 8, largest=2, new_tokens=8, repetitions=3, progress=False)
     assert made.gamma in (0, 1, 2)
     assert 0 < made.alpha.low <= made.alpha.value <= made.alpha.high < 1

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tiny import roomy_pair
 
-from specnb.cost import CostMeter
-from specnb.models import Pair
-from specnb.record import PARTS
-from specnb.speed import Speeds, measure_speeds
+from specnb.decoding.timing import PARTS
+from specnb.measure.cost import CostMeter
+from specnb.measure.speed import Speeds, measure_speeds
+from specnb.models.loading import Pair
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specnb import estimate
-from specnb.estimate import (
+from specnb.measure import statistics
+from specnb.measure.statistics import (
     Estimate,
     autocorrelation,
     detectable_total_variation,
@@ -31,9 +31,9 @@ def share_within(hits: int, n: int, low: float, high: float) -> bool:
     return share_is(hits, n, float(np.clip(hits / n, low, high)))
 
 
-def skewed_law(cells: int) -> np.ndarray:
-    law = 0.8 ** np.arange(cells)
-    return law / law.sum()
+def skewed_distribution(cells: int) -> np.ndarray:
+    probs = 0.8 ** np.arange(cells)
+    return probs / probs.sum()
 
 
 # Goodness of fit
@@ -41,10 +41,10 @@ def skewed_law(cells: int) -> np.ndarray:
 
 @pytest.mark.parametrize("n", [60, 2000])
 def test_p_values_of_exact_samples_are_uniform(n: int) -> None:
-    """The law has cells that expect far less than one count at both sizes, and they are joined."""
-    law, samples = skewed_law(40), 1500
-    counts = np.random.default_rng(0).multinomial(n, law, size=samples)
-    p_values = np.array([goodness_of_fit(row, law).p_value for row in counts])
+    """The distribution has cells that expect far less than one count at both sizes, and they are joined."""
+    probs, samples = skewed_distribution(40), 1500
+    counts = np.random.default_rng(0).multinomial(n, probs, size=samples)
+    p_values = np.array([goodness_of_fit(row, probs).p_value for row in counts])
     for rate in (0.5, 0.1, 0.01):
         # The statistic is a whole number of steps, so its rate can be off by one of them.
         assert share_within(int((p_values < rate).sum()), samples, 0.8 * rate, 1.2 * rate)
@@ -54,14 +54,14 @@ def test_false_alarms_at_one_in_a_million_are_as_rare_as_the_docstring_says(monk
     """Two cells, one of which expects just enough: the exact chance of an alarm, summed over all counts."""
 
     def exact_rate(expected: float) -> float:
-        monkeypatch.setattr(estimate, "LEAST_EXPECTED", expected)
+        monkeypatch.setattr(statistics, "MIN_EXPECTED", expected)
         n = 100_000
-        law = np.array([expected / n, 1 - expected / n])
+        probs = np.array([expected / n, 1 - expected / n])
         counts = np.arange(150)
-        alarms = [goodness_of_fit([count, n - count], law).p_value < 1e-6 for count in counts]
-        return float(stats.binom.pmf(counts, n, law[0])[alarms].sum())
+        alarms = [goodness_of_fit([count, n - count], probs).p_value < 1e-6 for count in counts]
+        return float(stats.binom.pmf(counts, n, probs[0])[alarms].sum())
 
-    assert f"{exact_rate(estimate.LEAST_EXPECTED):.0e}" == "7e-06"
+    assert f"{exact_rate(statistics.MIN_EXPECTED):.0e}" == "7e-06"
     assert f"{exact_rate(5.0):.0e}" == "7e-05"
 
 
@@ -80,8 +80,8 @@ def test_the_statistic_is_pearsons() -> None:
 
 
 def test_a_fitted_parameter_costs_a_degree_of_freedom() -> None:
-    counts, law = [130, 70, 90, 110], [0.25] * 4
-    assert goodness_of_fit(counts, law, fitted=1).p_value == pytest.approx(stats.chi2.sf(20, 2))
+    counts, probs = [130, 70, 90, 110], [0.25] * 4
+    assert goodness_of_fit(counts, probs, fitted=1).p_value == pytest.approx(stats.chi2.sf(20, 2))
 
 
 def test_cells_are_joined_from_the_rarest_on_until_they_expect_enough() -> None:
@@ -105,24 +105,24 @@ def test_something_impossible_has_p_value_zero() -> None:
 
 
 def test_a_planted_deviation_is_found() -> None:
-    law = skewed_law(20)
-    leaking = 0.95 * law + 0.05 * law[::-1]
+    probs = skewed_distribution(20)
+    leaking = 0.95 * probs + 0.05 * probs[::-1]
     counts = np.random.default_rng(0).multinomial(20_000, leaking)
-    fit = goodness_of_fit(counts, law)
+    fit = goodness_of_fit(counts, probs)
     assert fit.p_value < 1e-12
-    assert fit.total_variation == pytest.approx(np.abs(leaking - law).sum() / 2, abs=0.01)
+    assert fit.total_variation == pytest.approx(np.abs(leaking - probs).sum() / 2, abs=0.01)
     assert goodness_of_fit(counts, leaking).p_value > 1e-6
 
 
 @pytest.mark.parametrize(("cells", "n", "false_alarm", "power"), [(16, 4000, 1e-3, 0.9), (4, 1000, 1e-6, 0.5)])
 def test_what_is_detectable_is_detected_with_that_power(cells: int, n: int, false_alarm: float, power: float) -> None:
     distance, samples = detectable_total_variation(cells, n, false_alarm, power), 1500
-    law = np.full(cells, 1 / cells)
+    probs = np.full(cells, 1 / cells)
     signs = np.resize([1, -1], cells)
 
     def found(distance: float) -> int:
-        counts = np.random.default_rng(0).multinomial(n, law * (1 + 2 * distance * signs), size=samples)
-        return sum(goodness_of_fit(row, law).p_value < false_alarm for row in counts)
+        counts = np.random.default_rng(0).multinomial(n, probs * (1 + 2 * distance * signs), size=samples)
+        return sum(goodness_of_fit(row, probs).p_value < false_alarm for row in counts)
 
     assert share_within(found(distance), samples, power - 0.02, power + 0.02)
     assert found(distance / 2) < found(distance) / 2
@@ -223,7 +223,10 @@ def test_autocorrelation_of_a_known_process() -> None:
         (lambda: ratio_of_sums([1] * 7, [1] * 7), r"at least 8 numbers, got shapes \(7,\) and \(7,\)"),
         (lambda: ratio_of_sums([1] * 9, [1] * 8), r"got shapes \(9,\) and \(8,\)"),
         (lambda: ratio_of_sums(np.ones((9, 2)), np.ones((9, 2))), r"got shapes \(9, 2\)"),
-        (lambda: goodness_of_fit([1, 2, 3], [0.5, 0.5]), "3 counts of sum 6 cannot be tested against a law of 2"),
+        (
+            lambda: goodness_of_fit([1, 2, 3], [0.5, 0.5]),
+            "3 counts of sum 6 cannot be tested against a distribution of 2",
+        ),
         (lambda: goodness_of_fit([0, 0], [0.5, 0.5]), "2 counts of sum 0 cannot"),
         (lambda: goodness_of_fit([1, 2], [0.5, 0.6]), "that sums to 1.1"),
         (lambda: goodness_of_fit([1, 2], [0.5, np.nan]), "that sums to nan"),
@@ -241,10 +244,10 @@ def test_bad_input_is_named(call, message: str) -> None:
 def test_a_ratio_of_sums_is_a_special_case_of_any_statistic_over_rows() -> None:
     generator = np.random.default_rng(0)
     top, bottom = generator.random(30), generator.integers(1, 9, size=30)
-    ours = over_rows(lambda c: top[c].sum() / bottom[c].sum(), 30, resamples=4000, seed=3)
+    specnb_generate = over_rows(lambda c: top[c].sum() / bottom[c].sum(), 30, resamples=4000, seed=3)
     theirs = ratio_of_sums(top, bottom, resamples=4000, seed=3)
-    np.testing.assert_allclose(ours[:3], theirs[:3], rtol=1e-12)
-    assert ours.n == 30
+    np.testing.assert_allclose(specnb_generate[:3], theirs[:3], rtol=1e-12)
+    assert specnb_generate.n == 30
 
 
 def test_intervals_over_rows_cover_as_often_as_they_say() -> None:
@@ -284,4 +287,4 @@ def test_interval_of_a_ratio_keeps_repetitions_together() -> None:
     [(0.0, 1e-12), (3e-16, 1e-12), (-3e-16, 1e-12), (1e-12, 1e-4), (0.5, np.inf), (np.inf, np.inf), (np.nan, np.inf)],
 )
 def test_errors_of_rounding_are_quoted_as_bounds(error: float, bound: float) -> None:
-    assert estimate.below(error) == bound
+    assert statistics.below(error) == bound

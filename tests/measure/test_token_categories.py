@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import specnb
-from specnb.kinds import KINDS, kinds_of_characters, kinds_of_tokens
-from specnb.models import PAIR
+from specnb.measure.token_categories import CATEGORIES, character_categories, token_categories
+from specnb.models.loading import TRAINED_PAIR
 
 SOURCES = sorted(Path(specnb.__file__).parent.rglob("*.py"))
-TOKENIZER = AutoTokenizer.from_pretrained(PAIR / "target")
+TOKENIZER = AutoTokenizer.from_pretrained(TRAINED_PAIR / "target")
 
 
 def expected(token: tokenize.TokenInfo) -> set[str] | None:
@@ -34,7 +34,7 @@ def test_kinds_are_those_of_pythons_own_tokenizer(path: Path) -> None:
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
-    kinds = kinds_of_characters(text)
+    kinds = character_categories(text)
     inside = 0  # of an f-string, which newer Pythons take apart and this lexer does not
     for token in tokenize.generate_tokens(iter(lines).__next__):
         inside += {"FSTRING_START": 1, "FSTRING_END": -1}.get(tokenize.tok_name[token.type], 0)
@@ -46,9 +46,9 @@ def test_kinds_are_those_of_pythons_own_tokenizer(path: Path) -> None:
 
 @given(st.text(alphabet=st.sampled_from("ab1.'\"#\n \\(é\t\u2028") | st.characters()))
 def test_every_character_has_a_kind(text: str) -> None:
-    kinds = kinds_of_characters(text)
+    kinds = character_categories(text)
     assert len(kinds) == len(text)
-    assert set(kinds) <= set(KINDS)
+    assert set(kinds) <= set(CATEGORIES)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_every_character_has_a_kind(text: str) -> None:
     ],
 )
 def test_corners_by_hand(text: str, kind: list[str]) -> None:
-    assert kinds_of_characters(text) == kind
+    assert character_categories(text) == kind
 
 
 def kinds_of(text: str) -> list[tuple[str, str]]:
     tokens = TOKENIZER.encode(text, add_special_tokens=False)
     return [
         (TOKENIZER.decode([token]), kind)
-        for token, kind in zip(tokens, kinds_of_tokens(TOKENIZER, tokens), strict=True)
+        for token, kind in zip(tokens, token_categories(TOKENIZER, tokens), strict=True)
     ]
 
 
@@ -90,7 +90,7 @@ def test_a_token_is_what_its_first_visible_character_is() -> None:
 def test_special_tokens_end_a_text_and_belong_to_none() -> None:
     end = TOKENIZER.eos_token_id
     tokens = [end, *TOKENIZER.encode("a = 1", add_special_tokens=False), end]
-    kinds = kinds_of_tokens(TOKENIZER, tokens)
+    kinds = token_categories(TOKENIZER, tokens)
     assert kinds[0] == kinds[-1] == "end of text"
     assert "end of text" not in kinds[1:-1]
 
@@ -102,4 +102,4 @@ def test_pieces_of_one_character_are_all_of_its_kind() -> None:
 
 
 def test_nothing_has_no_kinds() -> None:
-    assert kinds_of_tokens(TOKENIZER, []) == []
+    assert token_categories(TOKENIZER, []) == []

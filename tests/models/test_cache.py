@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from distributions_for_tests import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import examples
 from tiny import ARCHITECTURES, LIMIT, ROUNDING, gpt2, llama
 from transformers import DynamicCache, EncoderDecoderCache, MistralConfig, StaticCache
 from transformers.cache_utils import (
@@ -14,8 +14,8 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from specnb.cache import RaggedCache, crop, ragged_mask, uncroppable
-from specnb.models import Runner
+from specnb.models.cache import RaggedCache, crop, ragged_mask, why_not_croppable
+from specnb.models.cached_model import CachedModel
 
 TOKENS = torch.tensor([[0, 3, 1, 2, 0, 1, 1, 3], [2, 2, 0, 1, 3, 3, 0, 1]])
 LENGTH = TOKENS.shape[1]
@@ -140,8 +140,8 @@ def test_tuples_of_unequal_length_are_refused():
 
 
 def test_a_croppable_cache_has_nothing_in_the_way():
-    assert uncroppable(DynamicCache(config=llama().config)) == ""
-    assert "neither a DynamicCache" in uncroppable(object())
+    assert why_not_croppable(DynamicCache(config=llama().config)) == ""
+    assert "neither a DynamicCache" in why_not_croppable(object())
 
 
 @examples
@@ -164,7 +164,7 @@ ENDS = torch.tensor([[3], [5]])
 
 
 def ragged(model):
-    runner = Runner(model, 10)
+    runner = CachedModel(model, 10)
     runner.run(TOKENS[:, :6], torch.arange(6).expand(2, -1), keep=1)
     return runner
 

@@ -3,7 +3,7 @@
 import torch
 from torch.overrides import TorchFunctionMode
 
-from specnb.models import PAIR, load_model
+from specnb.models.loading import TRAINED_PAIR, load_model
 
 
 class Dtypes(TorchFunctionMode):
@@ -24,11 +24,11 @@ class Dtypes(TorchFunctionMode):
 @torch.inference_mode()
 def test_nothing_is_computed_in_less_than_float64() -> None:
     tokens = torch.arange(1, 65).reshape(2, 32)
-    double = load_model(PAIR / "draft", dtype=torch.float64)
+    double = load_model(TRAINED_PAIR / "draft", dtype=torch.float64)
     with Dtypes() as dtypes:
         logits = double(tokens).logits
     assert dtypes.seen == {torch.float64}
-    single = load_model(PAIR / "draft", packed=False)
+    single = load_model(TRAINED_PAIR / "draft", packed=False)
     with Dtypes() as dtypes:
         same = single(tokens).logits
     assert torch.float32 in dtypes.seen

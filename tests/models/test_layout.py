@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from specnb import layout, machine
-from specnb.layout import AS_SAVED, CLASSES, POINTS, by_rows, choices, decide, measure
+from specnb import machine
+from specnb.models import layout
+from specnb.models.layout import AS_SAVED, CLASSES, POINTS, by_rows, choices, decide, measure
 
 EVERY = (True,) * len(CLASSES)
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not in this torch")
@@ -199,7 +200,7 @@ def test_a_processor_without_packed_products_warns_once(fresh, measured, monkeyp
 
 PROGRAM = """
 import torch, warnings
-from specnb.layout import choices, reordered
+from specnb.models.loading.layout import choices, reordered
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     made = choices([torch.ones(300, 300, dtype=torch.bfloat16)]) + choices([torch.ones(400, 300, dtype=torch.bfloat16)])

@@ -5,40 +5,30 @@ import pickle
 
 import pytest
 import torch
-from engine_law import VOCAB
 from huggingface_hub.errors import LocalEntryNotFoundError
+from implementation_distribution import VOCAB
 from safetensors.torch import load_file, save_file
 from tiny import LIMIT, gpt2, llama, neox, qwen2
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
 )
+from unsupported_models import SIZES, encoder_decoder, sliding, without_positions
 
-from specnb import checkpoints, models
-from specnb.checkpoints import CHECKSUMS, require_checksums, write_checksums
-from specnb.decode import generate
-from specnb.models import Runner, context_limit, load_model, load_pair, require_same_vocabulary, require_supported
+from specnb.decoding.loop import generate
+from specnb.models import checkpoints, loading
+from specnb.models.cached_model import CachedModel
+from specnb.models.checkpoints import CHECKSUMS, require_checksums, write_checksums
+from specnb.models.loading import load_model, load_pair
+from specnb.models.support import context_limit, require_same_vocabulary, require_supported
 
 WORDS = ("begin", "one", "two", "three")
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": LIMIT,
-}
 
 
 def saved(folder, model, words=WORDS, begin="begin"):
@@ -171,7 +161,7 @@ def shipped(tmp_path, monkeypatch):
     """A pair in the place of the shipped one."""
     for role in ("target", "draft"):
         write_checksums(saved(tmp_path / role, llama()))
-    monkeypatch.setattr(models, "PAIR", tmp_path)
+    monkeypatch.setattr(loading, "PAIR", tmp_path)
     return tmp_path
 
 
@@ -196,13 +186,13 @@ def test_a_shipped_pair_without_its_checksums_or_a_file_is_refused(shipped):
 
 def test_the_committed_pair_is_the_one_that_its_checksums_name():
     for role in ("target", "draft"):
-        listed = (models.PAIR / role / CHECKSUMS).read_text()
-        assert {line.split()[1] for line in listed.splitlines()} >= {
+        as_list = (loading.TRAINED_PAIR / role / CHECKSUMS).read_text()
+        assert {line.split()[1] for line in as_list.splitlines()} >= {
             "config.json",
             "model.safetensors",
             "tokenizer.json",
         }
-        require_checksums(models.PAIR / role)
+        require_checksums(loading.TRAINED_PAIR / role)
 
 
 # Nothing but safetensors.
@@ -297,18 +287,6 @@ def test_decoders_of_full_attention_are_supported(make, attention):
     require_supported(model)
 
 
-def encoder_decoder():
-    return T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
-
-
-def without_positions():
-    return BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=8, n_layer=1, n_head=2))
-
-
-def sliding():
-    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4))
-
-
 def flash():
     model = llama()
     model.config._attn_implementation = "flash_attention_2"
@@ -360,7 +338,7 @@ def long_rope():
 
 
 def test_positions_that_change_with_the_batch_are_out_of_bounds():
-    """With longrope a row's own law changes as soon as any row of its batch passes the original length."""
+    """With longrope a row's own distribution changes as soon as any row of its batch passes the original length."""
     model = long_rope()
     assert context_limit(model) == 8
     with pytest.raises(ValueError, match="need 9 positions, and LlamaForCausalLM has 8"):
@@ -369,8 +347,8 @@ def test_positions_that_change_with_the_batch_are_out_of_bounds():
         tokens = torch.tensor([[0, 1, 2, 3, 2, 1], [3, 2, 1, 0, 1, 2]])
         near = torch.arange(6).expand(2, -1)
         alone = model(input_ids=tokens[:1], position_ids=near[:1]).logits[0]
-        beside = model(input_ids=tokens, position_ids=torch.stack([near[0], near[0] + 5])).logits[0]
-    assert (alone - beside).abs().max() > 1e-3
+        with_neighbour = model(input_ids=tokens, position_ids=torch.stack([near[0], near[0] + 5])).logits[0]
+    assert (alone - with_neighbour).abs().max() > 1e-3
 
 
 def test_a_run_past_the_last_position_keeps_a_valid_index():
@@ -378,5 +356,5 @@ def test_a_run_past_the_last_position_keeps_a_valid_index():
     model = gpt2()
     with torch.inference_mode():
         beyond = torch.tensor([[LIMIT, LIMIT + 1]])
-        logits = Runner(model, LIMIT + 3).run(torch.zeros_like(beyond), beyond, keep=2)
+        logits = CachedModel(model, LIMIT + 3).run(torch.zeros_like(beyond), beyond, keep=2)
     assert logits.shape == (1, 2, VOCAB)

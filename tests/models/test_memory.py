@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from specnb import memory
-from specnb.decode import generate
-from specnb.fast import pack
-from specnb.law import Sampling
-from specnb.memory import cache_bytes, measured_peak, predicted
-from specnb.models import Runner
+from specnb.decoding.loop import generate
+from specnb.models import memory
+from specnb.models.cached_model import CachedModel
+from specnb.models.memory import cache_bytes, measured_peak, predicted
+from specnb.models.packing import pack
+from specnb.sampling.distributions import Sampling
 
 CPU = torch.device("cpu")
 VOCAB = 2048
@@ -40,7 +40,7 @@ def neox(layers=4, width=128, dtype=torch.float32):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_cache_of_a_token_is_as_large_as_predicted(make, dtype):
     model = make(dtype=dtype)
-    runner = Runner(model, 10)
+    runner = CachedModel(model, 10)
     with torch.inference_mode():
         runner.run(torch.zeros(3, 2, dtype=torch.int64), torch.arange(2).expand(3, -1), keep=1)
     held = sum(tensor.nbytes for layer in runner.cache.ragged for tensor in (layer.keys, layer.values))

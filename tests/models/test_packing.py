@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tiny import llama, qwen2
 from torch import nn
 
-from specnb import fast, layout
-from specnb.fast import Compiled, PackedLinear, pack
+from specnb.models import layout, packing
+from specnb.models.compilation import Compiled
+from specnb.models.packing import PackedLinear, pack
 
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not in this torch")
 
@@ -142,6 +143,6 @@ def test_no_compiler_says_what_to_do(monkeypatch):
     def missing():
         raise OSError("none")
 
-    monkeypatch.setattr(fast, "get_cpp_compiler", missing)
+    monkeypatch.setattr(packing, "get_cpp_compiler", missing)
     with pytest.raises(RuntimeError, match=r"install g\+\+, or leave compile=False"):
         Compiled(lambda numbers: numbers)(torch.ones(1))

@@ -1,15 +1,15 @@
-"""A dialled pair has the acceptance that was asked for, and is a pair like any other."""
+"""A synthetic pair has the acceptance that was asked for, and is a pair like any other."""
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specnb import dialled
-from specnb.decode import generate
-from specnb.dialled import dialled_pair
-from specnb.law import Sampling, overlap, standardise
-from specnb.models import load_pair
-from specnb.shapes import Shape
+from specnb.decoding.loop import generate
+from specnb.models import synthetic
+from specnb.models.loading import load_pair
+from specnb.models.shapes import Shape
+from specnb.models.synthetic import synthetic_pair
+from specnb.sampling.distributions import Sampling, overlap, standardise
 
 LARGE, SMALL = Shape(2, 96, 192, 4), Shape(1, 48, 96, 2)
 KEPT = [53555.02276056572, 29187.000123639682]
@@ -17,20 +17,20 @@ GATED = Shape(3, 96, 160, 4, gated=True, kv_heads=2), Shape(1, 48, 96, 3, gated=
 
 
 def small_pair(alpha=0.7, seed=0):
-    return dialled_pair(alpha, LARGE, SMALL, vocab=512, context=128, seed=seed)
+    return synthetic_pair(alpha, LARGE, SMALL, vocab=512, context=128, seed=seed)
 
 
 @torch.inference_mode()
-def alpha_of(pair, texts, sampling=Sampling()):
-    p, q = (standardise(model(input_ids=texts).logits, sampling) for model in (pair.target, pair.draft))
+def alpha_of(pair, sequences, sampling=Sampling()):
+    p, q = (standardise(model(input_ids=sequences).logits, sampling) for model in (pair.target, pair.draft))
     return float(overlap(p, q).mean())
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.76, 0.9])
 def test_alpha_is_what_was_asked(alpha):
     pair = small_pair(alpha)
-    texts = torch.randint(512, (16, 64), generator=torch.Generator().manual_seed(5))
-    assert alpha_of(pair, texts) == pytest.approx(alpha, abs=0.03)
+    sequences = torch.randint(512, (16, 64), generator=torch.Generator().manual_seed(5))
+    assert alpha_of(pair, sequences) == pytest.approx(alpha, abs=0.03)
 
 
 def test_alpha_holds_along_text_that_the_pair_writes():
@@ -61,7 +61,7 @@ def test_the_pair_is_saved_and_loaded_like_any_other(tmp_path):
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("alpha", [0.53, 0.8])
 def test_gated_shapes_have_their_alpha_at_the_temperature_they_were_dialled_at(alpha, temperature):
-    pair = dialled_pair(alpha, *GATED, temperature=temperature, vocab=512, context=128)
+    pair = synthetic_pair(alpha, *GATED, temperature=temperature, vocab=512, context=128)
     sampling = Sampling(temperature)
     made = generate(
         pair.target, [[token] for token in range(48)], gamma=0, max_new_tokens=64, sampling=sampling, progress=False
@@ -70,7 +70,7 @@ def test_gated_shapes_have_their_alpha_at_the_temperature_they_were_dialled_at(a
 
 
 def test_at_temperature_0_the_draft_is_right_or_wrong_and_right_as_often_as_asked():
-    pair = dialled_pair(0.75, *GATED, temperature=0, vocab=512, context=128)
+    pair = synthetic_pair(0.75, *GATED, temperature=0, vocab=512, context=128)
     tokens = torch.arange(512)[None].T
     with torch.inference_mode():
         firsts = [model(input_ids=tokens).logits[:, -1].argmax(dim=-1) for model in (pair.target, pair.draft)]
@@ -80,21 +80,21 @@ def test_at_temperature_0_the_draft_is_right_or_wrong_and_right_as_often_as_aske
 
 def test_a_pair_in_bfloat16_is_the_pair_rounded():
     exact, rounded = (
-        dialled_pair(0.7, *GATED, vocab=512, context=128, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+        synthetic_pair(0.7, *GATED, vocab=512, context=128, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
     )
     assert {weights.dtype for weights in rounded.target.parameters()} == {torch.bfloat16}
     head = "lm_head.weight"  # set by an alpha that was measured in the dtype
     for (name, weights), own in zip(exact.target.named_parameters(), rounded.target.parameters(), strict=True):
         if name != head:
             assert torch.equal(weights.to(torch.bfloat16), own), name
-    texts = torch.randint(512, (16, 64), generator=torch.Generator().manual_seed(5))
-    assert alpha_of(rounded, texts) == pytest.approx(0.7, abs=0.03)
+    sequences = torch.randint(512, (16, 64), generator=torch.Generator().manual_seed(5))
+    assert alpha_of(rounded, sequences) == pytest.approx(0.7, abs=0.03)
 
 
-def test_laws_are_looked_at_in_parts_where_the_vocabulary_is_large(monkeypatch):
+def test_distributions_are_looked_at_in_parts_where_the_vocabulary_is_large(monkeypatch):
     heads = []
-    for laws in (2**23, 3 * 512):
-        monkeypatch.setattr(dialled, "LAWS", laws)
+    for distributions in (2**23, 3 * 512):
+        monkeypatch.setattr(synthetic, "CHUNK_PROBS", distributions)
         heads.append(small_pair(0.6).draft.get_output_embeddings().weight)
     torch.testing.assert_close(*heads, rtol=1e-5, atol=1e-6)
 
@@ -110,10 +110,10 @@ def test_a_pair_keeps_its_weights_from_version_to_version():
 
 def test_an_alpha_that_no_weight_reaches_is_refused():
     with pytest.raises(ValueError, match=r"at temperature 8.0 these shapes have one from 0.[5-9]"):
-        dialled_pair(0.3, *GATED, temperature=8.0, vocab=512, context=128)
+        synthetic_pair(0.3, *GATED, temperature=8.0, vocab=512, context=128)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 0.0, 0.05, 1.0, 2.0, float("nan")])
 def test_an_alpha_that_cannot_be_dialled_is_refused(alpha):
-    with pytest.raises(ValueError, match=r"alpha is .*; a dialled pair has one from 0.1 to 0.99"):
+    with pytest.raises(ValueError, match=r"alpha is .*; a synthetic pair has one from 0.1 to 0.99"):
         small_pair(alpha)

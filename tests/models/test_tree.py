@@ -1,14 +1,14 @@
-"""The run over a tree: laws of every node as if its text had been run alone, whatever is in the cache beside it."""
+"""The run over a tree: distributions of every node as if its text had been run alone, whatever is in the cache beside it."""
 
 import numpy as np
 import pytest
 import torch
 from tiny import ARCHITECTURES, LIMIT, ROUNDING, llama
-from tree_mutants import TREE_MUTANTS
+from tree_bugs import TREE_BUGS
 
-from specnb.cache import additive_mask, ragged_mask
-from specnb.models import Runner
-from specnb.tree import TreeRunner
+from specnb.models.cache import additive_mask, ragged_mask
+from specnb.models.cached_model import CachedModel
+from specnb.models.tree import TreeModel
 
 VOCAB = 5
 PROMPT = [1, 3, 2]
@@ -21,7 +21,7 @@ def model_of(architecture, attention="sdpa"):
 
 
 def alone(model, paths):
-    """Log-laws after each path: its whole text in a run of its own, no cache, no mask."""
+    """Log-distributions after each path: its whole text in a run of its own, no cache, no mask."""
     with torch.inference_mode():
         rows = [model(input_ids=torch.tensor([[*PROMPT, *path]]), use_cache=False).logits[0, -1] for path in paths]
     return torch.log_softmax(torch.stack(rows), dim=-1)
@@ -37,69 +37,69 @@ def grown(rng, roots, levels, width):
     return paths
 
 
-def largest_error(model, runner=TreeRunner, seed=0, rounds=4):
+def largest_error(model, runner=TreeModel, seed=0, rounds=4):
     """Over several rounds of growing a tree and forgetting most of it, so that freed slots are used again."""
     rng = np.random.default_rng(seed)
-    laws = runner(model, PROMPT, capacity=40)
+    distributions = runner(model, PROMPT, capacity=40)
     roots, errors = [()], []
     for _ in range(rounds):
         paths = [*roots, *grown(rng, roots, 2, 6)]
-        errors.append((laws(paths) - alone(model, paths)).abs().max().item())
+        errors.append((distributions(paths) - alone(model, paths)).abs().max().item())
         deepest = [path for path in paths if len(path) == len(paths[-1])]
         roots = [deepest[i] for i in rng.permutation(len(deepest))[:3]]
-        laws.keep(roots)
+        distributions.keep(roots)
     return max(errors)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_node_has_the_law_of_its_own_text(architecture, attention):
+def test_every_node_has_the_distribution_of_its_own_text(architecture, attention):
     assert largest_error(model_of(architecture, attention)) < ROUNDING[attention]
 
 
 def test_a_prompt_of_one_token_is_the_root_alone():
     model = model_of("llama")
-    laws = TreeRunner(model, [2], capacity=3)([(), (1,)])
+    distributions = TreeModel(model, [2], capacity=3)([(), (1,)])
     with torch.inference_mode():
         own = model(input_ids=torch.tensor([[2, 1]]), use_cache=False).logits[0]
-    assert torch.allclose(laws, torch.log_softmax(own, -1), atol=1e-10)
+    assert torch.allclose(distributions, torch.log_softmax(own, -1), atol=1e-10)
 
 
-@pytest.mark.parametrize("mutant", TREE_MUTANTS)
-def test_planted_bugs_change_the_laws(mutant):
-    assert largest_error(model_of("gpt2"), TREE_MUTANTS[mutant]) > 1e-3
+@pytest.mark.parametrize("bug", TREE_BUGS)
+def test_planted_bugs_change_the_distributions(bug):
+    assert largest_error(model_of("gpt2"), TREE_BUGS[bug]) > 1e-3
 
 
 def test_a_node_is_run_once_and_all_that_is_missing_in_one_run():
-    laws = TreeRunner(model_of("llama"), PROMPT, capacity=8)
-    laws([(0, 1), (0, 2), (3,)])
-    laws([(0,), (0, 1), (0, 2, 4)])
-    laws([(3,), ()])
-    assert laws.runs == [5, 1]
+    distributions = TreeModel(model_of("llama"), PROMPT, capacity=8)
+    distributions([(0, 1), (0, 2), (3,)])
+    distributions([(0,), (0, 1), (0, 2, 4)])
+    distributions([(3,), ()])
+    assert distributions.runs == [5, 1]
 
 
 def test_forgotten_nodes_leave_room():
-    laws = TreeRunner(model_of("llama"), PROMPT, capacity=5)
-    laws([(0, 1), (0, 2), (3,)])
+    distributions = TreeModel(model_of("llama"), PROMPT, capacity=5)
+    distributions([(0, 1), (0, 2), (3,)])
     with pytest.raises(RuntimeError, match="room for 0 more nodes, not for 2; keep fewer"):
-        laws([(4,), (3, 3)])
-    laws.keep([(0, 1)])
+        distributions([(4,), (3, 3)])
+    distributions.keep([(0, 1)])
     paths = [(0, 1), (0, 1, 2), (0, 1, 3)]
-    assert torch.allclose(laws(paths), alone(model_of("llama"), paths), atol=1e-10)
+    assert torch.allclose(distributions(paths), alone(model_of("llama"), paths), atol=1e-10)
 
 
-def test_a_tree_in_half_precision_has_float32_laws():
-    laws = TreeRunner(llama(VOCAB, dtype=torch.bfloat16), PROMPT, capacity=3)
-    assert laws([(1,), (2,)]).dtype == torch.float32
+def test_a_tree_in_half_precision_has_float32_distributions():
+    distributions = TreeModel(llama(VOCAB, dtype=torch.bfloat16), PROMPT, capacity=3)
+    assert distributions([(1,), (2,)]).dtype == torch.float32
 
 
 def test_the_last_position_can_be_reached():
     model = model_of("gpt2")
     prompt = [1] * (LIMIT - 2)
-    laws = TreeRunner(model, prompt, capacity=3)([(0, 1)])
+    distributions = TreeModel(model, prompt, capacity=3)([(0, 1)])
     with torch.inference_mode():
         own = model(input_ids=torch.tensor([[*prompt, 0, 1]]), use_cache=False).logits[0, -1]
-    assert torch.allclose(laws[0], torch.log_softmax(own, -1), atol=1e-10)
+    assert torch.allclose(distributions[0], torch.log_softmax(own, -1), atol=1e-10)
 
 
 def test_a_line_is_a_tree_too():
@@ -108,6 +108,6 @@ def test_a_line_is_a_tree_too():
     visible = torch.arange(6) <= slots[..., None]
     assert torch.equal(additive_mask(visible, torch.float64), ragged_mask(slots, 6, torch.float64))
     with torch.inference_mode():
-        plain = Runner(model, 6).run(tokens, slots, keep=4)
-        given = Runner(model, 6).run(tokens, slots, keep=4, positions=slots, visible=visible)
+        plain = CachedModel(model, 6).run(tokens, slots, keep=4)
+        given = CachedModel(model, 6).run(tokens, slots, keep=4, positions=slots, visible=visible)
     assert torch.equal(plain, given)

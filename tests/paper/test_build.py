@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specnb import results
-from specnb.paper import build
-from specnb.paper.numbers import numbers
-from specnb.paper.reading import Missing, Results
+from paper import build
+from paper.numbers import numbers
+from paper.reading import Missing, Results
+from specnb.report import results
 
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "paper" / "paper.typ").read_text()
@@ -75,14 +75,18 @@ def test_the_committed_paper_is_made_of_the_committed_results(project: Path) -> 
         assert (ROOT / "paper" / name).read_bytes() == made[name], f"paper/{name} is stale; `make paper`"
 
 
-@pytest.mark.parametrize("name", ["data/results/06_speedup.csv", "data/results/checks.csv", "figures/07_law.pdf"])
+@pytest.mark.parametrize(
+    "name", ["data/results/06_speedup.csv", "data/results/engine_checks.csv", "figures/07_distribution.pdf"]
+)
 def test_a_missing_result_stops_it_by_name(project: Path, name: str) -> None:
     (project / name).unlink()
     with pytest.raises(Missing, match=re.escape(name)):
         build.build()
 
 
-@pytest.mark.parametrize("name", ["data/results/07_front.csv", "figures/07_law.pdf", "data/results/bench_costs.csv"])
+@pytest.mark.parametrize(
+    "name", ["data/results/07_front.csv", "figures/07_distribution.pdf", "data/results/bench_costs.csv"]
+)
 def test_a_result_that_was_changed_stops_it_by_name(project: Path, name: str) -> None:
     file = project / name
     file.write_bytes(file.read_bytes() + b"\n")

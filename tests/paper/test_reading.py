@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specnb.paper import reading
+from paper import reading
 
 
 def test_a_missing_table_is_named(tmp_path: Path) -> None:

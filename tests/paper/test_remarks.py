@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specnb.paper.reading import Missing, Results
-from specnb.paper.remarks import REMARKS, require_true
+from paper.reading import Missing, Results
+from paper.remarks import REMARKS, require_true
 
 ROOT = Path(__file__).parent.parent.parent
 TEXT = " ".join((ROOT / "paper" / "paper.typ").read_text().split())
@@ -55,14 +55,14 @@ class Planted(Results):
 
 # What turning everything round leaves true: ratios, and counts of which none may be there.
 PLANTED = {
-    "exact if the accepted draft at the cut stays": ("10_cuts", "gamma 1", 0.1),
+    "exact if the accepted draft at the cut stays": ("10_truncation", "gamma 1", 0.1),
     "how weights lie in memory decides whether more tokens are dear": ("bench_costs", "ms", 1.0),
     "keeps closer to the prediction with the measured $v$": ("bench_walltime", "predicted", 9.0),
-    "leaves speculation less to gain; for the dialled pair": ("bench_peers", "ms_per_token", 1.0),
+    "leaves speculation less to gain; for the synthetic pair": ("bench_against_transformers", "ms_per_token", 1.0),
     "two plausible bugs": ("06_every_tree", "different: A.4", 1),
     "Both readings of the sentence keep every token below $p\\/l$": ("07_readings", "breaks_bound", 1),
     "whether texts get narrower depends on the draft": ("07_diversity", "high", -1.0),
-    "the audit lets through fewer bugs than any of these tests": ("checks", "passed", 0),
+    "the audit lets through fewer bugs than any of these tests": ("engine_checks", "passed", 0),
 }
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from tiny import llama
 
-from specnb import cache, ragged
-from specnb.ragged import WAYS
-from specnb.ragged_view import PADDING, draw_caches, draw_masks, sight, snapshot
+from specnb.decoding import batch_layouts
+from specnb.decoding.batch_layouts import LAYOUTS
+from specnb.models import cache
+from specnb.report.cache_view import PADDING, draw_caches, draw_masks, sight, snapshot
 
 TEXTS = [[1, 2, 0], [3], [0, 1]]
 BLOCK = torch.tensor([[1, 2], [0, 0], [3, 1]])
@@ -20,28 +21,28 @@ def _closed():
     plt.close("all")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @torch.inference_mode()
-def test_what_is_drawn_is_what_the_model_was_given(way, monkeypatch):
+def test_what_is_drawn_is_what_the_model_was_given(layout, monkeypatch):
     given = []
 
     def kept(visible, dtype):
         given.append(visible)
         return cache.additive_mask(visible, dtype)
 
-    rows = WAYS[way](llama(), TEXTS, 6)
-    monkeypatch.setattr(ragged, "additive_mask", kept)
-    if way == "pointers":
+    rows = LAYOUTS[layout](llama(), TEXTS, 6)
+    monkeypatch.setattr(batch_layouts, "additive_mask", kept)
+    if layout == "pointers":
         slots = rows.lengths[:, None] + torch.arange(2)
         given.append(cache.ragged_mask(slots, 6, torch.float32)[:, 0] == 0)
     rows.run(BLOCK)
     assert (sight(snapshot(rows), 2) == given[-1].reshape(6, -1).numpy()).all()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @torch.inference_mode()
-def test_a_snapshot_holds_every_text(way):
-    rows = WAYS[way](llama(), TEXTS, 6)
+def test_a_snapshot_holds_every_text(layout):
+    rows = LAYOUTS[layout](llama(), TEXTS, 6)
     rows.run(BLOCK)
     rows.crop(torch.tensor([2, 0, 1]))
     shot = snapshot(rows)
@@ -54,16 +55,16 @@ def test_a_snapshot_holds_every_text(way):
 @torch.inference_mode()
 def test_every_way_has_its_picture():
     shots = {}
-    for name, way in WAYS.items():
-        rows = way(llama(), TEXTS, 6)
+    for name, layout in LAYOUTS.items():
+        rows = layout(llama(), TEXTS, 6)
         rows.run(BLOCK)
         shots[name, "run"] = snapshot(rows)
         rows.crop(torch.tensor([1, 0, 1]))
         shots[name, "crop"] = snapshot(rows)
     figure = draw_caches(shots, known=[3, 1, 2], accepted=[0, 1, 0], drafted=1)
-    assert {text.get_text() for text in figure.axes[0].texts} >= {*WAYS, "run", "crop", "a", "b", "c", PADDING}
-    masks = draw_masks({name: shots[name, "run"] for name in WAYS}, 2)
-    assert [axis.get_title().split("\n")[0] for axis in masks.axes] == list(WAYS)
+    assert {text.get_text() for text in figure.axes[0].sequences} >= {*LAYOUTS, "run", "crop", "a", "b", "c", PADDING}
+    masks = draw_masks({name: shots[name, "run"] for name in LAYOUTS}, 2)
+    assert [axis.get_title().split("\n")[0] for axis in masks.axes] == list(LAYOUTS)
 
 
 def test_what_is_none_of_the_ways_has_no_picture():

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_rgb
 
-from specnb import figures
+from specnb.report import figures
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from specnb import origin
+from specnb.report import origin
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = "data/results"
 CELLS = ("from specnb import decode\nseed = 1", "%matplotlib inline\nspeed(seed)")
 
@@ -48,7 +48,12 @@ def project(tmp_path: Path) -> Path:
         "notebooks: {05_walltime: {parameters: {seed: 1, threads: 1}, reads: [data/results/bench.csv],"
         " tables: [speed, here_timed], figures: [speed]}}"
     )
-    _package(tmp_path, law="X = 1\n", decode="from specnb.law import X\n", cli="import specnb.decode\n")
+    _package(
+        tmp_path,
+        probs="X = 1\n",
+        decode="from specnb.sampling.distributions import X\n",
+        cli="import specnb.decoding.loop\n",
+    )
     _notebook(tmp_path / "notebooks" / "05_walltime.ipynb", *CELLS)
     _run(tmp_path)
     return tmp_path
@@ -86,8 +91,8 @@ PLANTED = {
         "code of notebooks/05_walltime.ipynb has changed",
     ),
     "a module below the one imported": (
-        lambda root: _package(root, law="X = 2\n"),
-        "the results of notebook 05 were made by other code than is in specnb.law",
+        lambda root: _package(root, probs="X = 2\n"),
+        "the results of notebook 05 were made by other code than is in specnb.sampling.distributions",
     ),
     "a run with another seed": (lambda root: _run(root, seed=7), "05 ran with seed = 7, and config.yml says 1"),
     "a promise of another table": (
@@ -119,7 +124,7 @@ def test_what_is_changed_while_a_notebook_runs_counts_as_changed(project: Path) 
 def test_words_clocks_and_threads_stop_nothing(project: Path) -> None:
     _notebook(project / "notebooks" / "05_walltime.ipynb", *CELLS, words="# Better words")
     (project / RESULTS / "05_here_timed.csv").unlink()
-    _package(project, law='"""Words."""\n\nX = 1  # more\n', cli="X = 3\n")
+    _package(project, probs='"""Words."""\n\nX = 1  # more\n', cli="X = 3\n")
     assert origin.stale(project, project) == []
 
 
@@ -151,4 +156,6 @@ def test_committed_results_come_from_the_committed_code() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_committed_notebooks_come_from_the_committed_code(path: Path) -> None:
     carried = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("specnb", {}).get("code")
-    assert carried == origin.fingerprint(path, ROOT), f"`python -m specnb.notebooks {path.stem}` runs it again"
+    assert carried == origin.fingerprint(path, ROOT), (
+        f"`python -m specnb.experiments.notebooks {path.stem}` runs it again"
+    )

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from specnb import results
+from specnb.report import results
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [(True, False, "holds"), (True, True, "holds"), (False, True, "conditional"), (False, False, "refuted")],
 )
 def test_a_verdict_follows_from_its_checks(holds: bool, holds_if: bool, verdict: str) -> None:
-    assert results.Findings("00").settle("lanes-figure", holds, "9 runs", holds_if) == verdict
+    assert results.Findings("00").verdict("lanes-figure", holds, "9 runs", holds_if) == verdict
 
 
 def test_what_was_not_checked_is_open(tmp_path: Path) -> None:
@@ -32,10 +32,10 @@ def test_what_was_not_checked_is_open(tmp_path: Path) -> None:
 
 def test_an_origin_is_left_with_the_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own claims are among what was written, and what belongs to no notebook of the pipeline has none."""
-    findings = results.Findings("02", seed=1, laws=(1, 2))
+    findings = results.Findings("02", seed=1, distributions=(1, 2))
     findings.close()
     made = json.loads((tmp_path / "data" / "results" / "02.origin.json").read_text())
-    assert made["parameters"] == {"seed": 1, "laws": "(1, 2)"}
+    assert made["parameters"] == {"seed": 1, "distributions": "(1, 2)"}
     assert list(made["written"]) == ["data/results/02.claims.csv"]
     monkeypatch.setattr(results.origin, "begun", lambda root, number: {})
     results.Findings("12").close()
@@ -44,7 +44,7 @@ def test_an_origin_is_left_with_the_verdicts(tmp_path: Path, monkeypatch: pytest
 
 def test_collect_has_every_claim_and_keeps_verdicts() -> None:
     findings = results.Findings("00")
-    findings.settle("lanes-figure", True, "9 runs\n  for 38 tokens")
+    findings.verdict("lanes-figure", True, "9 runs\n  for 38 tokens")
     findings.close()
     table = results.collect().set_index("id")
     assert list(table.index) == list(pd.read_csv(results.CLAIMS).id)
@@ -64,9 +64,9 @@ def test_bad_findings_are_refused() -> None:
     with pytest.raises(ValueError, match="99"):
         results.Findings("99")
     with pytest.raises(KeyError, match="lanes-figure"):
-        results.Findings("00").settle("unbiasedness", True, "1e-12")
+        results.Findings("00").verdict("unbiasedness", True, "1e-12")
     with pytest.raises(ValueError, match="no figure"):
-        results.Findings("00").settle("lanes-figure", True, "looks right")
+        results.Findings("00").verdict("lanes-figure", True, "looks right")
 
 
 def test_main_counts_what_is_open(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

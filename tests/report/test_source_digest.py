@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specnb.source_digest import code_digest, module_digest, modules
+from specnb.report.source_digest import code_digest, module_digest, modules
 
 CODE = 'def f(x: int = 1) -> str:\n    """Words."""\n    return f"{x!r:>{8}} {x + 1}" "end"\n'
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from specnb import lanes
-from specnb.record import StepRecord
+from specnb.decoding.record import StepRecord
+from specnb.report import step_view
 
 
 class _Letters:
@@ -13,14 +13,14 @@ class _Letters:
         return "".join(chr(ord("a") + token) for token in tokens)
 
 
-def _record(drafts: list[list[int]], accepted: list[int], token: list[int], emitted: list[int]) -> StepRecord:
-    beta = np.ones((1, len(drafts), len(drafts[0])))
-    return StepRecord(np.array([drafts]), np.array([accepted]), np.array([token]), np.array([emitted]), beta)
+def _record(draft_tokens: list[list[int]], accepted: list[int], token: list[int], emitted: list[int]) -> StepRecord:
+    beta = np.ones((1, len(draft_tokens), len(draft_tokens[0])))
+    return StepRecord(np.array([draft_tokens]), np.array([accepted]), np.array([token]), np.array([emitted]), beta)
 
 
 def test_accepted_rejected_corrected_and_bonus() -> None:
     record = _record([[1, 2], [3, 4]], accepted=[1, 2], token=[5, 6], emitted=[2, 3])
-    first, second = lanes.lanes(record, 0, _Letters())  # type: ignore[arg-type]
+    first, second = step_view.step_views(record, 0, _Letters())  # type: ignore[arg-type]
     assert first.pieces == [("b", "accepted"), ("c", "rejected"), ("f", "corrected")]
     assert second.pieces == [("d", "accepted"), ("e", "accepted"), ("g", "corrected")]
     assert [first.tokens, second.tokens] == [2, 3]
@@ -28,16 +28,16 @@ def test_accepted_rejected_corrected_and_bonus() -> None:
 
 def test_what_was_cut_off_is_not_shown() -> None:
     record = _record([[1, 2], [3, 4], [0, 0]], accepted=[2, 1, 0], token=[5, 6, 0], emitted=[3, 1, 0])
-    shown = lanes.lanes(record, 0, _Letters())  # type: ignore[arg-type]
+    shown = step_view.step_views(record, 0, _Letters())  # type: ignore[arg-type]
     assert [lane.tokens for lane in shown] == [3, 1]
     assert shown[1].pieces == [("d", "accepted")]
 
 
 def test_html_escapes_and_figure_has_a_line_per_run() -> None:
-    shown = [lanes.Lane(["<b>"], "\n", "x")]
-    text = lanes.html(shown, "&")
+    shown = [step_view.StepView(["<b>"], "\n", "x")]
+    text = step_view.html(shown, "&")
     assert "&lt;b&gt;" in text
     assert "<pre" in text
     assert "&amp;" in text
-    figure = lanes.draw(shown)
-    assert [label.get_text() for label in figure.axes[0].texts][-3:] == ["<b>", "⏎", "x"]
+    figure = step_view.plot_steps(shown)
+    assert [label.get_text() for label in figure.axes[0].sequences][-3:] == ["<b>", "⏎", "x"]

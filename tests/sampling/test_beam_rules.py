@@ -1,13 +1,13 @@
-"""The search itself, on laws whose scores are exact: every tree, ties, ends; and planted bugs, which it must notice."""
+"""The search itself, on distributions whose scores are exact: every tree, ties, ends; and planted bugs, which it must notice."""
 
 import pytest
 import torch
-from beam_mutants import BEAM_MUTANTS
+from beam_bugs import BEAM_BUGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specnb.beam import BeamSettings, advance, advance_pooled, best, draft_levels, extend, start, steps
-from specnb.exact_beam import DyadicLaws, enumerate_trees, same, trajectory
+from specnb.sampling.beam_enumeration import DyadicLogProbs, enumerate_trees, same, trajectory
+from specnb.sampling.beam_rules import BeamSettings, advance, advance_pooled, best, draft_levels, extend, start, steps
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -41,7 +41,7 @@ def test_of_equal_finished_beams_the_older_stays_before():
     assert [beam.path for beam in state.finished] == [(1,), (0, 1)]
 
 
-def test_a_law_that_is_not_a_number_is_an_error():
+def test_a_distribution_that_is_not_a_number_is_an_error():
     with pytest.raises(FloatingPointError, match="NaN"):
         extend(start(), torch.tensor([[0.0, torch.nan]]), BeamSettings(width=1, max_new_tokens=2))
 
@@ -61,10 +61,10 @@ SEARCHES = st.builds(
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(SEARCHES, st.integers(0, 2), st.integers(1, 4), st.integers(0, 10**6), st.sampled_from([0.0, 0.2, 0.5, 1.0]))
 def test_any_draft_gives_the_same_states(chosen, wider, gamma, seed, differ):
-    laws = DyadicLaws(6, seed)
-    draft = DyadicLaws(6, seed + 1, like=laws, differ=differ)
-    own, reached = trajectory(laws, chosen), [start()]
-    for states in steps(laws, chosen, draft, chosen.width + wider, gamma):
+    distributions = DyadicLogProbs(6, seed)
+    draft = DyadicLogProbs(6, seed + 1, like=distributions, differ=differ)
+    own, reached = trajectory(distributions, chosen), [start()]
+    for states in steps(distributions, chosen, draft, chosen.width + wider, gamma):
         assert 1 <= len(states) <= gamma + 1
         reached += states
     assert len(own) == len(reached)
@@ -72,9 +72,9 @@ def test_any_draft_gives_the_same_states(chosen, wider, gamma, seed, differ):
 
 
 def test_a_draft_that_is_the_target_is_always_accepted():
-    """Of the target's own laws, u = w drafts are its beams: every step but the last is full."""
-    laws, chosen = DyadicLaws(6, 3), BeamSettings(width=3, max_new_tokens=12)
-    levels = [len(states) for states in steps(laws, chosen, laws, 3, 2)]
+    """Of the target's own distributions, u = w drafts are its beams: every step but the last is full."""
+    distributions, chosen = DyadicLogProbs(6, 3), BeamSettings(width=3, max_new_tokens=12)
+    levels = [len(states) for states in steps(distributions, chosen, distributions, 3, 2)]
     assert levels == [3, 3, 3, 3]
 
 
@@ -91,38 +91,38 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_tree_gives_the_same_states(case):
     vocab, chosen, width, gamma = CASES[case]
-    found = [enumerate_trees(DyadicLaws(vocab, seed), chosen, width, gamma) for seed in range(3)]
+    found = [enumerate_trees(DyadicLogProbs(vocab, seed), chosen, width, gamma) for seed in range(3)]
     assert sum(one.trees for one in found) > 100
     assert not any(one.different for one in found)
     assert sum(one.levels[-1] for one in found) > 0
 
 
-@pytest.mark.parametrize("mutant", BEAM_MUTANTS)
-def test_planted_bugs_are_noticed(mutant):
+@pytest.mark.parametrize("bug", BEAM_BUGS)
+def test_planted_bugs_are_noticed(bug):
     different = 0
     for vocab, chosen, width, gamma in CASES.values():
         for seed in range(2):
-            different += enumerate_trees(DyadicLaws(vocab, seed), chosen, width, gamma, BEAM_MUTANTS[mutant]).different
+            different += enumerate_trees(DyadicLogProbs(vocab, seed), chosen, width, gamma, BEAM_BUGS[bug]).different
     assert different > 0
 
 
 def test_pooling_is_never_worse_level_by_level_and_not_the_same():
     """A.4's more elaborate procedure: from the same beams, no beam of a rank scores lower, and some higher."""
-    found = [enumerate_trees(DyadicLaws(4, seed), BeamSettings(1, 4), 2, 2, advance_pooled) for seed in range(8)]
+    found = [enumerate_trees(DyadicLogProbs(4, seed), BeamSettings(1, 4), 2, 2, advance_pooled) for seed in range(8)]
     assert sum(one.worse for one in found) == 0
     assert sum(one.better for one in found) > 0
-    as_wide = [enumerate_trees(DyadicLaws(3, seed), BeamSettings(2, 4), 2, 2, advance_pooled) for seed in range(4)]
+    as_wide = [enumerate_trees(DyadicLogProbs(3, seed), BeamSettings(2, 4), 2, 2, advance_pooled) for seed in range(4)]
     assert sum(one.better for one in as_wide) == 0  # what is accepted is then all that was drafted
 
 
 def test_drafted_levels_stop_where_nothing_could_follow():
-    laws, chosen = DyadicLaws(5, 0), BeamSettings(2, 3, eos=(4,))
-    levels = list(draft_levels(start(), laws, 3, 9, chosen))
+    distributions, chosen = DyadicLogProbs(5, 0), BeamSettings(2, 3, eos=(4,))
+    levels = list(draft_levels(start(), distributions, 3, 9, chosen))
     assert [len(level) for level in levels] == [3, 3]
     assert not any(4 in path for level in levels for path in level)
 
 
-def test_advance_takes_no_step_without_laws():
+def test_advance_takes_no_step_without_distributions():
     assert advance(start(), {}, BeamSettings(1, 2)) == []
 
 

@@ -1,4 +1,4 @@
-"""Laws: standardisation against a slow reference, drawing at the extremes, and the identities of the residual."""
+"""Distributions: standardisation against a slow reference, drawing at the extremes, and the identities of the residual."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from itertools import product
 
 import pytest
 import torch
+from distributions_for_tests import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from laws import examples
 from torch import Tensor
 
-from specnb.law import (
+from specnb.sampling.distributions import (
     Sampling,
-    adjust,
-    draw,
-    excess,
     normalise,
     one_hot,
     overlap,
     residual,
+    sample,
     standardise,
+    standardise_probs,
     total_variation,
+    unnormalised_residual,
 )
 
 INF, NAN = math.inf, math.nan
@@ -32,24 +32,24 @@ LARGEST = math.nextafter(1.0, 0.0)
 # Standardisation
 
 
-def slow_law(logits: list[float], sampling: Sampling) -> list[float]:
+def slow_distribution(logits: list[float], sampling: Sampling) -> list[float]:
     """Section 2.2 in plain Python: temperature, then top-k, then top-p."""
     peak = max(logits)
     if sampling.temperature == 0:
         return [float(token == logits.index(peak)) for token in range(len(logits))]
-    law = _norm([math.exp((logit - peak) / sampling.temperature) for logit in logits])
+    probs = _norm([math.exp((logit - peak) / sampling.temperature) for logit in logits])
     if sampling.top_k is not None:
-        weakest = sorted(law, reverse=True)[: sampling.top_k][-1]
-        law = _norm([x if x >= weakest else 0.0 for x in law])
+        weakest = sorted(probs, reverse=True)[: sampling.top_k][-1]
+        probs = _norm([x if x >= weakest else 0.0 for x in probs])
     if sampling.top_p < 1:
         kept, mass = set(), 0.0
-        for token in sorted(range(len(law)), key=lambda token: (-law[token], token)):
+        for token in sorted(range(len(probs)), key=lambda token: (-probs[token], token)):
             assume(abs(mass - sampling.top_p) > 1e-5)  # whether the mass is reached must not be up to rounding
             if mass < sampling.top_p:
                 kept.add(token)
-            mass += law[token]
-        law = _norm([x if token in kept else 0.0 for token, x in enumerate(law)])
-    return law
+            mass += probs[token]
+        probs = _norm([x if token in kept else 0.0 for token, x in enumerate(probs)])
+    return probs
 
 
 def _norm(mass: list[float]) -> list[float]:
@@ -72,20 +72,20 @@ samplings = st.builds(
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(0), Sampling(0.5), Sampling(3), Sampling(top_k=2), Sampling(top_p=0.7)], ids=str
 )
-def test_a_law_in_place_of_logits_gives_the_same_law(sampling: Sampling) -> None:
+def test_a_distribution_in_place_of_logits_gives_the_same_distribution(sampling: Sampling) -> None:
     logits = torch.tensor([[0.3, -1.0, 0.9, 0.9], [0.0, -torch.inf, 2.0, 1.0]], dtype=torch.float64)
-    torch.testing.assert_close(adjust(standardise(logits), sampling), standardise(logits, sampling))
+    torch.testing.assert_close(standardise_probs(standardise(logits), sampling), standardise(logits, sampling))
 
 
-def test_plain_sampling_leaves_a_law_as_it_is() -> None:
-    law = torch.tensor([0.1, 0.2, 0.7])
-    assert adjust(law, Sampling()) is law
+def test_plain_sampling_leaves_a_distribution_as_it_is() -> None:
+    probs = torch.tensor([0.1, 0.2, 0.7])
+    assert standardise_probs(probs, Sampling()) is probs
 
 
 @given(rows, samplings)
 @examples
 def test_standardise_agrees_with_the_slow_reference(row: list[float], sampling: Sampling) -> None:
-    want = torch.tensor(slow_law([x / 2 for x in row], sampling), dtype=torch.float64)
+    want = torch.tensor(slow_distribution([x / 2 for x in row], sampling), dtype=torch.float64)
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
         have = standardise(torch.tensor(row, dtype=dtype) / 2, sampling)
         assert have.dtype == dtype
@@ -93,34 +93,34 @@ def test_standardise_agrees_with_the_slow_reference(row: list[float], sampling: 
         assert torch.equal(have > 0, want > 0)
 
 
-def law_of(*parts: float, **settings: float) -> list[float]:
-    """The law that the settings make of weights, given as logits."""
+def distribution_of(*parts: float, **settings: float) -> list[float]:
+    """The distribution that the settings make of weights, given as logits."""
     return standardise(torch.tensor(parts, dtype=torch.float64).log(), Sampling(**settings)).tolist()
 
 
 def test_temperature_zero_takes_the_lowest_index_among_equals() -> None:
-    assert law_of(1, 5, 2, 5, temperature=0) == [0, 1, 0, 0]
+    assert distribution_of(1, 5, 2, 5, temperature=0) == [0, 1, 0, 0]
 
 
 def test_tokens_tied_with_the_k_th_stay() -> None:
-    assert law_of(2, 1, 1, 1, 0.5, top_k=2) == pytest.approx([0.4, 0.2, 0.2, 0.2, 0])
+    assert distribution_of(2, 1, 1, 1, 0.5, top_k=2) == pytest.approx([0.4, 0.2, 0.2, 0.2, 0])
 
 
 @pytest.mark.parametrize("top_k", [5, 6, 10**9])
 def test_top_k_of_the_whole_vocabulary_changes_nothing(top_k: int) -> None:
-    assert law_of(2, 1, 1, 1, 3, top_k=top_k) == law_of(2, 1, 1, 1, 3)
+    assert distribution_of(2, 1, 1, 1, 3, top_k=top_k) == distribution_of(2, 1, 1, 1, 3)
 
 
 def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass() -> None:
-    assert law_of(1, 1, 1, 1, top_p=0.5) == [0.5, 0.5, 0, 0]  # reached exactly, lower indices first
-    assert law_of(1, 1, 1, 1, top_p=math.nextafter(0.5, 1)) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
-    assert law_of(1, 1, 4, 2, top_p=1e-9) == [0, 0, 1, 0]
+    assert distribution_of(1, 1, 1, 1, top_p=0.5) == [0.5, 0.5, 0, 0]  # reached exactly, lower indices first
+    assert distribution_of(1, 1, 1, 1, top_p=math.nextafter(0.5, 1)) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    assert distribution_of(1, 1, 4, 2, top_p=1e-9) == [0, 0, 1, 0]
 
 
 def test_top_p_applies_to_what_top_k_left() -> None:
     """top-k 2 makes (5, 3)/8 of (5, 3, 2)/10, and 5/8 reaches the mass alone where 5/10 does not."""
-    assert law_of(5, 3, 2, top_k=2, top_p=0.6) == [1, 0, 0]
-    assert law_of(5, 3, 2, top_p=0.6) == pytest.approx([5 / 8, 3 / 8, 0])
+    assert distribution_of(5, 3, 2, top_k=2, top_p=0.6) == [1, 0, 0]
+    assert distribution_of(5, 3, 2, top_p=0.6) == pytest.approx([5 / 8, 3 / 8, 0])
 
 
 @given(rows, samplings, st.integers(-1000, 1000))
@@ -136,18 +136,18 @@ def test_adding_a_constant_to_the_logits_changes_nothing(row: list[float], sampl
 )
 def test_any_leading_shape_gives_what_single_rows_give(shape: tuple[int, ...], sampling: Sampling) -> None:
     logits = torch.randn(*shape, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    laws = standardise(logits, sampling)
-    assert laws.shape == logits.shape
+    distributions = standardise(logits, sampling)
+    assert distributions.shape == logits.shape
     for row in product(*map(range, shape)):
-        assert torch.equal(laws[row], standardise(logits[row], sampling))
+        assert torch.equal(distributions[row], standardise(logits[row], sampling))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_laws_of_half_precision_logits_are_float32(dtype: torch.dtype) -> None:
+def test_distributions_of_half_precision_logits_are_float32(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
-    laws = standardise(logits, Sampling(0.8, 20, 0.9))
-    assert laws.dtype == torch.float32
-    torch.testing.assert_close(laws, standardise(logits.float(), Sampling(0.8, 20, 0.9)))
+    distributions = standardise(logits, Sampling(0.8, 20, 0.9))
+    assert distributions.dtype == torch.float32
+    torch.testing.assert_close(distributions, standardise(logits.float(), Sampling(0.8, 20, 0.9)))
 
 
 def test_a_very_low_temperature_is_the_argmax_and_does_not_overflow() -> None:
@@ -158,12 +158,12 @@ def test_a_very_low_temperature_is_the_argmax_and_does_not_overflow() -> None:
 
 @pytest.mark.parametrize("bad", [[1.0, NAN], [INF, 0.0], [-INF, -INF], [INF, -INF]])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0), Sampling(top_k=1), Sampling(top_p=0.5)])
-def test_rows_without_a_law_raise_or_come_out_as_nan(bad: list[float], sampling: Sampling) -> None:
+def test_rows_without_a_distribution_raise_or_come_out_as_nan(bad: list[float], sampling: Sampling) -> None:
     logits = torch.tensor([[0.0, 0.0], bad, [1.0, 2.0]])
     with pytest.raises(ValueError, match=r"logits row 1 has the maximum (nan|inf|-inf)"):
         standardise(logits, sampling)
-    laws = standardise(logits, sampling, check=False)
-    assert laws.isnan().any(-1).tolist() == [False, True, False]
+    distributions = standardise(logits, sampling, check=False)
+    assert distributions.isnan().any(-1).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ uniforms = st.one_of(st.sampled_from([0.0, 5e-324, LARGEST]), st.floats(0, 1, ex
 @given(weights, uniforms, st.sampled_from([torch.float32, torch.float64]))
 @examples
 def test_draw_finds_the_token_whose_cell_holds_the_uniform(row: list[int], uniform: float, dtype: torch.dtype) -> None:
-    token = int(draw(weighted(row, dtype), torch.tensor(uniform, dtype=torch.float64)))
+    token = int(sample(weighted(row, dtype), torch.tensor(uniform, dtype=torch.float64)))
     assert row[token] > 0
     cumulated = [Fraction(sum(row[: i + 1]), sum(row)) for i in range(len(row))]
     edge = min(abs(float(c) - uniform) for c in [Fraction(0), *cumulated])
@@ -211,74 +211,74 @@ def test_draw_finds_the_token_whose_cell_holds_the_uniform(row: list[int], unifo
 @pytest.mark.parametrize("vocab", [1_000, 50_257, 262_144])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_impossible_is_drawn_from_a_large_vocabulary(vocab: int, dtype: torch.dtype) -> None:
-    """Most tokens have no probability here, at both ends too, and float32 laws do not quite sum to 1."""
+    """Most tokens have no probability here, at both ends too, and float32 distributions do not quite sum to 1."""
     generator = torch.Generator().manual_seed(vocab)
     logits = 3 * torch.randn(4, vocab, generator=generator, dtype=dtype)
     possible = torch.rand(4, vocab, generator=generator) < 0.01
     possible[:, vocab // 2], possible[:, :9], possible[:, -9:] = True, False, False
-    laws = standardise(logits.where(possible, -INF))
-    edges = laws.double().cumsum(-1)[possible].reshape(-1).unique()[::97]
+    distributions = standardise(logits.where(possible, -INF))
+    edges = distributions.double().cumsum(-1)[possible].reshape(-1).unique()[::97]
     extremes = torch.tensor([0.0, 5e-324, 1e-12, 0.5, 1 - 1e-12, LARGEST], dtype=torch.float64)
     for uniform in torch.cat([extremes, edges[edges < 1][:40]]):
-        tokens = draw(laws, uniform.expand(4))
-        assert (laws.gather(-1, tokens[:, None]) > 0).all()
+        tokens = sample(distributions, uniform.expand(4))
+        assert (distributions.gather(-1, tokens[:, None]) > 0).all()
 
 
-def test_a_law_that_sums_to_less_or_more_is_drawn_from_in_proportion() -> None:
+def test_a_distribution_that_sums_to_less_or_more_is_drawn_from_in_proportion() -> None:
     """Sums of float32 probabilities are off by rounding; here by far more, to see what happens."""
     middles = (torch.arange(300, dtype=torch.float64) + 0.5) / 300
     for total in (0.3, 0.9999999, 1.0000001, 3.0):
-        law = total * torch.tensor([1 / 3, 0, 2 / 3, 0], dtype=torch.float64)
-        tokens = draw(law.expand(300, 4), middles)
+        probs = total * torch.tensor([1 / 3, 0, 2 / 3, 0], dtype=torch.float64)
+        tokens = sample(probs.expand(300, 4), middles)
         assert torch.bincount(tokens, minlength=4).tolist() == [100, 0, 200, 0]
 
 
 @given(st.floats(1e-300, 1e300), st.integers(0, 3))
 @examples
-def test_the_largest_uniform_draws_the_last_token_whatever_the_law_sums_to(total: float, zeros: int) -> None:
-    law = torch.tensor([0.25 * total, 0.75 * total] + [0.0] * zeros, dtype=torch.float64)
-    assert draw(law, torch.tensor(LARGEST, dtype=torch.float64)) == 1
+def test_the_largest_uniform_draws_the_last_token_whatever_the_distribution_sums_to(total: float, zeros: int) -> None:
+    probs = torch.tensor([0.25 * total, 0.75 * total] + [0.0] * zeros, dtype=torch.float64)
+    assert sample(probs, torch.tensor(LARGEST, dtype=torch.float64)) == 1
 
 
-def test_rare_tokens_of_a_float32_law_keep_their_cells() -> None:
+def test_rare_tokens_of_a_float32_distribution_keep_their_cells() -> None:
     """float32 sums above 1/2 move in steps of 6e-8, which would lose most tokens of probability 1e-9."""
     rare = torch.arange(1, 1001)
-    law = torch.tensor([0.5] + [1e-9] * 1000 + [0.499999])
-    uniform = (0.5 + 1e-9 * (rare.double() - 0.5)) / law.double().sum()
-    assert torch.equal(draw(law.expand(1000, 1002), uniform), rare)
+    probs = torch.tensor([0.5] + [1e-9] * 1000 + [0.499999])
+    uniform = (0.5 + 1e-9 * (rare.double() - 0.5)) / probs.double().sum()
+    assert torch.equal(sample(probs.expand(1000, 1002), uniform), rare)
 
 
 @pytest.mark.parametrize("uniform_dtype", [torch.float32, torch.float64])
-def test_cells_are_as_wide_as_the_law_says(uniform_dtype: torch.dtype) -> None:
-    """On evenly spread uniforms a law in multiples of their distance comes out exactly."""
+def test_cells_are_as_wide_as_the_distribution_says(uniform_dtype: torch.dtype) -> None:
+    """On evenly spread uniforms a distribution in multiples of their distance comes out exactly."""
     parts = torch.tensor([0, 11, 0, 1, 30, 22, 0])
     middles = (torch.arange(64, dtype=uniform_dtype) + 0.5) / 64
-    tokens = draw((parts / 64).expand(64, 7), middles)
+    tokens = sample((parts / 64).expand(64, 7), middles)
     assert torch.equal(torch.bincount(tokens, minlength=7), parts)
     assert torch.equal(tokens, tokens.sort().values)
 
 
 def test_draw_goes_by_shares_and_takes_columns_of_uniforms() -> None:
-    law = standardise(torch.randn(4, 3, 7, generator=torch.Generator().manual_seed(1))).double()
+    probs = standardise(torch.randn(4, 3, 7, generator=torch.Generator().manual_seed(1))).double()
     uniforms = torch.rand(3, 4, generator=torch.Generator().manual_seed(2)).double().T
     assert not uniforms.is_contiguous()
-    want = draw(law, uniforms.contiguous())
-    assert torch.equal(draw(law, uniforms), want)
-    assert torch.equal(draw(law / 4, uniforms), want)  # a power of two, so that nothing is rounded
+    want = sample(probs, uniforms.contiguous())
+    assert torch.equal(sample(probs, uniforms), want)
+    assert torch.equal(sample(probs / 4, uniforms), want)  # a power of two, so that nothing is rounded
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
 def test_draw_takes_any_leading_shape(shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
-    laws = standardise(torch.randn(*shape, 5, generator=generator))
+    distributions = standardise(torch.randn(*shape, 5, generator=generator))
     uniform = torch.rand(shape, generator=generator)
-    tokens = draw(laws, uniform)
+    tokens = sample(distributions, uniform)
     assert tokens.shape == shape
     for row in product(*map(range, shape)):
-        assert tokens[row] == draw(laws[row], uniform[row])
+        assert tokens[row] == sample(distributions[row], uniform[row])
 
 
-# What two laws have in common
+# What two distributions have in common
 
 
 @st.composite
@@ -296,12 +296,12 @@ def test_residual_overlap_and_distance_are_what_fractions_say(pair: tuple[list[i
     left = [max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)]
     assert sum(left) == 1 - beta  # appendix A.1: the normaliser
     assert sum(abs(a - (a + b) / 2) for a, b in zip(p, q, strict=True)) == 1 - beta  # Definition 3.2 and Lemma 3.3
-    p_law, q_law = weighted(pair[0]), weighted(pair[1])
-    assert float(overlap(p_law, q_law)) == pytest.approx(float(beta), abs=1e-15)
-    assert float(total_variation(p_law, q_law)) == pytest.approx(float(1 - beta), abs=1e-15)
+    p_distribution, q_distribution = weighted(pair[0]), weighted(pair[1])
+    assert float(overlap(p_distribution, q_distribution)) == pytest.approx(float(beta), abs=1e-15)
+    assert float(total_variation(p_distribution, q_distribution)) == pytest.approx(float(1 - beta), abs=1e-15)
     if p != q:
         want = [float(x / (1 - beta)) for x in left]
-        assert residual(p_law, q_law).tolist() == pytest.approx(want, abs=1e-13)
+        assert residual(p_distribution, q_distribution).tolist() == pytest.approx(want, abs=1e-13)
 
 
 @given(pairs())
@@ -316,7 +316,9 @@ def test_mass_identities(pair: tuple[list[int], list[int]]) -> None:
 
 @given(pairs())
 @examples
-def test_distance_is_symmetric_bounded_and_tells_equal_and_disjoint_laws(pair: tuple[list[int], list[int]]) -> None:
+def test_distance_is_symmetric_bounded_and_tells_equal_and_disjoint_distributions(
+    pair: tuple[list[int], list[int]],
+) -> None:
     p, q = (weighted(row) for row in pair)
     distance = float(total_variation(p, q))
     assert distance == float(total_variation(q, p))
@@ -325,12 +327,12 @@ def test_distance_is_symmetric_bounded_and_tells_equal_and_disjoint_laws(pair: t
     assert (distance > 1 - 1e-12) == bool(((p == 0) | (q == 0)).all())
 
 
-def test_residual_of_equal_laws_and_against_nothing_is_p() -> None:
+def test_residual_of_equal_distributions_and_against_nothing_is_p() -> None:
     p = weighted([1, 0, 3])
     assert torch.equal(residual(p, p), p)
     assert torch.equal(residual(p, torch.zeros(3, dtype=torch.float64)), p)
-    rough = torch.tensor([0.3, 0.0, 0.6], dtype=torch.float64)  # what rounding makes of a law, exaggerated
-    assert torch.equal(excess(rough, rough), rough)
+    rough = torch.tensor([0.3, 0.0, 0.6], dtype=torch.float64)  # what rounding makes of a distribution, exaggerated
+    assert torch.equal(unnormalised_residual(rough, rough), rough)
     assert residual(rough, rough).tolist() == pytest.approx([1 / 3, 0, 2 / 3])
 
 
@@ -344,10 +346,10 @@ def test_residual_and_overlap_take_any_leading_shape() -> None:
         assert total_variation(p, q)[row] == total_variation(p[row], q[row])
 
 
-def test_one_hot_is_a_law() -> None:
-    laws = one_hot(torch.tensor([[2, 0]]), 3, torch.float64)
-    assert laws.dtype == torch.float64
-    assert laws.tolist() == [[[0, 0, 1], [1, 0, 0]]]
+def test_one_hot_is_a_distribution() -> None:
+    distributions = one_hot(torch.tensor([[2, 0]]), 3, torch.float64)
+    assert distributions.dtype == torch.float64
+    assert distributions.tolist() == [[[0, 0, 1], [1, 0, 0]]]
 
 
 def test_normalise_divides_by_the_sum_of_the_last_axis() -> None:

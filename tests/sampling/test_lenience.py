@@ -1,4 +1,4 @@
-"""Lenience: the law that the rule really gives, by enumeration and by formula; its bound; and rules gone wrong."""
+"""Lenience: the distribution that the rule really gives, by enumeration and by formula; its bound; and rules gone wrong."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from distributions_for_tests import PAIRS, distribution_pair, distributions_along, examples
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import PAIRS, examples, law_pair, laws_along
 from scipy.optimize import linprog
 from tiny import llama, near_copy
 from torch import Tensor
 
-from specnb.decode import generate
-from specnb.draft import ModelDraft
-from specnb.exact import Emissions, Laws, step_law
-from specnb.law import Sampling, draw, overlap, residual, total_variation
-from specnb.lenience import (
-    lenient_law,
+from specnb.decoding.loop import generate
+from specnb.drafting.model import ModelDrafter
+from specnb.sampling.distributions import Sampling, overlap, residual, sample, total_variation
+from specnb.sampling.enumeration import Conditional, Emissions, step_distribution
+from specnb.sampling.lenience import (
+    lenient_distribution,
     lenient_overlap,
     lenient_total_variation,
-    most_acceptance,
-    text_log_probability,
+    max_acceptance,
+    sequence_log_probability,
 )
-from specnb.verify import (
+from specnb.sampling.verification import (
     Outcome,
     Rule,
     greedy_verification,
@@ -40,80 +40,80 @@ every_kind = pytest.mark.parametrize("kind", PAIRS)
 every_lenience = pytest.mark.parametrize("lenience", LENIENCES)
 
 
-def step_by_formula(p: Laws, q: Laws, gamma: int, lenience: float) -> Emissions:
+def step_by_formula(p: Conditional, q: Conditional, gamma: int, lenience: float) -> Emissions:
     """The closed form of a whole step: drafts kept along the way, then a replacement or the bonus."""
     emitted: Emissions = {}
     for n in range(gamma + 1):
-        for drafts in product(range(len(p(()))), repeat=n):
-            along = [(p(drafts[:i]), q(drafts[:i]), x) for i, x in enumerate(drafts)]
+        for draft_tokens in product(range(len(p(()))), repeat=n):
+            along = [(p(draft_tokens[:i]), q(draft_tokens[:i]), x) for i, x in enumerate(draft_tokens)]
             chance = float(np.prod([float(torch.minimum(a / lenience, b)[x]) for a, b, x in along]))
-            p_next, q_next = p(drafts), q(drafts)
+            p_next, q_next = p(draft_tokens), q(draft_tokens)
             kept = torch.minimum(p_next / lenience, q_next)
-            final = p_next if n == gamma else lenient_law(p_next, q_next, lenience) - kept
-            emitted |= {(*drafts, x): chance * float(final[x]) for x in range(len(final))}
+            final = p_next if n == gamma else lenient_distribution(p_next, q_next, lenience) - kept
+            emitted |= {(*draft_tokens, x): chance * float(final[x]) for x in range(len(final))}
     return emitted
 
 
-def apart(rule: Rule, p: Laws, q: Laws, gamma: int, lenience: float) -> float:
+def apart(rule: Rule, p: Conditional, q: Conditional, gamma: int, lenience: float) -> float:
     """How far the enumerated step of `rule` is from the closed form; inf if enumeration refuses the rule."""
     try:
-        have = step_law(rule, p, q, gamma, lenience=lenience)
+        have = step_distribution(rule, p, q, gamma, lenience=lenience)
     except ValueError:
         return np.inf
     want = step_by_formula(p, q, gamma, lenience)
     return max(abs(have.get(tokens, 0.0) - want.get(tokens, 0.0)) for tokens in have.keys() | want.keys())
 
 
-# The law of a step
+# The distribution of a step
 
 
 @every_kind
 @every_lenience
-def test_a_step_has_the_law_of_the_closed_form(kind: str, lenience: float) -> None:
-    assert apart(lenient_verification(lenience), *law_pair(kind, vocab=3), 2, lenience) < 1e-12
+def test_a_step_has_the_distribution_of_the_closed_form(kind: str, lenience: float) -> None:
+    assert apart(lenient_verification(lenience), *distribution_pair(kind, vocab=3), 2, lenience) < 1e-12
 
 
 def test_a_lenient_rule_is_refused_by_an_enumeration_that_does_not_know_its_lenience() -> None:
     with pytest.raises(ValueError, match="changes its answer inside a cell"):
-        step_law(lenient_verification(0.5), *law_pair("dense", vocab=3), gamma=1)
+        step_distribution(lenient_verification(0.5), *distribution_pair("dense", vocab=3), gamma=1)
 
 
 def test_cells_for_a_lenience_change_nothing_about_other_rules() -> None:
-    p, q = law_pair("dense", vocab=3)
-    finer, plain = (step_law(token_verification, p, q, 2, lenience=lenience) for lenience in (0.5, 1.0))
+    p, q = distribution_pair("dense", vocab=3)
+    finer, plain = (step_distribution(token_verification, p, q, 2, lenience=lenience) for lenience in (0.5, 1.0))
     assert finer == pytest.approx(plain, abs=1e-14)
 
 
 @every_kind
 @every_lenience
-def test_the_emitted_law_by_its_properties(kind: str, lenience: float) -> None:
+def test_the_emitted_distribution_by_its_properties(kind: str, lenience: float) -> None:
     for seed in range(20):
-        p, q = (laws(()) for laws in law_pair(kind, 6, seed))
-        law = lenient_law(p, q, lenience)
-        assert float(law.sum()) == pytest.approx(1, abs=1e-12)
-        assert (law <= p / lenience + 1e-12).all()
-        assert (law <= torch.maximum(p, q) + 1e-12).all()
+        p, q = (distributions(()) for distributions in distribution_pair(kind, 6, seed))
+        probs = lenient_distribution(p, q, lenience)
+        assert float(probs.sum()) == pytest.approx(1, abs=1e-12)
+        assert (probs <= p / lenience + 1e-12).all()
+        assert (probs <= torch.maximum(p, q) + 1e-12).all()
         least = (1 - lenient_overlap(p, q, lenience)) / (1 - overlap(p, q)).clamp_min(1e-300)
-        assert (law >= p * least.clamp(0, 1) - 1e-9).all()
-        distance = float(total_variation(law, p))
+        assert (probs >= p * least.clamp(0, 1) - 1e-9).all()
+        distance = float(total_variation(probs, p))
         assert float(lenient_total_variation(p, q, lenience)) == pytest.approx(distance, abs=1e-12)
 
 
 @every_lenience
 def test_the_bound_is_reached_where_the_draft_is_too_sure(lenience: float) -> None:
     p, q = torch.tensor([1e-8, 1 - 1e-8]).double(), torch.tensor([0.5, 0.5]).double()
-    assert float(lenient_law(p, q, lenience)[0] / p[0]) == pytest.approx(1 / lenience, rel=1e-6)
+    assert float(lenient_distribution(p, q, lenience)[0] / p[0]) == pytest.approx(1 / lenience, rel=1e-6)
 
 
 def test_a_possible_token_can_become_impossible() -> None:
     p, q = torch.full((8,), 1 / 8).double(), torch.tensor([0.5, 0.5] + [0.0] * 6).double()
-    assert torch.equal(lenient_law(p, q, 0.25), q)
-    assert (lenient_law(p, q, 0.26) > 0).all()
+    assert torch.equal(lenient_distribution(p, q, 0.25), q)
+    assert (lenient_distribution(p, q, 0.26) > 0).all()
 
 
 @every_kind
 def test_alpha_rises_and_is_concave_in_one_over_l(kind: str) -> None:
-    p, q = (laws(()) for laws in law_pair(kind, 6))
+    p, q = (distributions(()) for distributions in distribution_pair(kind, 6))
     alphas = np.array([float(lenient_overlap(p, q, 1 / float(x))) for x in np.linspace(1, 20, 96)])
     assert (np.diff(alphas) >= -1e-12).all()
     assert (np.diff(alphas, 2) <= 1e-12).all()
@@ -126,17 +126,24 @@ def test_alpha_rises_and_is_concave_in_one_over_l(kind: str) -> None:
 @given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(PAIRS)))
 @examples
 def test_lenience_one_is_the_exact_rule_bit_for_bit(seed: int, kind: str) -> None:
-    p, q = law_pair(kind, 5, seed)
+    p, q = distribution_pair(kind, 5, seed)
     generator = torch.Generator().manual_seed(seed)
     accept, final = torch.rand(64, 3, generator=generator), torch.rand(64, generator=generator)
     tokens = tuple(torch.randint(5, (3,), generator=generator).tolist())
-    laws = laws_along(p, tokens, 4).expand(64, 4, 5), laws_along(q, tokens, 3).expand(64, 3, 5)
-    drafts = torch.tensor(tokens).expand(64, 3)
+    distributions = (
+        distributions_along(p, tokens, 4).expand(64, 4, 5),
+        distributions_along(q, tokens, 3).expand(64, 3, 5),
+    )
+    draft_tokens = torch.tensor(tokens).expand(64, 3)
     for lenient, exact in (
         (lenient_verification(1.0), token_verification),
         (lenient_greedy_verification(1), greedy_verification),
     ):
-        for have, want in zip(lenient(*laws, drafts, accept, final), exact(*laws, drafts, accept, final), strict=True):
+        for have, want in zip(
+            lenient(*distributions, draft_tokens, accept, final),
+            exact(*distributions, draft_tokens, accept, final),
+            strict=True,
+        ):
             assert torch.equal(have, want)
 
 
@@ -144,24 +151,26 @@ def test_lenience_one_gives_the_same_text_in_the_loop_and_less_gives_another() -
     target = llama(vocab=16)
     settings = {"gamma": 3, "max_new_tokens": 10, "seed": 5, "progress": False}
 
-    def texts(draft, rule: Rule) -> list[list[int]]:
+    def sequences(draft, rule: Rule) -> list[list[int]]:
         return generate(target, [[1, 2], [3], [0, 5, 4]] * 4, draft, rule=rule, **settings).tokens
 
     draft = near_copy(target, 0.3)
-    assert texts(draft, lenient_verification(1.0)) == texts(draft, token_verification)
-    assert texts(draft, lenient_verification(0.2)) != texts(draft, token_verification)
-    certain = ModelDraft(draft, Sampling(temperature=0))
+    assert sequences(draft, lenient_verification(1.0)) == sequences(draft, token_verification)
+    assert sequences(draft, lenient_verification(0.2)) != sequences(draft, token_verification)
+    certain = ModelDrafter(draft, Sampling(temperature=0))
     greedy = generate(target, [[1, 2], [3], [0, 5, 4]] * 4, sampling=Sampling(temperature=0), **settings).tokens
-    assert texts(certain, lenient_greedy_verification(1.0)) == greedy
-    assert texts(certain, lenient_greedy_verification(0.2)) != greedy
+    assert sequences(certain, lenient_greedy_verification(1.0)) == greedy
+    assert sequences(certain, lenient_greedy_verification(0.2)) != greedy
 
 
 # Temperature 0
 
 
 def greedily(lenience: float, p: list[float], draft: int) -> Outcome:
-    laws, nothing = torch.tensor([p, p]), torch.zeros(1, len(p))
-    return lenient_greedy_verification(lenience)(laws, nothing, torch.tensor([draft]), torch.zeros(1), torch.zeros(()))
+    distributions, nothing = torch.tensor([p, p]), torch.zeros(1, len(p))
+    return lenient_greedy_verification(lenience)(
+        distributions, nothing, torch.tensor([draft]), torch.zeros(1), torch.zeros(())
+    )
 
 
 @pytest.mark.parametrize(("lenience", "draft", "accepted"), [(1, 0, 1), (1, 1, 0), (0.5, 1, 1), (0.5, 2, 0)])
@@ -182,42 +191,42 @@ def test_greedy_lenience_without_a_draft_emits_the_argmax() -> None:
 
 
 def most_by_linear_programme(p: Tensor, q: Tensor, budget: float) -> float:
-    """max sum m over accepted masses m and emitted laws s: m <= q, m <= s, and s at most `budget` from p."""
+    """max sum m over accepted masses m and emitted distributions s: m <= q, m <= s, and s at most `budget` from p."""
     vocab = len(p)
     eye, none = np.eye(vocab), np.zeros((vocab, vocab))
     # Unknowns m, s, d with d >= s - p and d >= 0; the sum of d is the total variation.
-    above = np.block([[eye, -eye, none], [none, eye, -eye], [np.zeros(2 * vocab), np.ones(vocab)]])
+    greater_mask = np.block([[eye, -eye, none], [none, eye, -eye], [np.zeros(2 * vocab), np.ones(vocab)]])
     ends = np.concatenate([np.zeros(vocab), p.numpy(), [budget]])
     bounds = [(0, float(mass)) for mass in q] + [(0, None)] * (2 * vocab)
     sums = np.concatenate([np.zeros(vocab), np.ones(vocab), np.zeros(vocab)])[None]
-    solved = linprog(np.repeat([-1.0, 0.0, 0.0], vocab), above, ends, sums, [1.0], bounds)
+    solved = linprog(np.repeat([-1.0, 0.0, 0.0], vocab), greater_mask, ends, sums, [1.0], bounds)
     return -float(solved.fun)
 
 
 @every_kind
 @pytest.mark.parametrize("budget", [0.0, 0.1, 0.5])
 def test_no_rule_accepts_more_for_its_distance(kind: str, budget: float) -> None:
-    p, q = (laws(()) for laws in law_pair(kind, 5))
-    assert float(most_acceptance(p, q, budget)) == pytest.approx(most_by_linear_programme(p, q, budget), abs=1e-9)
+    p, q = (distributions(()) for distributions in distribution_pair(kind, 5))
+    assert float(max_acceptance(p, q, budget)) == pytest.approx(most_by_linear_programme(p, q, budget), abs=1e-9)
 
 
 @every_kind
 @every_lenience
 def test_lenience_is_on_that_front(kind: str, lenience: float) -> None:
-    p, q = (laws(()) for laws in law_pair(kind, 5))
-    budget = float(total_variation(lenient_law(p, q, lenience), p))
-    assert float(lenient_overlap(p, q, lenience)) == pytest.approx(float(most_acceptance(p, q, budget)), abs=1e-12)
+    p, q = (distributions(()) for distributions in distribution_pair(kind, 5))
+    budget = float(total_variation(lenient_distribution(p, q, lenience), p))
+    assert float(lenient_overlap(p, q, lenience)) == pytest.approx(float(max_acceptance(p, q, budget)), abs=1e-12)
 
 
 # Whole texts
 
 
-def text_law(p: Laws, q: Laws, gamma: int, lenience: float, tokens: tuple[int, ...]) -> float:
+def text_distribution(p: Conditional, q: Conditional, gamma: int, lenience: float, tokens: tuple[int, ...]) -> float:
     """The chance that a text made of enumerated steps begins with `tokens`."""
 
     def begins(start: int) -> float:
         rest, before = tokens[start:], tokens[:start]
-        step = step_law(
+        step = step_distribution(
             lenient_verification(lenience), lambda c: p(before + c), lambda c: q(before + c), gamma, lenience=lenience
         )
         whole = sum(chance for emitted, chance in step.items() if emitted[: len(rest)] == rest)
@@ -229,21 +238,21 @@ def text_law(p: Laws, q: Laws, gamma: int, lenience: float, tokens: tuple[int, .
 @pytest.mark.parametrize("kind", ["dense", "zeros in both"])
 @pytest.mark.parametrize("gamma", [1, 2])
 def test_the_probability_of_a_text_is_that_of_all_steps_that_make_it(kind: str, gamma: int) -> None:
-    p, q = law_pair(kind, vocab=2)
-    texts = list(product(range(2), repeat=4))
-    laws = [torch.stack([laws_along(side, text, 4) for text in texts]) for side in (p, q)]
-    have = text_log_probability(*laws, torch.tensor(texts), gamma, lenience=0.4).exp()
-    for row, text in enumerate(texts):
+    p, q = distribution_pair(kind, vocab=2)
+    sequences = list(product(range(2), repeat=4))
+    distributions = [torch.stack([distributions_along(side, text, 4) for text in sequences]) for side in (p, q)]
+    have = sequence_log_probability(*distributions, torch.tensor(sequences), gamma, lenience=0.4).exp()
+    for row, text in enumerate(sequences):
         for n in range(1, 5):
-            assert float(have[row, n - 1]) == pytest.approx(text_law(p, q, gamma, 0.4, text[:n]), abs=1e-12)
+            assert float(have[row, n - 1]) == pytest.approx(text_distribution(p, q, gamma, 0.4, text[:n]), abs=1e-12)
 
 
 def test_with_lenience_one_a_text_has_the_targets_probability() -> None:
-    p, q = law_pair("dense", vocab=3)
-    texts = list(product(range(3), repeat=3))
-    laws = [torch.stack([laws_along(side, text, 3) for text in texts]) for side in (p, q)]
-    have = text_log_probability(*laws, torch.tensor(texts), 2, lenience=1.0)
-    want = laws[0].gather(-1, torch.tensor(texts)[..., None])[..., 0].log().cumsum(1)
+    p, q = distribution_pair("dense", vocab=3)
+    sequences = list(product(range(3), repeat=3))
+    distributions = [torch.stack([distributions_along(side, text, 3) for text in sequences]) for side in (p, q)]
+    have = sequence_log_probability(*distributions, torch.tensor(sequences), 2, lenience=1.0)
+    want = distributions[0].gather(-1, torch.tensor(sequences)[..., None])[..., 0].log().cumsum(1)
     torch.testing.assert_close(have, want, atol=1e-12, rtol=0)
 
 
@@ -260,31 +269,33 @@ def test_a_lenience_outside_its_range_is_refused(rule: Callable[[float], Rule], 
 @pytest.mark.parametrize("budget", [-0.1, 1.1, float("nan")])
 def test_a_budget_that_is_no_distance_is_refused(budget: float) -> None:
     with pytest.raises(ValueError, match=r"total variation lies in \[0, 1\]"):
-        most_acceptance(torch.ones(1), torch.ones(1), budget)
+        max_acceptance(torch.ones(1), torch.ones(1), budget)
 
 
-# Planted bugs: each is seen in the law of a step
+# Planted bugs: each is seen in the distribution of a step
 
 HALF = 0.5
 
 
 def with_residual(of: Callable[[Tensor, Tensor], Tensor]) -> Rule:
-    """The lenient test, and after a rejection another law than Algorithm 1's residual."""
+    """The lenient test, and after a rejection another distribution than Algorithm 1's residual."""
 
-    def rule(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-        accepted = lenient_verification(HALF)(p, q, drafts, accept, final).accepted
+    def rule(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+        accepted = lenient_verification(HALF)(p, q, draft_tokens, accept, final).accepted
         after = torch.cat([of(p[..., :-1, :], q), p[..., -1:, :]], dim=-2)
-        return Outcome(accepted, draw(after.take_along_dim(accepted[..., None, None], dim=-2).squeeze(-2), final))
+        return Outcome(accepted, sample(after.take_along_dim(accepted[..., None, None], dim=-2).squeeze(-2), final))
 
     return rule
 
 
 def on_uniforms(scale: float) -> Rule:
-    return lambda p, q, drafts, accept, final: token_verification(p, q, drafts, scale * accept, final)
+    return lambda p, q, draft_tokens, accept, final: token_verification(p, q, draft_tokens, scale * accept, final)
 
 
-def on_laws(p_scale: float, q_scale: float) -> Rule:
-    return lambda p, q, drafts, accept, final: token_verification(p_scale * p, q_scale * q, drafts, accept, final)
+def on_distributions(p_scale: float, q_scale: float) -> Rule:
+    return lambda p, q, draft_tokens, accept, final: token_verification(
+        p_scale * p, q_scale * q, draft_tokens, accept, final
+    )
 
 
 BUGS: dict[str, Rule] = {
@@ -296,17 +307,17 @@ BUGS: dict[str, Rule] = {
     "q / l in the residual": with_residual(lambda p, q: residual(p, q / HALF)),
     "p after a rejection": with_residual(lambda p, q: p),
     "q after a rejection": with_residual(lambda p, q: q),
-    "l multiplies p": on_laws(HALF, 1.0),
+    "l multiplies p": on_distributions(HALF, 1.0),
 }
 
 
 def test_the_rule_of_the_planted_bugs_is_right_without_a_bug() -> None:
-    assert apart(with_residual(residual), *law_pair("dense", vocab=4), 2, HALF) < 1e-12
+    assert apart(with_residual(residual), *distribution_pair("dense", vocab=4), 2, HALF) < 1e-12
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_every_planted_bug_is_seen(bug: str) -> None:
-    distance = apart(BUGS[bug], *law_pair("dense", vocab=4), 2, HALF)
+    distance = apart(BUGS[bug], *distribution_pair("dense", vocab=4), 2, HALF)
     print(f"{bug}: {distance:.4f}")
     assert distance > 1e-3
 
@@ -314,15 +325,15 @@ def test_every_planted_bug_is_seen(bug: str) -> None:
 @pytest.mark.parametrize("lenience", [0.3, 0.5])
 def test_greedy_lenience_the_wrong_way_round_is_seen(lenience: float) -> None:
     """As A.5 prints it, p(x) <= l max p: even l = 1 then accepts whatever is drafted."""
-    p, q = law_pair("dense", vocab=4)
+    p, q = distribution_pair("dense", vocab=4)
 
-    def printed(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-        chosen = p[..., :-1, :].gather(-1, drafts[..., None])[..., 0]
+    def printed(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+        chosen = p[..., :-1, :].gather(-1, draft_tokens[..., None])[..., 0]
         accepted = (chosen <= lenience * p[..., :-1, :].amax(-1)).long().cumprod(-1).sum(-1)
         return Outcome(accepted, p.argmax(-1).gather(-1, accepted[..., None])[..., 0])
 
     def floor_kept(rule: Rule) -> bool:
-        emitted = step_law(rule, p, q, gamma=1)
+        emitted = step_distribution(rule, p, q, gamma=1)
         return all(float(p(())[tokens[0]]) >= lenience * float(p(()).max()) for tokens in emitted)
 
     assert floor_kept(lenient_greedy_verification(lenience))

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from specnb.randomness import PURPOSES, Uniforms, stream, uniforms
+from specnb.sampling.randomness import PURPOSES, Uniforms, stream, uniforms
 
 
 def parts(noise: Uniforms) -> tuple[Tensor, ...]:
@@ -52,17 +52,17 @@ def test_plain_decoding_needs_no_uniforms_for_drafts() -> None:
 def test_seeds_rows_and_purposes_all_have_streams_of_their_own() -> None:
     """No two share a number, also not a row and a seed that are exchanged, nor shifted by any lag."""
     keys = [(seed, row, purpose) for seed in (0, 1, 2) for row in (0, 1, 2) for purpose in PURPOSES]
-    drawn = [set(stream(*key).random(500)) for key in keys]
-    for one, other in combinations(drawn, 2):
+    sampled = [set(stream(*key).random(500)) for key in keys]
+    for one, other in combinations(sampled, 2):
         assert not one & other
 
 
 def test_streams_are_uniform_and_uncorrelated() -> None:
     n = 4000
-    drawn = np.array([stream(0, row, purpose).random(n) for row in range(4) for purpose in PURPOSES])
-    for row in drawn:
+    sampled = np.array([stream(0, row, purpose).random(n) for row in range(4) for purpose in PURPOSES])
+    for row in sampled:
         assert stats.kstest(row, "uniform").pvalue > 1e-6
-    correlations = np.corrcoef(drawn)[np.triu_indices(len(drawn), 1)]
+    correlations = np.corrcoef(sampled)[np.triu_indices(len(sampled), 1)]
     assert np.abs(correlations).max() < stats.norm.isf(1e-8) / np.sqrt(n)
 
 
@@ -71,8 +71,8 @@ LARGE = (2**63 - 1, 2**63, 2**63 + 1, 2**63 + 1000, 2**64 - 1, 2**64, 2**64 + 2*
 
 def test_seeds_and_rows_of_any_size_have_streams_of_their_own() -> None:
     keys = [(seed, row) for seed in (0, 1, *LARGE) for row in (0, 1, *LARGE)]
-    drawn = [stream(*key, purpose).random() for key in keys for purpose in PURPOSES]
-    assert len(set(drawn)) == len(drawn)
+    sampled = [stream(*key, purpose).random() for key in keys for purpose in PURPOSES]
+    assert len(set(sampled)) == len(sampled)
 
 
 def test_streams_below_two_to_the_63_are_those_of_a_plain_philox() -> None:

@@ -1,4 +1,4 @@
-"""Acceptance rules: exact for every kind of law, equal to a line-by-line oracle, and how often they accept."""
+"""Acceptance rules: exact for every kind of distribution, equal to a line-by-line oracle, and how often they accept."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from itertools import product
 
 import pytest
 import torch
+from algorithm_1 import speculative_decoding_step
+from distributions_for_tests import PAIRS, distribution_pair, distributions_along, examples
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import PAIRS, examples, law_pair, laws_along
-from oracle import speculative_decoding_step
 from torch import Tensor
 
-from specnb.exact import Laws, completed, count_law, joint_law, step_law
-from specnb.law import draw, one_hot, overlap
-from specnb.verify import Rule, exact_match, greedy_verification, rejection_sampling, token_verification
+from specnb.sampling.distributions import one_hot, overlap, sample
+from specnb.sampling.enumeration import (
+    Conditional,
+    completed,
+    count_distribution,
+    joint_distribution,
+    step_distribution,
+)
+from specnb.sampling.verification import Rule, exact_match, greedy_verification, rejection_sampling, token_verification
 
 EXACT: tuple[Rule, ...] = (token_verification, rejection_sampling, exact_match)
 RULES = (*EXACT, greedy_verification)
@@ -28,50 +34,50 @@ every_exact_rule = pytest.mark.parametrize("rule", EXACT, ids=lambda rule: rule.
 every_kind = pytest.mark.parametrize("kind", PAIRS)
 
 
-def deviation(rule: Rule, p: Laws, q: Laws, gamma: int) -> float:
-    """The largest difference between the joint law of a step, completed by the target, and the target's."""
-    have = completed(step_law(rule, p, q, gamma), p, gamma + 1)
-    return float((have - joint_law(p, gamma + 1)).abs().max())  # NaN would not be below any bound
+def deviation(rule: Rule, p: Conditional, q: Conditional, gamma: int) -> float:
+    """The largest difference between the joint distribution of a step, completed by the target, and the target's."""
+    have = completed(step_distribution(rule, p, q, gamma), p, gamma + 1)
+    return float((have - joint_distribution(p, gamma + 1)).abs().max())  # NaN would not be below any bound
 
 
-# The exact law
+# The exact distribution
 
 
 @every_kind
 @every_exact_rule
 @pytest.mark.parametrize(("vocab", "gamma"), [(2, 0), (5, 1), (2, 3), (4, 2), (3, 3)])
-def test_a_step_has_the_targets_joint_law(rule: Rule, kind: str, vocab: int, gamma: int) -> None:
-    assert deviation(rule, *law_pair(kind, vocab), gamma) < 1e-12
+def test_a_step_has_the_targets_joint_distribution(rule: Rule, kind: str, vocab: int, gamma: int) -> None:
+    assert deviation(rule, *distribution_pair(kind, vocab), gamma) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["dense", "zeros in both"])
 @every_exact_rule
 def test_a_long_step_over_more_tokens_has_it_too(rule: Rule, kind: str) -> None:
-    assert deviation(rule, *law_pair(kind, vocab=5), gamma=3) < 1e-12
+    assert deviation(rule, *distribution_pair(kind, vocab=5), gamma=3) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ONE_HOT_P)
 @pytest.mark.parametrize("gamma", range(4))
 def test_greedy_verification_is_exact_for_one_hot_p(kind: str, gamma: int) -> None:
-    assert deviation(greedy_verification, *law_pair(kind, vocab=4), gamma) < 1e-12
+    assert deviation(greedy_verification, *distribution_pair(kind, vocab=4), gamma) < 1e-12
 
 
 def test_greedy_verification_is_not_exact_for_soft_p() -> None:
-    assert deviation(greedy_verification, *law_pair("dense", vocab=4), gamma=1) > 0.01
+    assert deviation(greedy_verification, *distribution_pair("dense", vocab=4), gamma=1) > 0.01
 
 
-def test_the_laws_of_these_tests_depend_on_the_context() -> None:
-    for laws in law_pair("dense", vocab=3):
+def test_the_distributions_of_these_tests_depend_on_the_context() -> None:
+    for distributions in distribution_pair("dense", vocab=3):
         contexts = [(), *product(range(3), repeat=1), *product(range(3), repeat=2)]
         for one, other in product(contexts, contexts):
-            assert torch.equal(laws(one), laws(other)) == (one == other)
+            assert torch.equal(distributions(one), distributions(other)) == (one == other)
 
 
 # Where nothing is proposed
 
 
 def lattice(*shape: int, points: int = 16) -> Tensor:
-    """Every combination of `points` evenly spread uniforms: laws in multiples of 1/points come out exactly."""
+    """Every combination of `points` evenly spread uniforms: distributions in multiples of 1/points come out exactly."""
     middles = (torch.arange(points, dtype=torch.float64) + 0.5) / points
     return torch.cartesian_prod(*[middles] * math.prod(shape)).reshape(-1, *shape)
 
@@ -82,15 +88,15 @@ def sixteenths(*parts: int) -> Tensor:
 
 @every_rule
 @pytest.mark.parametrize("missing_from", [0, 1])
-def test_without_a_proposal_the_next_token_has_the_targets_law(rule: Rule, missing_from: int) -> None:
+def test_without_a_proposal_the_next_token_has_the_targets_distribution(rule: Rule, missing_from: int) -> None:
     """q is zero there. What would be accepted behind the gap must not matter either."""
     p = torch.stack([sixteenths(1, 10, 5), sixteenths(0, 7, 9), sixteenths(16, 0, 0)])
     p = one_hot(p.argmax(-1), 3, torch.float64) if rule is greedy_verification else p
     q = torch.stack([sixteenths(4, 8, 4), sixteenths(12, 2, 2)])
-    drafts = torch.tensor([1, 1])
-    q[missing_from], drafts[missing_from] = 0.0, -1
+    draft_tokens = torch.tensor([1, 1])
+    q[missing_from], draft_tokens[missing_from] = 0.0, -1
     uniforms = lattice(3)
-    rows = [tensor.expand(len(uniforms), *tensor.shape) for tensor in (p, q, drafts)]
+    rows = [tensor.expand(len(uniforms), *tensor.shape) for tensor in (p, q, draft_tokens)]
     accepted, token = rule(*rows, *_split(uniforms))
     assert accepted.max() == missing_from
     at_the_gap = accepted == missing_from
@@ -113,17 +119,17 @@ def random_case(rule: Rule, shape: tuple[int, ...], kind: str = "dense", vocab: 
     uniforms = torch.rand(rows, 2 * gamma + 1, generator=generator, dtype=torch.float64)
     ps, qs, drafted = [], [], []
     for row in range(rows):
-        p, q = law_pair(kind, vocab, seed=row)
+        p, q = distribution_pair(kind, vocab, seed=row)
         tokens: tuple[int, ...] = ()
         for i in range(gamma):
-            tokens += (int(draw(q(tokens), uniforms[row, i])),)
-        ps.append(laws_along(p, tokens, gamma + 1))
-        qs.append(laws_along(q, tokens, gamma))
+            tokens += (int(sample(q(tokens), uniforms[row, i])),)
+        ps.append(distributions_along(p, tokens, gamma + 1))
+        qs.append(distributions_along(q, tokens, gamma))
         drafted.append(torch.tensor(tokens))
-    p, q, drafts = torch.stack(ps), torch.stack(qs), torch.stack(drafted)
-    missing = torch.rand(drafts.shape, generator=generator) < 1 / 8
-    q, drafts = q.where(~missing[..., None], 0.0), drafts.where(~missing, -1)
-    flat = (p, q, drafts, *_split(uniforms[:, gamma:]))
+    p, q, draft_tokens = torch.stack(ps), torch.stack(qs), torch.stack(drafted)
+    missing = torch.rand(draft_tokens.shape, generator=generator) < 1 / 8
+    q, draft_tokens = q.where(~missing[..., None], 0.0), draft_tokens.where(~missing, -1)
+    flat = (p, q, draft_tokens, *_split(uniforms[:, gamma:]))
     return tuple(tensor.reshape(*shape, *tensor.shape[1:]) for tensor in flat)
 
 
@@ -146,19 +152,19 @@ def test_no_rows_at_all(rule: Rule) -> None:
 
 @every_rule
 def test_no_drafts_at_all(rule: Rule) -> None:
-    p, q, drafts, accept, final = random_case(rule, (6,), gamma=0)
-    accepted, token = rule(p, q, drafts, accept, final)
+    p, q, draft_tokens, accept, final = random_case(rule, (6,), gamma=0)
+    accepted, token = rule(p, q, draft_tokens, accept, final)
     assert torch.equal(accepted, torch.zeros(6, dtype=torch.int64))
-    assert torch.equal(token, draw(p[:, 0], final))
+    assert torch.equal(token, sample(p[:, 0], final))
 
 
 @every_rule
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.float64)])
-def test_float32_laws_give_the_same_answers(rule: Rule, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+def test_float32_distributions_give_the_same_answers(rule: Rule, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     """The same but where a uniform lies within rounding of an edge, and none of these does."""
-    p, q, drafts, accept, final = random_case(rule, (400,), vocab=4)
-    accepted, token = rule(p.to(dtypes[0]), q.to(dtypes[1]), drafts, accept, final)
-    want = rule(p, q, drafts, accept, final)
+    p, q, draft_tokens, accept, final = random_case(rule, (400,), vocab=4)
+    accepted, token = rule(p.to(dtypes[0]), q.to(dtypes[1]), draft_tokens, accept, final)
+    want = rule(p, q, draft_tokens, accept, final)
     assert torch.equal(accepted, want.accepted)
     assert torch.equal(token, want.token)
 
@@ -168,12 +174,12 @@ def test_float32_laws_give_the_same_answers(rule: Rule, dtypes: tuple[torch.dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_impossible_is_emitted_for_any_uniform(rule: Rule, kind: str, dtype: torch.dtype) -> None:
     """Not for 0 and for the largest number below 1 either, where rounding decides."""
-    p, q, drafts, _, _ = random_case(rule, (12,), kind, gamma=2)
+    p, q, draft_tokens, _, _ = random_case(rule, (12,), kind, gamma=2)
     extremes = torch.tensor([0.0, 5e-324, 0.5, LARGEST], dtype=torch.float64)
     for uniforms in torch.cartesian_prod(extremes, extremes, extremes):
         accept, final = _split(uniforms.expand(12, 3))
-        accepted, token = rule(p.to(dtype), q.to(dtype), drafts, accept, final)
-        block = torch.cat([drafts, drafts[:, :1]], dim=1).scatter(1, accepted[:, None], token[:, None])
+        accepted, token = rule(p.to(dtype), q.to(dtype), draft_tokens, accept, final)
+        block = torch.cat([draft_tokens, draft_tokens[:, :1]], dim=1).scatter(1, accepted[:, None], token[:, None])
         chances = p.to(dtype).gather(-1, block.clamp_min(0)[..., None])[..., 0]
         emitted = torch.arange(3) <= accepted[:, None]
         assert (block[emitted] >= 0).all()
@@ -202,8 +208,8 @@ def steps(draw_example) -> tuple[list[list[Fraction]], list[list[Fraction]], lis
     p = [draw_example(weights(vocab)) for _ in range(gamma + 1)]
     q = [draw_example(weights(vocab)) for _ in range(gamma)]
     ticks = [draw_example(st.integers(0, 2**20 - 1)) for _ in range(2 * gamma + 1)]
-    laws = [[[Fraction(w, sum(row)) for w in row] for row in rows] for rows in (p, q)]
-    return *laws, [Fraction(2 * tick + 1, 2**21) for tick in ticks]
+    distributions = [[[Fraction(w, sum(row)) for w in row] for row in rows] for rows in (p, q)]
+    return *distributions, [Fraction(2 * tick + 1, 2**21) for tick in ticks]
 
 
 @given(steps())
@@ -221,10 +227,12 @@ def test_token_verification_agrees_with_the_oracle_uniform_for_uniform(step) -> 
         return torch.tensor(flat, dtype=torch.float64).reshape(shape)
 
     vocab = len(p[0])
-    q_laws, p_laws = tensor(q, gamma, vocab), tensor(p, gamma + 1, vocab)
-    drafts = draw(q_laws, tensor([draft_uniforms], gamma))
-    outcome = token_verification(p_laws, q_laws, drafts, tensor([accept], gamma), tensor([[final]]))
-    assert [*drafts[: outcome.accepted].tolist(), int(outcome.token)] == want
+    q_distributions, p_distributions = tensor(q, gamma, vocab), tensor(p, gamma + 1, vocab)
+    draft_tokens = sample(q_distributions, tensor([draft_uniforms], gamma))
+    outcome = token_verification(
+        p_distributions, q_distributions, draft_tokens, tensor([accept], gamma), tensor([[final]])
+    )
+    assert [*draft_tokens[: outcome.accepted].tolist(), int(outcome.token)] == want
 
 
 def test_where_the_rule_is_stricter_than_the_paper_as_printed() -> None:
@@ -255,8 +263,8 @@ def test_at_temperature_zero_rules_agree_with_greedy_verification(rule: Rule) ->
 # How often a draft is accepted
 
 
-def first_acceptance(rule: Rule, p: Laws, q: Laws) -> float:
-    return float(1 - count_law(step_law(rule, p, q, gamma=1), gamma=1)[0])
+def first_acceptance(rule: Rule, p: Conditional, q: Conditional) -> float:
+    return float(1 - count_distribution(step_distribution(rule, p, q, gamma=1), gamma=1)[0])
 
 
 def predicted(rule: Rule, p: Tensor, q: Tensor) -> float:
@@ -271,21 +279,21 @@ def predicted(rule: Rule, p: Tensor, q: Tensor) -> float:
 @every_exact_rule
 @pytest.mark.parametrize("seed", range(3))
 def test_acceptance_is_what_the_theory_says(rule: Rule, kind: str, seed: int) -> None:
-    p, q = law_pair(kind, vocab=4, seed=seed)
+    p, q = distribution_pair(kind, vocab=4, seed=seed)
     assert first_acceptance(rule, p, q) == pytest.approx(predicted(rule, p(()), q(())), abs=1e-12)
 
 
 @every_kind
 @pytest.mark.parametrize("seed", range(3))
 def test_no_other_rule_accepts_more_often_than_token_verification(kind: str, seed: int) -> None:
-    p, q = (laws(()) for laws in law_pair(kind, vocab=4, seed=seed))
+    p, q = (distributions(()) for distributions in distribution_pair(kind, vocab=4, seed=seed))
     best = predicted(token_verification, p, q)
     assert predicted(rejection_sampling, p, q) <= best + 1e-12
     assert predicted(exact_match, p, q) <= best + 1e-12
 
 
 def test_the_two_others_are_not_ordered_between_them() -> None:
-    fair, sure = (torch.tensor(law, dtype=torch.float64) for law in ([0.5, 0.5], [1.0, 0.0]))
+    fair, sure = (torch.tensor(probs, dtype=torch.float64) for probs in ([0.5, 0.5], [1.0, 0.0]))
     acceptance = {
         (rule, name): first_acceptance(rule, lambda _: fair, lambda _, q=q: q)
         for rule in (rejection_sampling, exact_match)

@@ -57,11 +57,11 @@ def norm(mass: list[Number]) -> list[Number]:
     return [m / total for m in mass]
 
 
-def sample(law: list[Number], uniform: Number) -> int:
-    """The first token at which the cumulated law is above the uniform."""
+def sample(probs: list[Number], uniform: Number) -> int:
+    """The first token at which the cumulated distribution is above the uniform."""
     cumulated: Number = 0
-    for token, probability in enumerate(law):
+    for token, probability in enumerate(probs):
         cumulated += probability
         if uniform < cumulated:
             return token
-    raise ValueError(f"the law {law} sums to {cumulated}, and the uniform {uniform} is not below that")
+    raise ValueError(f"the distribution {probs} sums to {cumulated}, and the uniform {uniform} is not below that")

@@ -10,15 +10,15 @@ from unittest.mock import patch
 
 import torch
 
-from specnb import beam
-from specnb.beam import Rule, advance
+from specnb.sampling import beam_rules
+from specnb.sampling.beam_rules import Rule, advance
 
 
 def planted(**wrong) -> Rule:
     """`advance` with other functions in place of those that it calls."""
 
     def rule(state, log_p, settings):
-        with patch.multiple(beam, **wrong):
+        with patch.multiple(beam_rules, **wrong):
             return advance(state, log_p, settings)
 
     return rule
@@ -32,14 +32,14 @@ def one_may_be_missing(state, log_p, settings):
         if len(inside) < max(1, len(state.paths) - 1):
             break
         kept = state._replace(paths=tuple(state.paths[i] for i in inside), scores=state.scores[inside])
-        state = beam.extend(kept, torch.stack([log_p[path] for path in kept.paths]), settings)
+        state = beam_rules.extend(kept, torch.stack([log_p[path] for path in kept.paths]), settings)
         states.append(state)
     return states
 
 
 def wrong_parents(state, log_p, settings):
     """Children keep their scores and tokens, and hang below the next beam."""
-    right = beam.best
+    right = beam_rules.best
 
     def best(totals, count):
         parents, tokens, scores = right(totals, count)
@@ -50,7 +50,7 @@ def wrong_parents(state, log_p, settings):
 
 def scores_not_reordered(state, log_p, settings):
     """Scores stay where they were while their beams change places."""
-    right = beam.best
+    right = beam_rules.best
 
     def best(totals, count):
         parents, tokens, scores = right(totals, count)
@@ -60,8 +60,8 @@ def scores_not_reordered(state, log_p, settings):
 
 
 def one_level_off(state, log_p, settings):
-    """Below the first level a node is given its parent's law."""
-    shifted = {path: log_p.get(path[:-1], law) if path not in state.paths else law for path, law in log_p.items()}
+    """Below the first level a node is given its parent's distribution."""
+    shifted = {path: log_p.get(path[:-1], probs) if path not in state.paths else probs for path, probs in log_p.items()}
     return advance(state, shifted, settings)
 
 
@@ -92,7 +92,7 @@ def end_inside(state, log_p, settings):
     return advance(state, log_p, replace(settings, eos=()))
 
 
-BEAM_MUTANTS: dict[str, Rule] = {
+BEAM_BUGS: dict[str, Rule] = {
     "one-may-be-missing": one_may_be_missing,
     "wrong-parents": wrong_parents,
     "scores-not-reordered": scores_not_reordered,

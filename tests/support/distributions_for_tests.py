@@ -1,4 +1,4 @@
-"""Laws for the tests: small vocabularies, another law in every context, and every kind of awkward pair."""
+"""Distributions for the tests: small vocabularies, another distribution in every context, and every kind of awkward pair."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.exact import Laws
+from specnb.sampling.enumeration import Conditional
 
 Array = NDArray[np.float64]
 
@@ -32,8 +32,8 @@ def _one_hot(generator: np.random.Generator, vocab: int) -> Array:
     return np.eye(vocab)[generator.integers(vocab)]
 
 
-def _on(support: NDArray[np.bool_], law: Array) -> Array:
-    return np.where(support, law, 0.0) / law[support].sum()
+def _on(support: NDArray[np.bool_], probs: Array) -> Array:
+    return np.where(support, probs, 0.0) / probs[support].sum()
 
 
 def _disjoint(generator: np.random.Generator, vocab: int) -> tuple[Array, Array]:
@@ -49,7 +49,7 @@ def _nearly_equal(generator: np.random.Generator, vocab: int) -> tuple[Array, Ar
 
 
 def _equal(draw: Callable[[np.random.Generator, int], Array]) -> Callable[..., tuple[Array, Array]]:
-    return lambda generator, vocab: (law := draw(generator, vocab), law)
+    return lambda generator, vocab: (probs := draw(generator, vocab), probs)
 
 
 def _independent(
@@ -71,10 +71,10 @@ PAIRS: dict[str, Callable[[np.random.Generator, int], tuple[Array, Array]]] = {
     "one-hot q": _independent(_dense, _one_hot),
     "one-hot p and q": _independent(_one_hot, _one_hot),
 }
-"""How the laws p and q of one context are made."""
+"""How the distributions p and q of one context are made."""
 
 
-def law_pair(kind: str, vocab: int, seed: int = 0) -> tuple[Laws, Laws]:
+def distribution_pair(kind: str, vocab: int, seed: int = 0) -> tuple[Conditional, Conditional]:
     """p and q, drawn anew as `PAIRS[kind]` says in each context."""
 
     @cache
@@ -87,12 +87,12 @@ def law_pair(kind: str, vocab: int, seed: int = 0) -> tuple[Laws, Laws]:
     return lambda context: both(context)[0], lambda context: both(context)[1]
 
 
-def mapped(change: Callable[[Tensor], Tensor], laws: Laws) -> Laws:
-    """The same laws, each of them changed."""
-    return lambda context: change(laws(context))
+def mapped(change: Callable[[Tensor], Tensor], distributions: Conditional) -> Conditional:
+    """The same distributions, each of them changed."""
+    return lambda context: change(distributions(context))
 
 
-def laws_along(laws: Laws, tokens: tuple[int, ...], positions: int) -> Tensor:
-    """The laws `(positions, vocab)` before the first token, after it, and so on."""
-    along = [laws(tokens[:i]) for i in range(positions)]
-    return torch.stack(along) if along else laws(())[None][:0]
+def distributions_along(distributions: Conditional, tokens: tuple[int, ...], positions: int) -> Tensor:
+    """The distributions `(positions, vocab)` before the first token, after it, and so on."""
+    along = [distributions(tokens[:i]) for i in range(positions)]
+    return torch.stack(along) if along else distributions(())[None][:0]

@@ -1,6 +1,6 @@
-"""The law of the real loop, measured: what `test_engine_law` and `test_engine_mutants` both run.
+"""The distribution of the real loop, measured: what `test_engine_law` and `test_engine_mutants` both run.
 
-Many rows of several prompts go through `specnb.decode.generate` on tiny transformers, with cache, batch
+Many rows of several prompts go through `specnb.decoding.loop.generate` on tiny transformers, with cache, batch
 and several steps; how often each text came out is compared with its enumerated probability, which
 comes from full runs of the target without any cache, in float64.
 """
@@ -16,16 +16,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy import stats
-from tiny import ARCHITECTURES, laws_after, near_copy
+from tiny import ARCHITECTURES, distributions_after, near_copy, next_distributions
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb import decode
-from specnb.draft import Drafter, ModelDraft, Proposal
-from specnb.estimate import Fit, _without_rare_cells, detectable_total_variation, goodness_of_fit
-from specnb.exact import joint_law
-from specnb.law import Sampling
-from specnb.ngram import NgramDraft, NgramModel
+from specnb.decoding import loop
+from specnb.decoding.loop import generate
+from specnb.drafting.base import Drafter, Proposal
+from specnb.drafting.model import ModelDrafter
+from specnb.drafting.ngram import NgramDrafter, NgramModel
+from specnb.measure.statistics import Fit, _without_rare_cells, detectable_total_variation, goodness_of_fit
+from specnb.sampling.distributions import Sampling, overlap
+from specnb.sampling.enumeration import joint_distribution
 
 VOCAB = 4
 PROMPTS = ((0,), (3, 1), (2, 0, 1, 3))  # rows of different lengths stand side by side
@@ -42,7 +44,7 @@ class Case:
     gamma: int
     eos: int | None = None
     sampling: Sampling = PLAIN
-    tokens: int = 4  # the joint law of so many; with rejections they take several steps
+    tokens: int = 4  # the joint distribution of so many; with rejections they take several steps
     rows: int = 8_400
     attention: str = "eager"  # in one row of so few numbers much faster than sdpa
     device: str = "cpu"
@@ -54,25 +56,25 @@ class Case:
 
 
 class Verdict(NamedTuple):
-    """How the emitted texts fit the target's law, and the accepted drafts their recorded chances."""
+    """How the emitted texts fit the target's distribution, and the accepted drafts their recorded chances."""
 
-    law: Fit
+    probs: Fit
     acceptance: float  # p-value
     cells: int
 
     def detects(self, level: float) -> float:
         """The smallest total variation that would have been found with power 0.99 at false-alarm rate `level`."""
-        return detectable_total_variation(self.cells - (len(PROMPTS) - 1), self.law.n, level)
+        return detectable_total_variation(self.cells - (len(PROMPTS) - 1), self.probs.n, level)
 
 
-def measure(case: Case, generate: Callable[..., decode.Generation] | None = None) -> Verdict:
+def measure(case: Case, generate: Callable[..., loop.Generation] | None = None) -> Verdict:
     """Generates, checks the record against the texts (`AssertionError`), and compares both with the theory.
 
     `generate` stands for the loop with a bug in it; what that draws with, it knows itself.
     """
     target = ARCHITECTURES[case.architecture](VOCAB)
     target.set_attn_implementation(case.attention)
-    write = generate or partial(decode.generate, sampling=case.sampling)
+    write = generate or partial(loop.generate, sampling=case.sampling)
     made = write(
         target.to(case.device),
         PROMPTS * (case.rows // len(PROMPTS)),
@@ -84,8 +86,8 @@ def measure(case: Case, generate: Callable[..., decode.Generation] | None = None
         progress=False,
     )
     check_record(made)
-    law, cells = fit(case, target.cpu(), made.tokens)
-    return Verdict(law, acceptance_p_value(made.record), cells)
+    probs, cells = fit(case, target.cpu(), made.tokens)
+    return Verdict(probs, acceptance_p_value(made.record), cells)
 
 
 def made_drafter(case: Case) -> Drafter | PreTrainedModel | None:
@@ -99,64 +101,64 @@ def made_drafter(case: Case) -> Drafter | PreTrainedModel | None:
     return {
         "model": model,
         "near": near,
-        "sharp": ModelDraft(model, SHARP),
-        "argmax": ModelDraft(model, Sampling(temperature=0)),
-        "patchy": PatchyDraft(model),
-        "ngram": NgramDraft(NgramModel(counted, 3, VOCAB)),
+        "sharp": ModelDrafter(model, SHARP),
+        "argmax": ModelDrafter(model, Sampling(temperature=0)),
+        "patchy": PatchyDrafter(model),
+        "ngram": NgramDrafter(NgramModel(counted, 3, VOCAB)),
         "alone": None,
     }[case.drafter]
 
 
-class PatchyDraft(ModelDraft):
-    """Has nothing to propose at every third place of a text: draft -1, law zero.
+class PatchyDrafter(ModelDrafter):
+    """Has nothing to propose at every third place of a text: draft -1, distribution zero.
 
     Which places is decided by what stands before them; a drafter that took back what it had drawn
-    after seeing it would have to report another law.
+    after seeing it would have to report another distribution.
     """
 
     def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
-        drafts, q = super().propose(tokens, lengths, uniforms)
-        places = lengths[:, None] + torch.arange(drafts.shape[1], device=drafts.device)
+        draft_tokens, q = super().propose(tokens, lengths, uniforms)
+        places = lengths[:, None] + torch.arange(draft_tokens.shape[1], device=draft_tokens.device)
         missing = places % 3 == 0
-        return Proposal(drafts.masked_fill(missing, -1), q.masked_fill(missing[..., None], 0.0))
+        return Proposal(draft_tokens.masked_fill(missing, -1), q.masked_fill(missing[..., None], 0.0))
 
 
-def fit(case: Case, target: PreTrainedModel, texts: list[list[int]]) -> tuple[Fit, int]:
+def fit(case: Case, target: PreTrainedModel, sequences: list[list[int]]) -> tuple[Fit, int]:
     """Pearson's test over all (prompt, text) cells, and how many cells were left to it.
 
     A text that the target cannot emit has a cell of its own, with probability zero.
     """
-    counts, laws = [], []
+    counts, distributions = [], []
     for number, prompt in enumerate(PROMPTS):
-        law = text_law(case, target, prompt)
-        seen, times = np.unique(codes(texts[number :: len(PROMPTS)]), return_counts=True)
+        probs = text_distribution(case, target, prompt)
+        seen, times = np.unique(codes(sequences[number :: len(PROMPTS)]), return_counts=True)
         observed = dict(zip(seen.tolist(), times.tolist(), strict=True))
-        counts += [observed.pop(code, 0) for code in law] + [sum(observed.values())]
-        laws += [*law.values(), 0.0]
-    expected = np.array(laws) / len(PROMPTS)
-    cells = len(_without_rare_cells(expected, expected * len(texts))[1])
+        counts += [observed.pop(code, 0) for code in probs] + [sum(observed.values())]
+        distributions += [*probs.values(), 0.0]
+    expected = np.array(distributions) / len(PROMPTS)
+    cells = len(_without_rare_cells(expected, expected * len(sequences))[1])
     return goodness_of_fit(np.array(counts), expected, fitted=len(PROMPTS) - 1), cells
 
 
-def text_law(case: Case, target: PreTrainedModel, prompt: tuple[int, ...]) -> dict[int, float]:
+def text_distribution(case: Case, target: PreTrainedModel, prompt: tuple[int, ...]) -> dict[int, float]:
     """The probability of each text, by `codes`: `case.tokens` tokens, or fewer up to and with `eos`."""
-    joint = joint_law(laws_after(target, prompt, case.tokens, case.sampling), case.tokens)
-    law: dict[int, float] = {}
+    joint = joint_distribution(distributions_after(target, prompt, case.tokens, case.sampling), case.tokens)
+    probs: dict[int, float] = {}
     for tokens, chance in zip(np.ndindex(*joint.shape), joint.flatten().tolist(), strict=True):
         text = tokens[: tokens.index(case.eos) + 1] if case.eos in tokens else tokens
         code = int(codes([list(text)])[0])
-        law[code] = law.get(code, 0.0) + chance
-    return law
+        probs[code] = probs.get(code, 0.0) + chance
+    return probs
 
 
-def codes(texts: list[list[int]]) -> np.ndarray:
+def codes(sequences: list[list[int]]) -> np.ndarray:
     """One number for each text, whatever its length."""
-    longest = max(map(len, texts))
-    padded = np.array([[token + 1 for token in text] + [0] * (longest - len(text)) for text in texts])
+    longest = max(map(len, sequences))
+    padded = np.array([[token + 1 for token in text] + [0] * (longest - len(text)) for text in sequences])
     return padded @ (VOCAB + 1) ** np.arange(longest)
 
 
-def acceptance_p_value(record: decode.StepRecord) -> float:
+def acceptance_p_value(record: loop.StepRecord) -> float:
     """Whether drafts were accepted as often as `beta` says: at each draft tested, the chance given all before.
 
     The differences are martingale increments, so their sum has the summed variance beta (1 - beta).
@@ -168,16 +170,16 @@ def acceptance_p_value(record: decode.StepRecord) -> float:
     return float(2 * stats.norm.sf(abs((hit[tested] - beta).sum()) / spread)) if spread > 0 else 1.0
 
 
-def check_record(made: decode.Generation) -> None:
+def check_record(made: loop.Generation) -> None:
     """The record tells the same story as the texts, and no text took more target runs than it has tokens."""
     record = made.record
     assert record.emitted.sum(axis=1).tolist() == [len(text) for text in made.tokens]
     assert (record.emitted <= record.accepted + 1).all()
-    assert (record.target_runs <= [len(text) for text in made.tokens]).all()
+    assert (record.target_passes <= [len(text) for text in made.tokens]).all()
     for row in range(0, len(made.tokens), 7):
         told: list[int] = []
         for step in range(record.emitted.shape[1]):
-            accepted = record.drafts[row, step, : record.accepted[row, step]].tolist()
+            accepted = record.draft_tokens[row, step, : record.accepted[row, step]].tolist()
             told += [*accepted, int(record.token[row, step])][: record.emitted[row, step]]
         assert told == made.tokens[row]
 
@@ -185,3 +187,69 @@ def check_record(made: decode.Generation) -> None:
 def smaller(case: Case, rows: int) -> Case:
     """The same case with fewer rows."""
     return replace(case, rows=rows)
+
+
+FALSE_ALARMS = 1e-6
+
+
+TOP_K = Sampling(temperature=1.0, top_k=3)
+
+
+TOP_P = Sampling(temperature=0.8, top_p=0.9)
+
+
+DEEP = 112_500
+
+
+CASES = [
+    # Many rows, to find small deviations.
+    Case("gpt2", "sharp", 3, tokens=3, rows=DEEP),
+    Case("llama", "near", 1, tokens=3, eos=1, rows=DEEP),
+    # Fewer rows, more tokens and settings.
+    Case("llama", "near", 3),
+    Case("gpt2", "near", 3, eos=1),
+    Case("llama", "model", 1),
+    Case("gpt2", "model", 1, eos=2),
+    Case("gpt2", "sharp", 3, sampling=TOP_K),
+    Case("llama", "sharp", 3, eos=2, sampling=TOP_P),
+    Case("llama", "patchy", 3),
+    Case("gpt2", "patchy", 1, eos=1),
+    Case("llama", "ngram", 3, eos=1),
+    Case("gpt2", "ngram", 1, sampling=TOP_P),
+    Case("gpt2", "argmax", 3),
+    Case("llama", "argmax", 1, eos=1),
+    Case("llama", "alone", 0),
+    Case("gpt2", "alone", 0, eos=1),
+    Case("llama", "model", 3, attention="sdpa"),
+]
+
+
+GPU_CASES = [Case(name, "sharp", 3, eos=1, attention="sdpa", device="cuda") for name in ARCHITECTURES]
+
+
+TESTS = 60
+"""At least as many as there are: two for each case, here, on the GPU and in `test_engine_mutants`."""
+
+
+LEVEL = FALSE_ALARMS / TESTS
+
+
+def overlap_error(architecture):
+    """The largest difference between a recorded overlap and that of both models run without a cache,
+    and how often all drafts of a step were accepted."""
+    target = ARCHITECTURES[architecture](VOCAB, dtype=torch.float64)
+    draft = near_copy(target, noise=0.05)
+    prompts = PROMPTS * 4
+    made = generate(target, prompts, ModelDrafter(draft), gamma=3, max_new_tokens=9, seed=3, progress=False)
+    record, worst, fully = made.record, 0.0, 0
+    for row, prompt in enumerate(prompts):
+        text = [*prompt]
+        for step in range(record.target_passes[row]):
+            for at in range(record.tested[row, step].sum()):
+                known = [text + record.draft_tokens[row, step, :at].tolist()]
+                exact = overlap(next_distributions(target, known), next_distributions(draft, known))
+                worst = max(worst, abs(float(exact) - record.beta[row, step, at]))
+            fully += record.emitted[row, step] == record.gamma + 1
+            emitted = record.emitted[row, step]
+            text += made.tokens[row][len(text) - len(prompt) :][:emitted]
+    return worst, fully

@@ -1,13 +1,13 @@
-"""Which case of the engine law shows which bug of the museum."""
+"""Which case of the engine distribution shows which bug of the bug suite."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from engine_law import Case
+from implementation_distribution import Case
 
-from specnb.audit.museum import museum
-from specnb.law import Sampling
+from specnb.audit.known_bugs import known_bugs
+from specnb.sampling.distributions import Sampling
 
 FILTERED = Sampling(0.7, top_k=3)
 ROWS = 3_000  # far fewer than the real test draws, and mostly already enough
@@ -20,7 +20,7 @@ ENDING = Case("llama", "model", 3, eos=1, rows=ROWS)
 SHORT = Case("gpt2", "model", 1, rows=ROWS)
 MANY = 48_000
 
-MUSEUM = museum(FILTERED)
+KNOWN_BUGS = known_bugs(FILTERED)
 CASES: dict[str, Case] = {
     "eos-inside": ENDING,
     "after-the-end": ENDING,
@@ -51,10 +51,10 @@ CASES: dict[str, Case] = {
     "unverified": replace(SHORT, rows=MANY),
     "merged-children": replace(SHORT, rows=MANY),
 }
-"""What the joint law shows."""
+"""What the joint distribution shows."""
 
 TOO_SMALL = ["draw-dtype"]
 """Deviations that no affordable number of rows shows; enumeration does (`test_mutants`)."""
 
 DRAFT_CASES = ["bonus-missing-in-draft"]
-"""What leaves the law alone and makes q another law than the draft model's own."""
+"""What leaves the distribution alone and makes q another distribution than the draft model's own."""

@@ -1,4 +1,4 @@
-"""Samplers on laws, exact and broken, for the tests of the audit: no models, any number of texts at once."""
+"""Samplers on distributions, exact and broken, for the tests of the audit: no models, any number of texts at once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from specnb.audit.bets import Row
-from specnb.law import draw, normalise, one_hot, residual
-from specnb.verify import Outcome, Rule, token_verification
+from specnb.sampling.distributions import normalise, one_hot, residual, sample
+from specnb.sampling.verification import Outcome, Rule, token_verification
 
 VOCAB, GAMMA = 24, 3
 
 
 def tables(seed: int = 0, closeness: float = 0.5, vocab: int = VOCAB) -> tuple[Tensor, Tensor]:
-    """p and q after every token, `(vocab, vocab)`: a chain, so that laws depend on what was emitted."""
+    """p and q after every token, `(vocab, vocab)`: a chain, so that distributions depend on what was emitted."""
     generator = np.random.default_rng(seed)
     p, other = (torch.from_numpy(generator.dirichlet(np.ones(vocab), size=vocab)) for _ in range(2))
     q = normalise(closeness * p + (1 - closeness) * other)
@@ -26,21 +26,23 @@ def tables(seed: int = 0, closeness: float = 0.5, vocab: int = VOCAB) -> tuple[T
 Drawn = Callable[[Tensor], Tensor]
 
 
-def sample(p: Tensor, q: Tensor, n: int, seed: int, rule: Rule = token_verification, drawn: Drawn | None = None) -> Row:
-    """One text of `n` tokens by steps of `rule`, drafts from `drawn(q)`, with its laws and steps."""
+def sample_row(
+    p: Tensor, q: Tensor, n: int, seed: int, rule: Rule = token_verification, sampled: Drawn | None = None
+) -> Row:
+    """One text of `n` tokens by steps of `rule`, drafts from `drawn(q)`, with its distributions and steps."""
     generator = torch.Generator().manual_seed(seed)
     text, steps = [0], []
     while len(text) <= n:
-        drafts, laws, at = [], [], text[-1]
+        draft_tokens, distributions, at = [], [], text[-1]
         for u in torch.rand(GAMMA, generator=generator, dtype=torch.float64):
-            laws.append(q[at])
-            at = int(draw(q[at] if drawn is None else drawn(q[at]), u))
-            drafts.append(at)
-        ahead = p[[text[-1], *drafts]]
+            distributions.append(q[at])
+            at = int(sample(q[at] if sampled is None else sampled(q[at]), u))
+            draft_tokens.append(at)
+        ahead = p[[text[-1], *draft_tokens]]
         accept = torch.rand(GAMMA, generator=generator, dtype=torch.float64)
         final = torch.rand((), generator=generator, dtype=torch.float64)
-        accepted, token = rule(ahead, torch.stack(laws), torch.tensor(drafts), accept, final)
-        text += [*drafts[: int(accepted)], int(token)]
+        accepted, token = rule(ahead, torch.stack(distributions), torch.tensor(draft_tokens), accept, final)
+        text += [*draft_tokens[: int(accepted)], int(token)]
         steps.append(int(accepted) + 1)
     steps[-1] -= len(text) - 1 - n
     before = torch.tensor(text[:n])
@@ -50,23 +52,23 @@ def sample(p: Tensor, q: Tensor, n: int, seed: int, rule: Rule = token_verificat
 def _rejecting(replace: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     """Algorithm 1 that draws from `replace(p, q)` after a rejection."""
 
-    def rule(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-        accepted, token = token_verification(p, q, drafts, accept, final)
-        if int(accepted) == len(drafts):
+    def rule(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+        accepted, token = token_verification(p, q, draft_tokens, accept, final)
+        if int(accepted) == len(draft_tokens):
             return Outcome(accepted, token)
-        return Outcome(accepted, draw(replace(p[accepted], q[accepted]), final))
+        return Outcome(accepted, sample(replace(p[accepted], q[accepted]), final))
 
     return rule
 
 
-def _reusing(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    accepted = token_verification(p, q, drafts, accept, final).accepted
+def _reusing(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
     again = torch.cat([accept, final[None]])[accepted]
-    return token_verification(p, q, drafts, accept, again)
+    return token_verification(p, q, draft_tokens, accept, again)
 
 
-def _seeded_anew(p: Tensor, q: Tensor, drafts: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    return token_verification(p, q, drafts, torch.full_like(accept, 0.3), final)
+def _seeded_anew(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    return token_verification(p, q, draft_tokens, torch.full_like(accept, 0.3), final)
 
 
 BROKEN: dict[str, tuple[dict[str, object], set[str]]] = {
@@ -77,7 +79,7 @@ BROKEN: dict[str, tuple[dict[str, object], set[str]]] = {
     "one uniform": ({"rule": _reusing}, {"one-uniform"}),
     "seeded anew": ({"rule": _seeded_anew}, {"constant-uniform", "lenience"}),
     "half as strict": (
-        {"rule": lambda p, q, drafts, accept, final: token_verification(p, q, drafts, accept / 2, final)},
+        {"rule": lambda p, q, draft_tokens, accept, final: token_verification(p, q, draft_tokens, accept / 2, final)},
         {"lenience"},
     ),
 }

@@ -1,6 +1,6 @@
-"""Tiny random transformers whose next token depends strongly on every token before it, and their exact laws.
+"""Tiny random transformers whose next token depends strongly on every token before it, and their exact distributions.
 
-Weights are large on purpose: with the usual small ones all contexts give nearly the same law, and a
+Weights are large on purpose: with the usual small ones all contexts give nearly the same distribution, and a
 broken cache or a wrong position would change nothing that a test could see.
 """
 
@@ -24,9 +24,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from specnb.exact import Laws
-from specnb.law import Sampling, standardise
-from specnb.models import Pair
+from specnb.models.loading import Pair
+from specnb.sampling.distributions import Sampling, standardise
+from specnb.sampling.enumeration import Conditional
 
 LIMIT = 16  # positions of every tiny model
 ROUNDING = {"sdpa": 1e-10, "eager": 1e-5}
@@ -58,7 +58,7 @@ def qwen2(vocab: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, lay
 
 
 def roomy_pair() -> Pair:
-    """Two Llamas with the usual small weights and room for 64 tokens, for tests that ask for times and not for laws."""
+    """Two Llamas with the usual small weights and room for 64 tokens, for tests that ask for times and not for distributions."""
     models = []
     for layers in (2, 1):
         torch.manual_seed(layers)
@@ -84,7 +84,7 @@ def _made(model_class, config_class, vocab, seed, dtype, **sizes):
     torch.manual_seed(seed)
     config = config_class(vocab_size=vocab, attn_implementation="sdpa", **SHAPE, **sizes)
     model = model_class(config).to(dtype).eval()
-    # Logits of standard deviation near 1: laws that differ much and still give every token a chance.
+    # Logits of standard deviation near 1: distributions that differ much and still give every token a chance.
     model.get_output_embeddings().weight.data *= 0.4
     return model
 
@@ -99,19 +99,23 @@ def near_copy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def next_laws(model: PreTrainedModel, texts: Sequence[Sequence[int]], sampling: Sampling = Sampling()) -> Tensor:
-    """The float64 laws `(len(texts), vocab)` after equally long texts: one full run each, no cache, no mask."""
+def next_distributions(
+    model: PreTrainedModel, sequences: Sequence[Sequence[int]], sampling: Sampling = Sampling()
+) -> Tensor:
+    """The float64 distributions `(len(texts), vocab)` after equally long texts: one full run each, no cache, no mask."""
     exact = model if model.dtype == torch.float64 else copy.deepcopy(model).double()
-    logits = exact(input_ids=torch.tensor(texts), use_cache=False).logits[:, -1]
+    logits = exact(input_ids=torch.tensor(sequences), use_cache=False).logits[:, -1]
     return standardise(logits, sampling)
 
 
-def laws_after(model: PreTrainedModel, prompt: Sequence[int], length: int, sampling: Sampling = Sampling()) -> Laws:
-    """`specnb.exact.Laws` of `model` for the `length` tokens after `prompt`."""
+def distributions_after(
+    model: PreTrainedModel, prompt: Sequence[int], length: int, sampling: Sampling = Sampling()
+) -> Conditional:
+    """`specnb.sampling.enumeration.Conditional` of `model` for the `length` tokens after `prompt`."""
     model = copy.deepcopy(model).double()
     table: dict[tuple[int, ...], Tensor] = {}
     for known in range(length):
         rests = list(product(range(model.config.vocab_size), repeat=known))
-        laws = next_laws(model, [[*prompt, *rest] for rest in rests], sampling)
-        table.update(zip(rests, laws, strict=True))
+        distributions = next_distributions(model, [[*prompt, *rest] for rest in rests], sampling)
+        table.update(zip(rests, distributions, strict=True))
     return table.__getitem__

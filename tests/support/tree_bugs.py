@@ -2,10 +2,10 @@
 
 import torch
 
-from specnb.tree import TreeRunner
+from specnb.models.tree import TreeModel
 
 
-class Meddled(TreeRunner):
+class Meddled(TreeModel):
     """A tree whose positions and visibility pass through `meddle` on their way to the model."""
 
     def _run(self, paths):
@@ -65,7 +65,7 @@ class InLine(Meddled):
         return slots, visible
 
 
-class ForgetsAncestors(TreeRunner):
+class ForgetsAncestors(TreeModel):
     """Only the beams' last nodes keep their slots; those above them are overwritten while they are still seen."""
 
     def keep(self, paths):
@@ -73,6 +73,4 @@ class ForgetsAncestors(TreeRunner):
         self.free += [slot for path, slot in self.slots.items() if path and path not in set(paths)]
 
 
-TREE_MUTANTS = {
-    mutant.__name__: mutant for mutant in (NotReordered, WrongParent, Causal, WithoutItself, InLine, ForgetsAncestors)
-}
+TREE_BUGS = {bug.__name__: bug for bug in (NotReordered, WrongParent, Causal, WithoutItself, InLine, ForgetsAncestors)}

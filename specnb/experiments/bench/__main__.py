@@ -1,5 +1,5 @@
-"""`python -m specnb.bench`: the goals on this machine's processor."""
+"""`python -m specnb.experiments.bench`: the goals on this machine's processor."""
 
-from specnb.bench.host import main
+from specnb.experiments.bench.cpu import main
 
 main()

@@ -1,4 +1,4 @@
-"""What this project promises about time, measured on this machine: `python -m specnb.bench`, or `make bench`.
+"""What this project promises about time, measured on this machine: `python -m specnb.experiments.bench`, or `make bench`.
 
 Everything that is compared runs in turn, prompt by prompt, in a new order each time. Rows of this machine
 replace its older ones in `data/results/bench*.csv`; what other machines measured stays. Notebook 05 reads them.
@@ -16,8 +16,10 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.acceptance import measure_acceptance
-from specnb.bench.ledger import (
+from specnb.decoding.loop import generate, slots_for
+from specnb.decoding.timing import PARTS
+from specnb.experiments.bench.against_transformers import measure_against_transformers
+from specnb.experiments.bench.tables import (
     NEW_TOKENS,
     Rows,
     columns,
@@ -30,19 +32,17 @@ from specnb.bench.ledger import (
     machine,
     settings,
 )
-from specnb.bench.peers import measure_peers
-from specnb.cost import CostMeter, Costs, measure_costs
-from specnb.decode import generate, slots_for
-from specnb.dialled import DRAFT, TARGET, Shape, dialled_pair
-from specnb.estimate import Estimate, ratio_of_sums
-from specnb.law import Sampling
-from specnb.models import Pair, load_pair
-from specnb.race import PROMPT_TOKENS, prompts_for
-from specnb.recommend import predict
-from specnb.record import PARTS
-from specnb.results import ROOT, out, stamp, write
-from specnb.source_digest import module_digest
-from specnb.speed import Speeds, measure_speeds
+from specnb.experiments.side_by_side import PROMPT_TOKENS, prompts_for
+from specnb.measure.acceptance import measure_acceptance
+from specnb.measure.cost import CostMeter, Costs, measure_costs
+from specnb.measure.recommend import predict
+from specnb.measure.speed import Speeds, measure_speeds
+from specnb.measure.statistics import Estimate, ratio_of_sums
+from specnb.models.loading import Pair, load_pair
+from specnb.models.synthetic import DRAFT, TARGET, Shape, synthetic_pair
+from specnb.report.results import ROOT, out, stamp, write
+from specnb.report.source_digest import module_digest
+from specnb.sampling.distributions import Sampling
 
 FEW_TOKENS = 48  # where many pairs are compared
 GAMMAS = tuple(range(9))
@@ -143,10 +143,10 @@ def regimes(repetitions: int) -> pd.DataFrame:
         )  # fmt: skip
 
     for alpha in tqdm(ALPHAS, desc="alpha"):
-        measure("alpha", alpha, "dialled", dialled_pair(alpha))
+        measure("alpha", alpha, "synthetic", synthetic_pair(alpha))
     for draft in tqdm(DRAFTS, desc="draft"):
-        pair = dialled_pair(draft=draft)
-        measure("draft", pair.draft.num_parameters() / pair.target.num_parameters(), "dialled", pair)
+        pair = synthetic_pair(draft=draft)
+        measure("draft", pair.draft.num_parameters() / pair.target.num_parameters(), "synthetic", pair)
     pair = load_pair()
     for temperature in tqdm(TEMPERATURES, desc="temperature"):
         measure("temperature", temperature, "trained", pair, sampling=Sampling(temperature))
@@ -201,9 +201,9 @@ def measure_curves(repetitions: int) -> None:
     """Cost curves of both pairs in every layout; the compiled ones in float32 are made by `walltime`."""
     half = torch.bfloat16
     pairs = (
-        ("dialled", "plain", dialled_pair(packed=False)), ("trained", "plain", load_pair(packed=False)),
-        ("dialled", "packed", dialled_pair()), ("trained", "packed", load_pair()),
-        ("dialled", "packed", dialled_pair(dtype=half)), ("trained", "packed", load_pair(dtype=half)),
+        ("synthetic", "plain", synthetic_pair(packed=False)), ("trained", "plain", load_pair(packed=False)),
+        ("synthetic", "packed", synthetic_pair()), ("trained", "packed", load_pair()),
+        ("synthetic", "packed", synthetic_pair(dtype=half)), ("trained", "packed", load_pair(dtype=half)),
     )  # fmt: skip
     keep_curves(cost_curves(name, layout, pair, 2 * repetitions) for name, layout, pair in pairs)
     keep_curves(
@@ -213,8 +213,8 @@ def measure_curves(repetitions: int) -> None:
 
 def measure_walltime(repetitions: int) -> None:
     """Prediction and measurement for every gamma, and the goals that rest on them."""
-    whole = {"dialled": dialled_pair(), "trained": load_pair()}
-    half = {"dialled": dialled_pair(dtype=torch.bfloat16), "trained": load_pair(dtype=torch.bfloat16)}
+    whole = {"synthetic": synthetic_pair(), "trained": load_pair()}
+    half = {"synthetic": synthetic_pair(dtype=torch.bfloat16), "trained": load_pair(dtype=torch.bfloat16)}
     made = [
         walltime(name, pair, repetitions, compile)
         for pairs, compile in ((whole, False), (half, False), (whole, True))
@@ -227,7 +227,7 @@ def measure_walltime(repetitions: int) -> None:
 
 def measure_greedy(repetitions: int) -> None:
     """The same at temperature 0, as in the other half of Table 4."""
-    pairs = {"dialled": dialled_pair(temperature=0.0), "trained": load_pair()}
+    pairs = {"synthetic": synthetic_pair(temperature=0.0), "trained": load_pair()}
     keep_walltime([walltime(name, pair, repetitions, sampling=Sampling(0.0))[0] for name, pair in pairs.items()])
 
 
@@ -239,7 +239,7 @@ def keep_walltime(tables: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 STAGES: dict[str, Callable[[int], Any]] = {
-    "peers": measure_peers,
+    "peers": measure_against_transformers,
     "walltime": measure_walltime,
     "greedy": measure_greedy,
     "trace": lambda repetitions: keep("bench_trace", trace(load_pair())),
@@ -251,7 +251,7 @@ STAGES: dict[str, Callable[[int], Any]] = {
 def main() -> None:
     """Measures everything, or the stages that are named, writes the tables, and prints the goals."""
     about = "Measures what is promised about time; about an hour."
-    parser = argparse.ArgumentParser("python -m specnb.bench", description=about)
+    parser = argparse.ArgumentParser("python -m specnb.experiments.bench", description=about)
     parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="what to measure (default: everything)")
     parser.add_argument("--repetitions", type=int, default=11, help="prompts for each figure (default 11)")
     asked = parser.parse_args()
@@ -260,7 +260,7 @@ def main() -> None:
     for stage in asked.stages or STAGES:
         STAGES[stage](asked.repetitions)
         under = {"repetitions": asked.repetitions, "machine": machine(), "new_tokens": NEW_TOKENS}
-        stamps[stage] = stamp(under) | {"code": module_digest(ROOT, "specnb.bench.host")}
+        stamps[stage] = stamp(under) | {"code": module_digest(ROOT, "specnb.experiments.bench.cpu")}
         write(path, json.dumps(stamps, indent=1) + "\n")
     bench = pd.read_csv(out() / "data" / "results" / "bench.csv")
     print(bench[bench.machine == machine()].drop(columns="machine").round(3).to_string(index=False))

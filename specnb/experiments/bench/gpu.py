@@ -1,6 +1,6 @@
 """What this project promises about time on a GPU, and Table 2 at the paper's own sizes: `make bench-gpu`.
 
-Each task of `specnb.bench.plan` writes its rows as soon as it has them to `data/results/gpu/<device>_<table>.csv`,
+Each task of `specnb.experiments.bench.plan` writes its rows as soon as it has them to `data/results/gpu/<device>_<table>.csv`,
 beside a stamp of what was measured with and which tasks are done: run again, it goes on where it stopped, or
 anew where code, versions or device are others. What does not fit into the device's memory is recorded as that.
 `--device cpu --small` runs a little of it on tiny shapes, to see that it works, and writes to `build/gpu`.
@@ -21,20 +21,30 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.bench.cell import Row, Setting, Subject, empty, measure_cell, subject
-from specnb.bench.ledger import columns, goal_row, machine, settings
-from specnb.bench.plan import LARGE, LLAMA, SIZES, TINY, Task, plan, small_plan
-from specnb.dialled import dialled_pair
-from specnb.estimate import Estimate, ratio_of_medians
-from specnb.floor import bandwidth
-from specnb.law import Sampling
-from specnb.models import Pair, load_pair
-from specnb.race import Entrant, ours, prompts_for, race, transformers_generate
-from specnb.results import ROOT, out, stamp, write
-from specnb.source_digest import module_digest
+from specnb.experiments.bench.plan import LARGE, LLAMA, SIZES, TINY, Task, plan, small_plan
+from specnb.experiments.bench.setting import Row, Setting, Subject, empty, measure_cell, subject
+from specnb.experiments.bench.tables import columns, goal_row, machine, settings
+from specnb.experiments.side_by_side import (
+    GenerateFunction,
+    prompts_for,
+    specnb_generate,
+    time_side_by_side,
+    transformers_generate,
+)
+from specnb.measure.memory_bandwidth import bandwidth
+from specnb.measure.statistics import Estimate, ratio_of_medians
+from specnb.models.loading import Pair, load_pair
+from specnb.models.synthetic import synthetic_pair
+from specnb.report.results import ROOT, out, stamp, write
+from specnb.report.source_digest import module_digest
+from specnb.sampling.distributions import Sampling
 
 TEXTS = 32  # of the target alone, for alpha
-PEER_GAMMAS = (2, 4, 7)  # tried for transformers' assisted generation and for our loop alike; the best of each counts
+ASSISTED_GAMMAS = (
+    2,
+    4,
+    7,
+)  # tried for transformers' assisted generation and for our loop alike; the best of each counts
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
@@ -48,7 +58,7 @@ class Bench:
         self.held: tuple[Any, Subject] | None = None
         self.rate = bandwidth(device, size=2**20 if small else None)
         about = stamp({"machine": machine(device), "dtype": str(dtype), "small": small})
-        about["code"] = module_digest(ROOT, "specnb.bench.gpu")
+        about["code"] = module_digest(ROOT, "specnb.experiments.bench.gpu")
         self.about: dict[str, Any] = about | {"cuda": torch.version.cuda, "driver": driver(device)}
         self.done: list[str] = []
 
@@ -80,7 +90,7 @@ class Bench:
         try:
             who = self.subject(task)
             if task.table == "peers":
-                return [about | row for row in peers(who, task.how)]
+                return [about | row for row in against_transformers(who, task.how)]
             return [about | measure_cell(who, task.how, self.rate.value)]
         except OUT_OF_MEMORY as error:
             note = f"out of memory: {error}".splitlines()[0]
@@ -96,7 +106,7 @@ class Bench:
             self.held = None
             empty()
             pair = self.pair(task)
-            prompts = prompts_for(pair, "trained" if task.pair == "trained" else "dialled", TEXTS, task.prompt)
+            prompts = prompts_for(pair, "trained" if task.pair == "trained" else "synthetic", TEXTS, task.prompt)
             who = subject(task.pair, pair, prompts, Sampling(task.temperature), task.how.new_tokens // 2)
             self.held = (which, who)
         return self.held[1]
@@ -106,7 +116,7 @@ class Bench:
         if task.pair == "trained":
             return load_pair(device=str(self.device), dtype=self.dtype, packed=False)
         target, draft, vocab = TINY if self.small else SIZES[task.pair]
-        return dialled_pair(
+        return synthetic_pair(
             task.alpha, target, draft, temperature=task.temperature, vocab=vocab, device=str(self.device),
             dtype=self.dtype, packed=False,
         )  # fmt: skip
@@ -138,24 +148,24 @@ class Bench:
         return self.folder / (f"{self.stem}.json" if end == "json" else f"{self.stem}_{end}")
 
 
-def peers(who: Subject, how: Setting) -> list[Row]:
+def against_transformers(who: Subject, how: Setting) -> list[Row]:
     """Milliseconds per token of transformers' loops and of ours on the same prompts, whole calls, one row at a time.
 
     `over_assisted` is how many times faster than transformers' assisted generation at its fastest setting.
     """
     target, draft, tokens = who.pair.target, who.pair.draft, how.new_tokens
-    entrants: dict[tuple[str, int, bool | str], Entrant] = {
+    samplers: dict[tuple[str, int, bool | str], GenerateFunction] = {
         ("transformers", 0, False): transformers_generate(target, None, None, tokens),
         ("transformers assisted, defaults", -1, False): transformers_generate(target, draft, None, tokens),
     }
-    for gamma in PEER_GAMMAS:
-        entrants["transformers assisted", gamma, False] = transformers_generate(target, draft, gamma, tokens)
+    for gamma in ASSISTED_GAMMAS:
+        samplers["transformers assisted", gamma, False] = transformers_generate(target, draft, gamma, tokens)
     for compile in {how.compile: None, False: None}:
-        for gamma in (0, *PEER_GAMMAS):
+        for gamma in (0, *ASSISTED_GAMMAS):
             name = "speculative" if gamma else "target only"
-            entrants[name, gamma, compile] = ours(who.pair, gamma, tokens, compile)
-    names = {", ".join(map(str, key)): key for key in entrants}
-    seconds = race({name: entrants[key] for name, key in names.items()}, who.prompts[: how.repetitions])
+            samplers[name, gamma, compile] = specnb_generate(who.pair, gamma, tokens, compile)
+    names = {", ".join(map(str, key)): key for key in samplers}
+    seconds = time_side_by_side({name: samplers[key] for name, key in names.items()}, who.prompts[: how.repetitions])
     assisted = [name for name in names if name.startswith("transformers assisted")]
     best = seconds[assisted].median().idxmin()
     rows: list[Row] = []
@@ -169,8 +179,8 @@ def peers(who: Subject, how: Setting) -> list[Row]:
     return rows
 
 
-def goals(batch: pd.DataFrame, peers: pd.DataFrame) -> list[Row]:
-    """The goals that have been measured, laid out as those of `specnb.bench`: a ratio, and the least it should be."""
+def goals(batch: pd.DataFrame, against_transformers: pd.DataFrame) -> list[Row]:
+    """The goals that have been measured, laid out as those of `specnb.experiments.bench`: a ratio, and the least it should be."""
     rows: list[Row] = []
 
     def add(row: Row, name: str, least: float, value: float, low: float = np.nan, high: float = np.nan) -> None:
@@ -188,7 +198,11 @@ def goals(batch: pd.DataFrame, peers: pd.DataFrame) -> list[Row]:
         if row["pair"] == LLAMA:
             times = (row["floor_plain_ms"] / row["plain_ms" + end] for end in ("", "_high", "_low"))
             add(row, f"{LLAMA}: floor over a step of the target only", 1 / 1.3, *times)
-    mine = [row for row in peers.to_dict("records") if (row["pair"], row.get("sampler")) == ("trained", "speculative")]
+    mine = [
+        row
+        for row in against_transformers.to_dict("records")
+        if (row["pair"], row.get("sampler")) == ("trained", "speculative")
+    ]
     for compile in dict.fromkeys(row["compiled"] for row in mine):
         best = max((row for row in mine if row["compiled"] == compile), key=lambda row: row["over_assisted"])
         ratio = (best["over_assisted" + end] for end in ("", "_low", "_high"))
@@ -221,7 +235,7 @@ def main(arguments: list[str] | None = None) -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit(
             "bench-gpu: torch finds no CUDA device here. `make bench` measures the processor; "
-            "`python -m specnb.bench.gpu --device cpu --small` runs this on tiny shapes, to see that it works."
+            "`python -m specnb.experiments.bench.gpu --device cpu --small` runs this on tiny shapes, to see that it works."
         )
     if device.type != "cuda" and not asked.small:
         raise SystemExit(f"bench-gpu: shapes of billions of weights are for a GPU; on {device} add --small")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from specnb.bench.cell import Setting
-from specnb.race import PROMPT_TOKENS
-from specnb.results import ROOT
-from specnb.shapes import HUNDREDTH, PUBLISHED, Shape, whole
+from specnb.experiments.bench.setting import Setting
+from specnb.experiments.side_by_side import PROMPT_TOKENS
+from specnb.models.shapes import HUNDREDTH, PUBLISHED, Shape, whole
+from specnb.report.results import ROOT
 
 GAMMA = 4
-ALPHA = 0.75  # of dialled pairs that Table 2 does not name: English to German with T5-small, temperature 0
+ALPHA = 0.75  # of synthetic pairs that Table 2 does not name: English to German with T5-small, temperature 0
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 EAGER = (1, 16, 256)
 ARTICLE = {"ende": PROMPT_TOKENS, "cnndm": 512}  # tokens of the text that T5's encoder has read in Table 2
@@ -37,7 +37,7 @@ TINY = (Shape(2, 64, 96, 4, gated=True, kv_heads=2), Shape(1, 32, 64, 2), 256)
 
 @dataclass(frozen=True)
 class Task:
-    """What one or more rows of a table come from: a pair (dialled unless it is "trained") and how it decodes."""
+    """What one or more rows of a table come from: a pair (synthetic unless it is "trained") and how it decodes."""
 
     table: str
     pair: str

@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specnb import decode
-from specnb.acceptance import measure_acceptance
-from specnb.bench.ledger import columns, counted, settings
-from specnb.cost import measure_costs
-from specnb.estimate import ratio_of_medians, ratio_of_sums
-from specnb.floor import floor_seconds
-from specnb.law import Sampling
-from specnb.memory import GB, measured_peak, predicted
-from specnb.models import Pair
-from specnb.race import ours, race
-from specnb.recommend import predict
-from specnb.shapes import size_of
-from specnb.speed import Speeds, measure_speeds
+from specnb.decoding import loop
+from specnb.experiments.bench.tables import columns, counted, settings
+from specnb.experiments.side_by_side import specnb_generate, time_side_by_side
+from specnb.measure.acceptance import measure_acceptance
+from specnb.measure.cost import measure_costs
+from specnb.measure.memory_bandwidth import min_seconds
+from specnb.measure.recommend import predict
+from specnb.measure.speed import Speeds, measure_speeds
+from specnb.measure.statistics import ratio_of_medians, ratio_of_sums
+from specnb.models.loading import Pair
+from specnb.models.memory import GB, measured_peak, predicted
+from specnb.models.shapes import size_of
+from specnb.sampling.distributions import Sampling
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]
@@ -78,8 +78,10 @@ def measure_cell(who: Subject, how: Setting, bandwidth: float) -> Row:
     pair, gamma, rows = who.pair, how.gamma, how.rows
     prompts = who.prompts[: how.repetitions]
     context = len(prompts[0]) + how.new_tokens // 2
-    slots = decode.slots_for(len(prompts[0]), how.new_tokens, gamma, how.compile)
-    speculative, plain = (ours(pair, drafts, how.new_tokens, how.compile, rows, who.sampling) for drafts in (gamma, 0))
+    slots = loop.slots_for(len(prompts[0]), how.new_tokens, gamma, how.compile)
+    speculative, plain = (
+        specnb_generate(pair, drafts, how.new_tokens, how.compile, rows, who.sampling) for drafts in (gamma, 0)
+    )
     taken = memory(who, how)
     costs = measure_costs(
         pair, context=context, slots=slots, lengths=(1, gamma + 1), rows=rows, repetitions=3 * how.repetitions,
@@ -89,7 +91,7 @@ def measure_cell(who: Subject, how: Setting, bandwidth: float) -> Row:
         pair, prompts, (0, gamma), max_new_tokens=how.new_tokens, sampling=who.sampling, rows=rows, compile=how.compile
     )
     empty()
-    calls = race({"speculative": speculative, "plain": plain}, prompts)
+    calls = time_side_by_side({"speculative": speculative, "plain": plain}, prompts)
     alpha = ratio_of_sums(who.beta.sum(axis=1), np.full(len(who.beta), who.beta.shape[1]))
     row = (
         label(who.name, pair, who.sampling, how) | {"context": context}
@@ -100,7 +102,7 @@ def measure_cell(who: Subject, how: Setting, bandwidth: float) -> Row:
         | {"tokens_per_step": speeds.tokens(gamma), "busy": float(speeds.busy[:, 1].mean())}
         | {"tokens_per_s": rows * how.new_tokens / calls.speculative.median()}
         | {"plain_tokens_per_s": rows * how.new_tokens / calls.plain.median()}
-        | step_times(speeds, rows) | floors(pair, gamma, rows, context, bandwidth) | taken
+        | step_times(speeds, rows) | memory_bounds(pair, gamma, rows, context, bandwidth) | taken
     )  # fmt: skip
     return row | {"counted": counted(row), "over_predicted": row["refilled"] / row["predicted"]}
 
@@ -122,10 +124,10 @@ def step_times(speeds: Speeds, rows: int) -> Row:
     return columns("step_ms", ratio_of_medians(step, once)) | columns("plain_ms", ratio_of_medians(plain, once))
 
 
-def floors(pair: Pair, gamma: int, rows: int, context: int, bandwidth: float) -> Row:
+def memory_bounds(pair: Pair, gamma: int, rows: int, context: int, bandwidth: float) -> Row:
     """Milliseconds that the memory traffic of a step with `gamma` drafts, and of a plain one, takes at the least."""
     draft, verify, plain = (
-        1e3 * floor_seconds(model, bandwidth, rows, tokens, context)
+        1e3 * min_seconds(model, bandwidth, rows, tokens, context)
         for model, tokens in ((pair.draft, 1), (pair.target, gamma + 1), (pair.target, 1))
     )
     return {"floor_step_ms": gamma * draft + verify, "floor_plain_ms": plain, "gb_per_s": bandwidth / 1e9}
@@ -134,7 +136,7 @@ def floors(pair: Pair, gamma: int, rows: int, context: int, bandwidth: float) ->
 def memory(who: Subject, how: Setting) -> Row:
     """Gigabytes of a speculative call: both models' weights, the rest at its peak, and that as predicted."""
     prompt, device = who.prompts[0], who.pair.target.device
-    call = ours(who.pair, how.gamma, how.new_tokens, how.compile, how.rows, who.sampling)
+    call = specnb_generate(who.pair, how.gamma, how.new_tokens, how.compile, how.rows, who.sampling)
     empty()
     peak = measured_peak(lambda: call(prompt), device)
     empty()
@@ -147,7 +149,7 @@ def memory(who: Subject, how: Setting) -> Row:
 
 def empty() -> None:
     """Lets go of what compiled steps hold, and gives the memory back to the device: the next phase begins alone."""
-    decode.forget_compiled()
+    loop.forget_compiled()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

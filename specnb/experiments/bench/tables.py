@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from specnb.cost import Costs
-from specnb.estimate import Estimate
 from specnb.machine import machine
-from specnb.models import Pair
-from specnb.results import out, write
+from specnb.measure.cost import Costs
+from specnb.measure.statistics import Estimate
+from specnb.models.loading import Pair
+from specnb.report.results import out, write
 from specnb.theory import step_cost
 
 Row = dict[str, Any]

@@ -4,17 +4,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specnb.bench import host
-from specnb.bench.host import GAMMA, own_share, trace, walltime_goals
-from specnb.bench.ledger import settings
-from specnb.cost import Costs
-from specnb.dialled import Shape, dialled_pair
-from specnb.speed import Speeds
+from specnb.experiments.bench import cpu
+from specnb.experiments.bench.cpu import GAMMA, own_share, trace, walltime_goals
+from specnb.experiments.bench.tables import settings
+from specnb.measure.cost import Costs
+from specnb.measure.speed import Speeds
+from specnb.models.synthetic import Shape, synthetic_pair
 
 
 @pytest.fixture(scope="module")
 def pair():
-    return dialled_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    return synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
 
 
 def test_the_own_share_is_what_neither_model_accounts_for():
@@ -27,22 +27,22 @@ def test_the_own_share_is_what_neither_model_accounts_for():
 def test_goals_of_walltime_are_measured_over_predicted(pair):
     table = pd.DataFrame(
         [
-            {"pair": "dialled", "gamma": gamma, "predicted": 2.0, "measured": 1.8, "measured_low": 1.7,
+            {"pair": "synthetic", "gamma": gamma, "predicted": 2.0, "measured": 1.8, "measured_low": 1.7,
              "measured_high": 1.9, "tokens_per_step": 2.4, "c": 0.0, "v": 1.0, "rest": 0.02,
              "own": 0.04} | settings(pair, False)
             for gamma in (1, GAMMA)
         ]
     )  # fmt: skip
     rows = {row["name"]: row for row in walltime_goals(table)}
-    assert rows["dialled: measured over predicted, gamma 1"]["ratio"] == pytest.approx(0.9)
-    assert rows["dialled: own share of a step, outside both models' parts"]["ratio"] == 0.02
-    assert rows["dialled: own share of a step, outside both models' runs"]["ratio"] == 0.04
-    assert rows["dialled: measured over predicted, gamma 1, tokens as counted"]["ratio"] == pytest.approx(0.75)
+    assert rows["synthetic: measured over predicted, gamma 1"]["ratio"] == pytest.approx(0.9)
+    assert rows["synthetic: own share of a step, outside both models' parts"]["ratio"] == 0.02
+    assert rows["synthetic: own share of a step, outside both models' runs"]["ratio"] == 0.04
+    assert rows["synthetic: measured over predicted, gamma 1, tokens as counted"]["ratio"] == pytest.approx(0.75)
     assert len(rows) == 6
 
 
 def test_a_trace_has_every_part_of_every_step(pair, monkeypatch):
-    monkeypatch.setattr(host, "prompts_for", lambda *_: [[1, 2, 3]])
+    monkeypatch.setattr(cpu, "prompts_for", lambda *_: [[1, 2, 3]])
     made = trace(pair, new_tokens=9)
     assert (made.groupby("gamma").emitted.sum() == 9).all()
     assert (made.seconds > 0).all()

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from specnb.bench import gpu
-from specnb.bench.gpu import Bench, goals, main
-from specnb.bench.plan import LARGE, LLAMA, small_plan
+from specnb.experiments.bench import gpu
+from specnb.experiments.bench.gpu import Bench, goals, main
+from specnb.experiments.bench.plan import LARGE, LLAMA, small_plan
 
 BENCH = ["name", "ratio", "low", "high", "goal", "machine", "threads", "dtype", "compiled"]
 
@@ -119,12 +119,12 @@ def test_goals_are_ratios_that_should_be_large():
         [{"pair": pair, "rows": rows} | figures | under for pair in (LARGE, LLAMA, "trained") for rows in (1, 2)]
         + [{"pair": LARGE, "rows": 1, "note": "out of memory"} | under]
     )
-    peers = pd.DataFrame(
+    against_transformers = pd.DataFrame(
         {"pair": "trained", "sampler": sampler, "over_assisted": ratio, "over_assisted_low": ratio - 1,
          "over_assisted_high": ratio + 1} | under
         for sampler, ratio in (("speculative", 6.0), ("speculative", 7.0), ("target only", 9.0))
     )  # fmt: skip
-    rows = goals(batch, peers)
+    rows = goals(batch, against_transformers)
     assert all(list(row) == BENCH for row in rows)
     with_intervals = [row for row in rows if not np.isnan(row["low"])]
     assert [[row[name] for name in ("ratio", "low", "high", "goal")] for row in with_intervals] == [

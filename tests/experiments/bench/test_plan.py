@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from specnb.bench.cell import Setting
-from specnb.bench.plan import BATCHES, LARGE, LLAMA, SIZES, plan, small_plan, table2
-from specnb.results import ROOT
-from specnb.shapes import size
+from specnb.experiments.bench.plan import BATCHES, LARGE, LLAMA, SIZES, plan, small_plan, table2
+from specnb.experiments.bench.setting import Setting
+from specnb.models.shapes import size
+from specnb.report.results import ROOT
 
 
 def test_every_task_is_there_once():

@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from specnb.bench.cell import Setting, floors, measure_cell, memory, step_times, subject
-from specnb.dialled import dialled_pair
-from specnb.floor import floor_seconds
-from specnb.law import Sampling
-from specnb.race import prompts_for
-from specnb.shapes import Shape
-from specnb.speed import Speeds
+from specnb.experiments.bench.setting import Setting, measure_cell, memory, memory_bounds, step_times, subject
+from specnb.experiments.side_by_side import prompts_for
+from specnb.measure.memory_bandwidth import min_seconds
+from specnb.measure.speed import Speeds
+from specnb.models.shapes import Shape
+from specnb.models.synthetic import synthetic_pair
+from specnb.sampling.distributions import Sampling
 
 
 @pytest.fixture(scope="module")
 def who():
-    pair = dialled_pair(0.7, Shape(1, 64, 64, 2, gated=True), Shape(1, 32, 32, 2), vocab=256, context=64)
-    return subject("tiny", pair, prompts_for(pair, "dialled", 8, 5), Sampling(), 8)
+    pair = synthetic_pair(0.7, Shape(1, 64, 64, 2, gated=True), Shape(1, 32, 32, 2), vocab=256, context=64)
+    return subject("tiny", pair, prompts_for(pair, "synthetic", 8, 5), Sampling(), 8)
 
 
 def test_alpha_is_measured_along_texts_of_the_target(who):
@@ -30,7 +30,7 @@ def test_a_row_hangs_together(who, rows):
     assert row["dtype"] == "float32"
     assert row["over_predicted"] == pytest.approx(row["refilled"] / row["predicted"])
     assert row["counted"] == pytest.approx(row["tokens_per_step"] / (2 * row["c"] + row["v"]))
-    assert row["floor_plain_ms"] == pytest.approx(1e3 * floor_seconds(who.pair.target, 1e9, rows, 1, 8))
+    assert row["floor_plain_ms"] == pytest.approx(1e3 * min_seconds(who.pair.target, 1e9, rows, 1, 8))
     assert 0 < row["busy"] <= 1
     if rows == 1:
         assert row["busy"] == 1
@@ -50,11 +50,11 @@ def test_steps_are_timed_with_the_rows_that_have_ended():
 
 
 def test_the_floor_of_a_step_is_that_of_all_its_runs(who):
-    step, plain = (floors(who.pair, gamma, 1, 9, 1e9)["floor_step_ms"] for gamma in (3, 0))
-    draft = 1e3 * floor_seconds(who.pair.draft, 1e9, 1, 1, 9)
-    verify = 1e3 * floor_seconds(who.pair.target, 1e9, 1, 4, 9)
+    step, plain = (memory_bounds(who.pair, gamma, 1, 9, 1e9)["floor_step_ms"] for gamma in (3, 0))
+    draft = 1e3 * min_seconds(who.pair.draft, 1e9, 1, 1, 9)
+    verify = 1e3 * min_seconds(who.pair.target, 1e9, 1, 4, 9)
     assert step == pytest.approx(3 * draft + verify)
-    assert plain == floors(who.pair, 0, 1, 9, 1e9)["floor_plain_ms"]
+    assert plain == memory_bounds(who.pair, 0, 1, 9, 1e9)["floor_plain_ms"]
 
 
 def test_memory_is_measured_beside_what_was_predicted(who):

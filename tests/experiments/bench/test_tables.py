@@ -4,24 +4,24 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specnb.bench import ledger
-from specnb.bench.ledger import curve, goal_row, keep, keep_goals, settings
-from specnb.cost import Costs
-from specnb.dialled import Shape, dialled_pair
-from specnb.estimate import Estimate
+from specnb.experiments.bench import tables
+from specnb.experiments.bench.tables import curve, goal_row, keep, keep_goals, settings
+from specnb.measure.cost import Costs
+from specnb.measure.statistics import Estimate
+from specnb.models.synthetic import Shape, synthetic_pair
 
 COLUMNS = ["name", "ratio", "low", "high", "goal", "machine", "threads", "dtype", "compiled"]
 
 
 @pytest.fixture(scope="module")
 def pair():
-    return dialled_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    return synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
 
 
 @pytest.fixture
 def here(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
-    monkeypatch.setattr(ledger, "machine", lambda: "this one")
+    monkeypatch.setattr(tables, "machine", lambda: "this one")
     return tmp_path
 
 

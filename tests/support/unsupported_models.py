@@ -1,0 +1,36 @@
+"""Models that the loop refuses."""
+
+from __future__ import annotations
+
+from implementation_distribution import VOCAB
+from tiny import LIMIT
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": LIMIT,
+}
+
+
+def encoder_decoder():
+    return T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
+
+
+def without_positions():
+    return BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=8, n_layer=1, n_head=2))
+
+
+def sliding():
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4))
