@@ -1,35 +1,120 @@
-"""Speculative decoding: an exact sampler, the distributions behind it, and the checks that show it.
+"""Speculative decoding: an exact sampler, the distributions behind it, and an audit that shows losslessness.
 
-Rooms, from the ground up; each imports only from those before it:
+A draft model proposes `gamma` tokens, one forward pass of the target verifies them, and a verification rule keeps a
+prefix of them so that the output distribution is exactly the target's. The names below are the public interface. They
+are imported when first used, so that `import specnb` itself loads neither torch nor transformers.
 
-    distribution, theory, lenience  probability of one token; closed forms. No models, no input or output
-    corpus, randomness     text that every user has; uniforms, one stream per row and purpose
-    checkpoints            the folder that a model is loaded from: its formats, checksums and completeness
-    verify, exact, cuts    acceptance rules as pure functions; their enumeration; rows that neighbours cut short
-    beam, exact_beam       beam search over a drafted tree, likewise; its enumeration
-    machine, layout        the machine's name; which layout of a weight is faster on it
-    cache, fast, double, models    the rooms that know transformers; the same models sooner
-    shapes, synthetic        sizes that others published; models of any shape at a chosen acceptance
-    draft, ngram, record   drafters; what a generation remembers
-    request, memory        what may be asked of the loop; the bytes that it takes
-    step, seats, decode    one step of a batch; who takes part in it; the loop
-    ragged, ragged_check   three ways to go on after unequal acceptance; what they must not get wrong
-    watch                  what a device would notice: waits, allocations, shapes
-    tree, search           a model run over a tree; beam search with models
-    estimate, cost, speed  what was measured: intervals, tests, what runs and what generations cost
-    floor                  the time that memory traffic alone needs
-    beam_cost              what speculative beam search gains
-    acceptance, kinds      alpha along a text; what kind of token stands where in it
-    recommend, race        which gamma to use here; our loop beside transformers'
-    source_digest          which modules some code imports, and a digest of each
-    origin                 what results were made of, and whether they are stale
-    results, figures       verdicts and tables; one style for every picture
-    audit                  is a sampler lossless: a package of its own, with its own rooms
-    bench                  what is promised about time, measured: a package of its own
-    ragged_view            pictures of caches and masks
-    lanes, card, train     what a reader sees of a text, of the trained pair, and how that was made
-    cli                    the command
-    paper                  the paper, made of the results: a package of its own
-    notebooks              the notebooks executed in place
-    reproduce              the steps of the pipeline: a notebook runs if its results are not up to date
+Folders, each of which imports only from those listed before it:
+
+    sampling/      pure functions of tensors: distributions, verification rules, exact enumeration, random streams
+    theory.py      closed forms: expected tokens per step, speed-up, the best gamma
+    lazy.py        public names that are imported when first used
+    machine.py     the processor's name, which every measured speed is stated with
+    models/        everything that knows transformers: loading, caches, forward passes, weight layouts
+    drafting/      drafters: a draft model, an n-gram model
+    decoding/      `generate`, the batched step, the scheduler of batch rows, records, beam search
+    measure/       statistics, acceptance, cost, speed-up, the recommended gamma
+    audit/         is a sampler lossless? Its tokens against the target's distributions, and the known bugs
+    report/        results, figures and views of a step
+    cli.py         the command `specnb`
+    experiments/   long runs whose tables are committed; not part of the installed package
+
+>>> import specnb
+>>> pair = specnb.load_pair()
+>>> generation = specnb.generate(pair.target, [pair.encode("def area(")], pair.draft, gamma=4, max_new_tokens=8, seed=1)
+>>> len(generation.tokens[0])
+8
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specnb.lazy import lazy
+
+if TYPE_CHECKING:
+    from specnb import audit, theory
+    from specnb.decoding.beam import beam_search
+    from specnb.decoding.loop import Generation, generate
+    from specnb.decoding.record import StepRecord
+    from specnb.drafting.base import Drafter, Proposal
+    from specnb.drafting.model import ModelDrafter
+    from specnb.drafting.ngram import NgramDrafter, NgramModel
+    from specnb.measure.acceptance import measure_acceptance
+    from specnb.measure.recommend import recommend_gamma
+    from specnb.models.loading import Pair, load_model, load_pair
+    from specnb.models.synthetic import synthetic_pair
+    from specnb.sampling.distributions import Sampling, overlap, residual, standardise, total_variation
+    from specnb.sampling.enumeration import joint_distribution, step_distribution
+    from specnb.sampling.verification import (
+        exact_match,
+        greedy_verification,
+        lenient_verification,
+        token_verification,
+    )
+
+# Where each public name is defined. tests/test_api.py compares this with the imports above.
+_PUBLIC = {
+    "Drafter": "specnb.drafting.base",
+    "Generation": "specnb.decoding.loop",
+    "ModelDrafter": "specnb.drafting.model",
+    "NgramDrafter": "specnb.drafting.ngram",
+    "NgramModel": "specnb.drafting.ngram",
+    "Pair": "specnb.models.loading",
+    "Proposal": "specnb.drafting.base",
+    "Sampling": "specnb.sampling.distributions",
+    "StepRecord": "specnb.decoding.record",
+    "audit": "specnb.audit",
+    "beam_search": "specnb.decoding.beam",
+    "exact_match": "specnb.sampling.verification",
+    "generate": "specnb.decoding.loop",
+    "greedy_verification": "specnb.sampling.verification",
+    "joint_distribution": "specnb.sampling.enumeration",
+    "lenient_verification": "specnb.sampling.verification",
+    "load_model": "specnb.models.loading",
+    "load_pair": "specnb.models.loading",
+    "measure_acceptance": "specnb.measure.acceptance",
+    "overlap": "specnb.sampling.distributions",
+    "recommend_gamma": "specnb.measure.recommend",
+    "residual": "specnb.sampling.distributions",
+    "standardise": "specnb.sampling.distributions",
+    "step_distribution": "specnb.sampling.enumeration",
+    "synthetic_pair": "specnb.models.synthetic",
+    "theory": "specnb.theory",
+    "token_verification": "specnb.sampling.verification",
+    "total_variation": "specnb.sampling.distributions",
+}
+
+__all__ = [
+    "Drafter",
+    "Generation",
+    "ModelDrafter",
+    "NgramDrafter",
+    "NgramModel",
+    "Pair",
+    "Proposal",
+    "Sampling",
+    "StepRecord",
+    "audit",
+    "beam_search",
+    "exact_match",
+    "generate",
+    "greedy_verification",
+    "joint_distribution",
+    "lenient_verification",
+    "load_model",
+    "load_pair",
+    "measure_acceptance",
+    "overlap",
+    "recommend_gamma",
+    "residual",
+    "standardise",
+    "step_distribution",
+    "synthetic_pair",
+    "theory",
+    "token_verification",
+    "total_variation",
+]
+
+
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

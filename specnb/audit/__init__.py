@@ -1,25 +1,38 @@
-"""Is a sampler lossless? Its tokens against the distributions of the target, at a stated rate of false alarms.
+"""Is a sampler lossless? Its tokens against the target's distributions, at a stated rate of false alarms.
 
-Rooms, from the ground up; each imports only from those before it:
+The audit takes tokens from any generator and the target's distributions, and nothing else. `audit` judges completions
+that exist, `assert_exact` does so in a test, and an `Auditor` is given them one at a time. The names below are imported
+when first used.
 
-    bugs            what implementations get wrong in a step, as data
-    bug suite             every known bug in the real loop
-    cells, alternatives    the audit's view of a distribution; the distributions that known bugs give
-    pit, noise         the randomised transform; noise that is used twice
-    evidence, witness  many bets, one wealth; how far from the target's distribution a sampler is
-    bets, forced       all bets on a text; the distributions a target gives to texts that exist
-    numerics, report   a target against itself; what an audit found
-    auditor            judges text by text, and can be stopped
-    judge, joint       the audit of any generator; of small vocabularies by enumeration
-    checks, detection  how engines test themselves; how many tokens the audit needs
-    wild, alarms       transformers as installed; how often the audit is wrong about an exact sampler
-    throughput         what an audit costs
-    token_file         reads generated sequences from JSON lines
+>>> import specnb, torch
+>>> uniform = lambda context: torch.full((4,), 0.25, dtype=torch.float64)
+>>> completions = torch.randint(4, (100, 8), generator=torch.Generator().manual_seed(1)).tolist()
+>>> specnb.audit.assert_exact(uniform, completions, prompts=[[0]] * 100).rejected
+False
 """
 
-from specnb.audit.api import assert_exact, audit, audit_distributions
-from specnb.audit.auditor import Auditor
-from specnb.audit.bets import Row
-from specnb.audit.report import Report
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specnb.lazy import lazy
+
+if TYPE_CHECKING:
+    from specnb.audit.api import assert_exact, audit, audit_distributions
+    from specnb.audit.auditor import Auditor
+    from specnb.audit.bets import Row
+    from specnb.audit.report import Report
+
+_PUBLIC = {
+    "Auditor": "specnb.audit.auditor",
+    "Report": "specnb.audit.report",
+    "Row": "specnb.audit.bets",
+    "assert_exact": "specnb.audit.api",
+    "audit": "specnb.audit.api",
+    "audit_distributions": "specnb.audit.api",
+}
 
 __all__ = ["Auditor", "Report", "Row", "assert_exact", "audit", "audit_distributions"]
+
+
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

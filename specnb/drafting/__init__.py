@@ -1,0 +1,1 @@
+"""Drafters: each proposes tokens together with the distribution that it sampled them from. One drafter a file."""

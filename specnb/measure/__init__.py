@@ -1,0 +1,1 @@
+"""What is measured: acceptance, costs and speed-up, with intervals, and the gamma that they recommend."""
