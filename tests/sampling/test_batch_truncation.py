@@ -54,7 +54,7 @@ def test_the_redrawn_token_is_biased_towards_the_correction(rule):
     others = torch.tensor([0.4, 0.6], dtype=torch.float64)
     steps = [
         step_distribution(
-            batch_truncation.with_neighbour(batch_truncation.truncate_and_resample, n, rule),
+            batch_truncation.TruncatedRule(batch_truncation.truncate_and_resample, n, rule),
             lambda _: p,
             lambda _: q,
             1,
@@ -126,10 +126,10 @@ def test_cuts_run_in_the_real_loop_as_enumerated(cut):
 
     generate(target, [[1], [2, 0]], draft, gamma=3, max_new_tokens=8, rule=rule, progress=False)
     expected = {
-        "each_its_own": lambda pair: pair,
-        "at_the_shortest": lambda pair: [min(pair)] * 2,
-        "redrawn_at_the_shortest": lambda pair: [min(pair)] * 2,
-        "short_of_the_longest": lambda pair: [3 - max(pair) + n for n in pair],
+        "keep_all": lambda pair: pair,
+        "truncate_to_shortest": lambda pair: [min(pair)] * 2,
+        "truncate_and_resample": lambda pair: [min(pair)] * 2,
+        "truncate_as_printed": lambda pair: [3 - max(pair) + n for n in pair],
     }[cut.__name__]
     assert kept
     assert all(made == expected(accepted) for accepted, made in kept)
