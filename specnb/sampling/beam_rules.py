@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -27,6 +27,7 @@ Path = tuple[int, ...]
 """A node of the tree of all continuations: the tokens from the prompt to it."""
 
 
+@runtime_checkable
 class LogProbs(Protocol):
     """Next-token log-probabilities of a model or a table.
 
@@ -167,6 +168,11 @@ def draft_levels(
 
     It starts from the target's scores of these beams and adds the draft's log-probabilities. Paths that end are left
     out because no forward pass follows them, and so is the last level, where all paths end.
+
+    >>> from specnb.sampling.beam_enumeration import DyadicLogProbs
+    >>> draft, settings = DyadicLogProbs(vocab=3, seed=0), BeamSettings(width=1, max_new_tokens=8)
+    >>> list(draft_levels(start(), draft, width=2, gamma=2, settings=settings))
+    [((1,), (0,)), ((1, 0), (1, 1))]
     """
     paths, scores = state.paths, state.scores
     for _ in range(min(gamma, settings.max_new_tokens - 1 - len(paths[0]))):
@@ -187,6 +193,10 @@ def advance(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) 
     A level is accepted while all running beams are in the tree: top_w(target) is a subset of top_u(draft). The first
     level that is not is the last of the list. The list has one state at least, and one more than the tree has levels
     at most.
+
+    >>> log_p = {(): torch.tensor([0.25, 0.75]).log(), (1,): torch.tensor([0.5, 0.5]).log()}
+    >>> [state.paths for state in advance(start(), log_p, BeamSettings(width=1, max_new_tokens=8))]
+    [((1,),), ((1, 0),)]
     """
     states: list[State] = []
     while not state.ended and all(path in log_p for path in state.paths):
@@ -201,6 +211,11 @@ def advance_pooled(state: State, log_p: Mapping[Path, Tensor], settings: BeamSet
     A candidate above the target's own best descends from a node that the target's search dropped and the wider draft
     search kept. Each level scores at least what `advance` gives from the same beams, but the result is not that of
     beam search.
+
+    >>> log_p = {(): torch.tensor([0.45, 0.55]).log(), (0,): torch.tensor([0.9, 0.1]).log()}
+    >>> log_p[(1,)] = torch.tensor([0.5, 0.5]).log()
+    >>> [state.paths for state in advance_pooled(start(), log_p, BeamSettings(width=1, max_new_tokens=8))]
+    [((1,),), ((0, 0),)]
     """
     scores = dict(zip(state.paths, state.scores, strict=True))
     for path in sorted(log_p.keys() - scores.keys(), key=lambda path: (len(path), path)):
@@ -226,6 +241,13 @@ def steps(
     """The steps of a search, each as its list of states: draft a tree, evaluate the target once, apply `rule`.
 
     Without a `draft` each step has one state: plain beam search.
+
+    >>> from specnb.sampling.beam_enumeration import DyadicLogProbs
+    >>> target, settings = DyadicLogProbs(vocab=3, seed=0), BeamSettings(width=1, max_new_tokens=4)
+    >>> [len(states) for states in steps(target, settings)]
+    [1, 1, 1, 1]
+    >>> [len(states) for states in steps(target, settings, draft=target, gamma=3)]
+    [4]
     """
     state = start()
     while not state.ended:
