@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from specnb.models.operations import Operation, OperationRecorder
 
 READS = {
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__index__, Tensor.__float__,
@@ -32,7 +32,7 @@ class DeviceActivity:
     def __init__(self) -> None:
         self.launches = self.waits = self.allocated = 0
         self.layouts: set[tuple[str, ...]] = set()
-        self._modes = (_Operations(self), _Reads(self))
+        self._modes = (OperationRecorder(self._record), _Reads(self))
 
     def __enter__(self) -> DeviceActivity:
         for mode in self._modes:
@@ -45,27 +45,16 @@ class DeviceActivity:
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, trace)
 
-    def record_operation(self, operation: Any, given: list[Tensor], made: list[Tensor]) -> None:
-        """One operation, with the tensors it was given and those that it made."""
-        self.waits += _has_unknown_shape(operation, given)
-        if operation.is_view:
+    def _record(self, operation: Operation) -> None:
+        inputs = operation.inputs
+        self.waits += _has_unknown_shape(operation.function, inputs)
+        if operation.function.is_view:
             return
         self.launches += 1
-        self.layouts.add((str(operation), *(str(tuple(tensor.shape)) for tensor in given)))
-        known = {tensor.untyped_storage().data_ptr() for tensor in given}
-        new = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in made}
+        self.layouts.add((str(operation.function), *(str(tuple(tensor.shape)) for tensor in inputs)))
+        known = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+        new = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in operation.outputs}
         self.allocated += sum(size for storage, size in new.items() if storage not in known)
-
-
-class _Operations(TorchDispatchMode):
-    def __init__(self, watch: DeviceActivity) -> None:
-        super().__init__()
-        self.watch = watch
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self.watch.record_operation(func, _tensors((args, kwargs)), _tensors(made))
-        return made
 
 
 class _Reads(TorchFunctionMode):
@@ -83,7 +72,3 @@ def _has_unknown_shape(operation: Any, given: list[Tensor]) -> bool:
     if operation is torch.ops.aten.index.Tensor:
         return any(index.dtype == torch.bool for index in given[1:])
     return operation in (torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

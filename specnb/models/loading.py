@@ -21,8 +21,8 @@ from specnb.models.checkpoints import folder_of, require_checksums, require_comp
 from specnb.models.double_precision import in_double
 from specnb.models.packing import pack
 from specnb.models.support import require_same_vocabulary
-
-TRAINED_PAIR = Path(__file__).resolve().parents[2] / "data" / "pair"
+from specnb.models.trained_pair import TRAINED_PAIR as TRAINED_PAIR
+from specnb.models.trained_pair import is_trained, require_pair
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ def load_pair(
     not the one that was committed; and `ValueError` when a file's tensors are not those of the model, or the two have
     different vocabularies: then their distributions are not about the same tokens.
     """
+    for name in (target, draft):
+        require_pair(Path(name))
     folders = [folder_of(name) for name in (target, draft)]
     models = [load_model(folder, device, dtype, packed) for folder in folders]
     require_same_vocabulary(models[0], models[1].config.vocab_size)
@@ -73,8 +75,9 @@ def load_model(
     name: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32, packed: bool = True
 ) -> PreTrainedModel:
     """One model, by its name or folder of Hugging Face. `packed`, and what it raises, as in `load_pair`."""
+    require_pair(Path(name))
     folder = folder_of(name)
-    if folder.resolve().parent == TRAINED_PAIR.resolve():
+    if is_trained(folder):
         require_checksums(folder)
     require_safetensors(folder)
     try:

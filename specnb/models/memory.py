@@ -28,10 +28,9 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
+from specnb.models.operations import Operation, OperationRecorder
 from specnb.sampling.distributions import Sampling
 
 GB = 1e9
@@ -160,46 +159,50 @@ def _what_fits(need: Memory, rows: int, device: torch.device, there: int) -> str
 
 
 def measured_peak(function: Callable[[], Any], device: torch.device) -> int:
-    """The most bytes that were taken at a time while `function` ran, beside those taken before."""
+    """The largest number of bytes in use at a time while `function` runs, less those in use before.
+
+    >>> measured_peak(lambda: torch.zeros(250), torch.device("cpu"))
+    1000
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         function()
         return torch.cuda.max_memory_allocated(device) - before
-    with _Watched() as watched:
+    live = _LiveMemory()
+    with OperationRecorder(live.record):
         function()
-    return watched.most
+    return live.peak
 
 
-class _Watched(TorchDispatchMode):
-    """Adds up the memory of all tensors that operations make, for as long as something refers to it."""
+class _LiveMemory:
+    """Sums the storages that operations allocate, each for as long as something refers to it.
+
+    bytes, peak  now, and at most so far
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.now, self.most = 0, 0
-        self.alive: dict[int, Any] = {}
+        self.bytes, self.peak = 0, 0
+        self.storages: dict[int, Any] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        given = {one.untyped_storage()._cdata for one in _plain((args, kwargs))}
-        for tensor in _plain(made):
-            self._see(tensor.untyped_storage(), given)
-        self.most = max(self.most, self.now)
-        return made
+    def record(self, operation: Operation) -> None:
+        known = {storage._cdata for storage in _storages(operation.inputs)}
+        for storage in _storages(operation.outputs):
+            if storage._cdata not in known and storage._cdata not in self.storages:
+                self._add(storage)
+        self.peak = max(self.peak, self.bytes)
 
-    def _see(self, storage: Any, given: set[int]) -> None:
+    def _add(self, storage: Any) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key in given or key in self.alive:
-            return
 
-        def gone(_: Any) -> None:
-            self.now -= size
-            del self.alive[key]
+        def released(_: Any) -> None:
+            self.bytes -= size
+            del self.storages[key]
 
-        self.alive[key] = weakref.ref(storage, gone)
-        self.now += size
+        self.storages[key] = weakref.ref(storage, released)
+        self.bytes += size
 
 
-def _plain(tree: Any) -> list[Tensor]:
-    """The tensors in `tree` that have a storage; packed weights keep theirs to themselves."""
-    return [one for one in tree_leaves(tree) if isinstance(one, Tensor) and one.layout == torch.strided]
+def _storages(tensors: list[Tensor]) -> list[Any]:
+    """Without those of packed weights, which give no access to their storage."""
+    return [tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided]

@@ -1,8 +1,7 @@
-"""Uniforms for the loop: one independent stream per row and purpose, drawn ahead of time.
+"""Uniforms for the decoding loop: one independent stream per row and purpose.
 
-A stream is a Philox counter generator keyed by (seed, row), with the purpose in the counter. What a
-row draws depends on nothing else, so its tokens do not depend on the batch it sits in; and since
-all is drawn before the loop, no step waits for a generator. Seed and row may be any non-negative integers.
+A stream is a Philox counter generator keyed by (seed, row), with the purpose in the counter. So a row's tokens do not
+depend on the batch it is in. All uniforms are sampled before the loop, so no step waits for a generator.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 PURPOSES = ("draft", "accept", "final")
@@ -20,35 +20,47 @@ PURPOSES = ("draft", "accept", "final")
 
 @dataclass(frozen=True)
 class Uniforms:
-    """Float64 uniforms in [0, 1): `draft` and `accept` `(batch, steps, gamma)`, `final` `(batch, steps)`."""
+    """Float64 uniforms in [0, 1) of a batch.
 
-    draft: Tensor
-    accept: Tensor
-    final: Tensor
+    draft   (batch, steps, gamma)  to sample the draft tokens
+    accept  (batch, steps, gamma)  to accept or reject them
+    final   (batch, steps)         to sample the recovered or bonus token
+    """
+
+    draft: Float64[Tensor, "batch steps gamma"]
+    accept: Float64[Tensor, "batch steps gamma"]
+    final: Float64[Tensor, "batch steps"]
 
 
 def stream(seed: int, row: int, purpose: str) -> np.random.Generator:
-    """The generator of one row for one purpose, of `PURPOSES`; independent of all others.
+    """The generator of one row for one of `PURPOSES`, independent of all others.
 
-    Raises `ValueError` for a negative `seed` or `row`.
+    `seed` and `row` are any whole numbers from 0. Raises `ValueError` if one is negative.
+
+    >>> stream(seed=7, row=0, purpose="accept").random() == stream(seed=7, row=1, purpose="accept").random()
+    False
     """
     if seed < 0 or row < 0:
         raise ValueError(f"seed is {seed} and row {row}; both must be whole numbers from 0")
     if max(seed, row) < 2**64:
-        key, kind = np.array([seed, row], dtype=np.uint64), PURPOSES.index(purpose)
+        key, counter = np.array([seed, row], dtype=np.uint64), PURPOSES.index(purpose)
     else:
-        # A key has 128 bits. What does not fit is hashed, and counted where no key that fits is counted.
+        # A key has 128 bits. Larger numbers are hashed, with counters that no smaller number uses.
         digest = hashlib.sha256(f"{seed:x} {row:x}".encode()).digest()
-        key, kind = np.frombuffer(digest[:16], dtype="<u8"), PURPOSES.index(purpose) + len(PURPOSES)
-    # The lowest words count; 2^192 draws until streams meet.
-    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, kind], dtype=np.uint64)))
+        key, counter = np.frombuffer(digest[:16], dtype="<u8"), PURPOSES.index(purpose) + len(PURPOSES)
+    # The purpose is in the counter's highest word, so two streams of a key are 2^192 samples apart.
+    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, counter], dtype=np.uint64)))
 
 
 def uniforms(seed: int, rows: Sequence[int], steps: int, gamma: int, device: torch.device | str = "cpu") -> Uniforms:
-    """Everything that `rows` need for `steps` steps of `gamma` drafts."""
+    """The `Uniforms` of `rows` for `steps` steps of `gamma` draft tokens, on `device`.
+
+    >>> uniforms(seed=7, rows=[0, 1], steps=10, gamma=4).accept.shape
+    torch.Size([2, 10, 4])
+    """
 
     def sampled(purpose: str, *shape: int) -> Tensor:
-        drawn_rows = [stream(int(seed), int(row), purpose).random(shape) for row in rows]
-        return torch.from_numpy(np.stack(drawn_rows)).to(device)
+        of_rows = [stream(int(seed), int(row), purpose).random(shape) for row in rows]
+        return torch.from_numpy(np.stack(of_rows)).to(device)
 
     return Uniforms(sampled("draft", steps, gamma), sampled("accept", steps, gamma), sampled("final", steps))

@@ -22,7 +22,7 @@ from transformers import (
 from unsupported_models import SIZES, encoder_decoder, sliding, without_positions
 
 from specnb.decoding.loop import generate
-from specnb.models import checkpoints, loading
+from specnb.models import checkpoints, loading, trained_pair
 from specnb.models.cached_model import CachedModel
 from specnb.models.checkpoints import CHECKSUMS, require_checksums, write_checksums
 from specnb.models.loading import load_model, load_pair
@@ -158,10 +158,10 @@ def test_a_truncated_file_is_an_os_error(folders):
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
-    """A pair in the place of the shipped one."""
+    """A pair in place of the trained one."""
     for role in ("target", "draft"):
         write_checksums(saved(tmp_path / role, llama()))
-    monkeypatch.setattr(loading, "PAIR", tmp_path)
+    monkeypatch.setattr(trained_pair, "TRAINED_PAIR", tmp_path)
     return tmp_path
 
 

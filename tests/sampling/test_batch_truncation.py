@@ -1,4 +1,4 @@
-"""What neighbours do to a row's distribution, by enumeration: which ways to stay equally long are exact."""
+"""Which ways to keep the rows of a batch equally long are exact, by enumeration."""
 
 import numpy as np
 import pytest
@@ -20,41 +20,41 @@ def distributions(make, prompt, length, noise=0.5):
     return distributions_after(target, prompt, length), distributions_after(near_copy(target, noise), prompt, length)
 
 
-def distance(cut, gamma, make=llama):
+def distance(truncation, gamma, make=llama):
     p, q = distributions(make, [1], gamma + 1)
     others = batch_truncation.emitted_count_distribution(*distributions(make, [2, 0], gamma + 1), gamma)
-    emitted = batch_truncation.distribution_with_neighbour(cut, p, q, gamma, others)
+    emitted = batch_truncation.distribution_with_neighbour(truncation, p, q, gamma, others)
     assert sum(emitted.values()) == pytest.approx(1, abs=1e-12)
     return float((completed(emitted, p, gamma + 1) - joint_distribution(p, gamma + 1)).abs().sum() / 2)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 @pytest.mark.parametrize("make", [llama, gpt2])
-@pytest.mark.parametrize("cut", EXACT)
-def test_exact_cuts_keep_the_distribution_of_every_row(cut, make, gamma):
-    assert distance(cut, gamma, make) < 1e-12
+@pytest.mark.parametrize("truncation", EXACT)
+def test_exact_truncations_keep_the_distribution_of_every_row(truncation, make, gamma):
+    assert distance(truncation, gamma, make) < 1e-12
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_redrawing_where_a_draft_was_accepted_is_not_exact(make, gamma):
+def test_resampling_where_a_draft_token_was_accepted_is_not_exact(make, gamma):
     assert distance(batch_truncation.truncate_and_resample, gamma, make) > 0.01
 
 
 @pytest.mark.parametrize("gamma", [2, 3])
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_dropping_only_what_a_row_lacks_of_the_longest_is_not_exact(make, gamma):
+def test_truncation_as_printed_is_not_exact(make, gamma):
     assert distance(batch_truncation.truncate_as_printed, gamma, make) > 0.05
 
 
 @pytest.mark.parametrize("rule", [token_verification, exact_match, rejection_sampling])
-def test_the_redrawn_token_is_biased_towards_the_correction(rule):
-    """The deviation of one draft's distribution, derived: P(the other rejects) (1 - beta) (correction - p)."""
+def test_the_resampled_token_is_biased_towards_the_recovered_token(rule):
+    """The deviation of one draft's distribution, derived: P(the other rejects) (1 - beta) (recovered - p)."""
     p, q = (torch.tensor(probs, dtype=torch.float64) for probs in ([0.5, 0.3, 0.2], [0.2, 0.2, 0.6]))
     others = torch.tensor([0.4, 0.6], dtype=torch.float64)
     steps = [
         step_distribution(
-            batch_truncation.with_neighbour(batch_truncation.truncate_and_resample, n, rule),
+            batch_truncation.TruncatedRule(batch_truncation.truncate_and_resample, n, rule),
             lambda _: p,
             lambda _: q,
             1,
@@ -70,31 +70,31 @@ def test_the_redrawn_token_is_biased_towards_the_correction(rule):
     assert torch.allclose(first - p, others[0] * (rejected - rejected.sum() * p), rtol=0, atol=1e-12)
 
 
-def test_cut_rows_stay_independent_of_each_other():
+def test_truncated_rows_stay_independent():
     """Not only each row's distribution: the joint distribution of both is the product."""
     gamma, length = 2, 3
-    worlds = [distributions(llama, prompt, length) for prompt in ([1], [2, 0])]
-    steps = [step_distribution(token_verification, p, q, gamma) for p, q in worlds]
+    pairs = [distributions(llama, prompt, length) for prompt in ([1], [2, 0])]
+    steps = [step_distribution(token_verification, p, q, gamma) for p, q in pairs]
     joint = torch.zeros((27, 27), dtype=torch.float64)
     sequences = {}
 
     def rest(row, tokens):
         key = (row, tokens)
         if key not in sequences:
-            sequences[key] = completed({tokens: 1.0}, worlds[row][0], length).flatten()
+            sequences[key] = completed({tokens: 1.0}, pairs[row][0], length).flatten()
         return sequences[key]
 
     for mine, chance in steps[0].items():
         for other, also in steps[1].items():
             end = min(len(mine), len(other))
             joint += chance * also * torch.outer(rest(0, mine[:end]), rest(1, other[:end]))
-    target = [joint_distribution(p, length).flatten() for p, _ in worlds]
+    target = [joint_distribution(p, length).flatten() for p, _ in pairs]
     assert float((joint - torch.outer(*target)).abs().sum()) < 1e-12
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
-def test_tokens_of_a_batch_cut_at_its_shortest_row(alpha, rows):
+def test_tokens_of_a_batch_truncated_to_its_shortest_row(alpha, rows):
     """With iid acceptance every draft survives if all rows accept it: Equation 1 with alpha to the power of rows."""
     counts = torch.from_numpy(theory.count_distribution(alpha, 4))
     shortest = batch_truncation.shortest_count_distribution(counts, rows)
@@ -111,8 +111,8 @@ def test_the_shortest_of_several_rows_by_counting():
     assert batch_truncation.shortest_count_distribution(counts, 3).numpy() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("cut", [*EXACT, *WRONG])
-def test_cuts_run_in_the_real_loop_as_enumerated(cut):
+@pytest.mark.parametrize("truncation", [*EXACT, *WRONG])
+def test_truncations_work_in_the_loop_as_enumerated(truncation):
     """A rule of the loop sees the whole batch; two rows of it are each other's neighbour."""
     target = llama(dtype=torch.float64)
     draft = near_copy(target, noise=0.5)
@@ -120,17 +120,17 @@ def test_cuts_run_in_the_real_loop_as_enumerated(cut):
 
     def rule(p, q, draft_tokens, accept, final):
         outcome = token_verification(p, q, draft_tokens, accept, final)
-        made = cut(outcome, outcome.accepted.flip(0), p, draft_tokens, final)
+        made = truncation(outcome, outcome.accepted.flip(0), p, draft_tokens, final)
         kept.append((outcome.accepted.tolist(), made.accepted.tolist()))
         return made
 
     generate(target, [[1], [2, 0]], draft, gamma=3, max_new_tokens=8, rule=rule, progress=False)
     expected = {
-        "each_its_own": lambda pair: pair,
-        "at_the_shortest": lambda pair: [min(pair)] * 2,
-        "redrawn_at_the_shortest": lambda pair: [min(pair)] * 2,
-        "short_of_the_longest": lambda pair: [3 - max(pair) + n for n in pair],
-    }[cut.__name__]
+        "keep_all": lambda pair: pair,
+        "truncate_to_shortest": lambda pair: [min(pair)] * 2,
+        "truncate_and_resample": lambda pair: [min(pair)] * 2,
+        "truncate_as_printed": lambda pair: [3 - max(pair) + n for n in pair],
+    }[truncation.__name__]
     assert kept
     assert all(made == expected(accepted) for accepted, made in kept)
 

@@ -1,4 +1,4 @@
-"""The search itself, on distributions whose scores are exact: every tree, ties, ends; and planted bugs, which it must notice."""
+"""Beam search on distributions with exact scores: every tree, ties and ends; planted bugs must be found."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_a_distribution_that_is_not_a_number_is_an_error():
         extend(start(), torch.tensor([[0.0, torch.nan]]), BeamSettings(width=1, max_new_tokens=2))
 
 
-# The speculative search is the search, whatever the draft.
+# The speculative search equals beam search, whatever the draft.
 
 SEARCHES = st.builds(
     BeamSettings,
@@ -98,7 +98,7 @@ def test_every_tree_gives_the_same_states(case):
 
 
 @pytest.mark.parametrize("bug", BEAM_BUGS)
-def test_planted_bugs_are_noticed(bug):
+def test_planted_bugs_are_found(bug):
     different = 0
     for vocab, chosen, width, gamma in CASES.values():
         for seed in range(2):

@@ -1,4 +1,4 @@
-"""Distributions: standardisation against a slow reference, drawing at the extremes, and the identities of the residual."""
+"""Distributions: standardisation against a slow reference, sampling at the extremes, identities of the residual."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass() -> None:
     assert distribution_of(1, 1, 4, 2, top_p=1e-9) == [0, 0, 1, 0]
 
 
-def test_top_p_applies_to_what_top_k_left() -> None:
+def test_top_p_applies_after_top_k() -> None:
     """top-k 2 makes (5, 3)/8 of (5, 3, 2)/10, and 5/8 reaches the mass alone where 5/10 does not."""
     assert distribution_of(5, 3, 2, top_k=2, top_p=0.6) == [1, 0, 0]
     assert distribution_of(5, 3, 2, top_p=0.6) == pytest.approx([5 / 8, 3 / 8, 0])
@@ -186,7 +186,7 @@ def test_impossible_settings_are_named(settings: dict[str, float], message: str)
         Sampling(**settings)
 
 
-# Drawing
+# Sampling a token
 
 
 def weighted(weights: list[int], dtype: torch.dtype = torch.float64) -> Tensor:
@@ -199,7 +199,9 @@ uniforms = st.one_of(st.sampled_from([0.0, 5e-324, LARGEST]), st.floats(0, 1, ex
 
 @given(weights, uniforms, st.sampled_from([torch.float32, torch.float64]))
 @examples
-def test_draw_finds_the_token_whose_cell_holds_the_uniform(row: list[int], uniform: float, dtype: torch.dtype) -> None:
+def test_sample_finds_the_token_whose_cell_holds_the_uniform(
+    row: list[int], uniform: float, dtype: torch.dtype
+) -> None:
     token = int(sample(weighted(row, dtype), torch.tensor(uniform, dtype=torch.float64)))
     assert row[token] > 0
     cumulated = [Fraction(sum(row[: i + 1]), sum(row)) for i in range(len(row))]
@@ -210,7 +212,7 @@ def test_draw_finds_the_token_whose_cell_holds_the_uniform(row: list[int], unifo
 
 @pytest.mark.parametrize("vocab", [1_000, 50_257, 262_144])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_nothing_impossible_is_drawn_from_a_large_vocabulary(vocab: int, dtype: torch.dtype) -> None:
+def test_no_impossible_token_is_sampled_from_a_large_vocabulary(vocab: int, dtype: torch.dtype) -> None:
     """Most tokens have no probability here, at both ends too, and float32 distributions do not quite sum to 1."""
     generator = torch.Generator().manual_seed(vocab)
     logits = 3 * torch.randn(4, vocab, generator=generator, dtype=dtype)
@@ -224,7 +226,7 @@ def test_nothing_impossible_is_drawn_from_a_large_vocabulary(vocab: int, dtype: 
         assert (distributions.gather(-1, tokens[:, None]) > 0).all()
 
 
-def test_a_distribution_that_sums_to_less_or_more_is_drawn_from_in_proportion() -> None:
+def test_a_distribution_that_sums_to_less_or_more_is_sampled_in_proportion() -> None:
     """Sums of float32 probabilities are off by rounding; here by far more, to see what happens."""
     middles = (torch.arange(300, dtype=torch.float64) + 0.5) / 300
     for total in (0.3, 0.9999999, 1.0000001, 3.0):
@@ -235,7 +237,7 @@ def test_a_distribution_that_sums_to_less_or_more_is_drawn_from_in_proportion() 
 
 @given(st.floats(1e-300, 1e300), st.integers(0, 3))
 @examples
-def test_the_largest_uniform_draws_the_last_token_whatever_the_distribution_sums_to(total: float, zeros: int) -> None:
+def test_the_largest_uniform_samples_the_last_token_whatever_the_sum(total: float, zeros: int) -> None:
     probs = torch.tensor([0.25 * total, 0.75 * total] + [0.0] * zeros, dtype=torch.float64)
     assert sample(probs, torch.tensor(LARGEST, dtype=torch.float64)) == 1
 
@@ -258,7 +260,7 @@ def test_cells_are_as_wide_as_the_distribution_says(uniform_dtype: torch.dtype) 
     assert torch.equal(tokens, tokens.sort().values)
 
 
-def test_draw_goes_by_shares_and_takes_columns_of_uniforms() -> None:
+def test_sample_multiplies_the_uniform_by_the_sum_and_takes_columns() -> None:
     probs = standardise(torch.randn(4, 3, 7, generator=torch.Generator().manual_seed(1))).double()
     uniforms = torch.rand(3, 4, generator=torch.Generator().manual_seed(2)).double().T
     assert not uniforms.is_contiguous()
@@ -268,7 +270,7 @@ def test_draw_goes_by_shares_and_takes_columns_of_uniforms() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
-def test_draw_takes_any_leading_shape(shape: tuple[int, ...]) -> None:
+def test_sample_takes_any_leading_shape(shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
     distributions = standardise(torch.randn(*shape, 5, generator=generator))
     uniform = torch.rand(shape, generator=generator)
@@ -278,7 +280,7 @@ def test_draw_takes_any_leading_shape(shape: tuple[int, ...]) -> None:
         assert tokens[row] == sample(distributions[row], uniform[row])
 
 
-# What two distributions have in common
+# Comparing two distributions
 
 
 @st.composite
@@ -290,7 +292,7 @@ def pairs(draw_example) -> tuple[list[int], list[int]]:
 
 @given(pairs())
 @examples
-def test_residual_overlap_and_distance_are_what_fractions_say(pair: tuple[list[int], list[int]]) -> None:
+def test_residual_overlap_and_distance_agree_with_fractions(pair: tuple[list[int], list[int]]) -> None:
     p, q = ([Fraction(w, sum(row)) for w in row] for row in pair)
     beta = sum(map(min, p, q))
     left = [max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)]
@@ -316,7 +318,7 @@ def test_mass_identities(pair: tuple[list[int], list[int]]) -> None:
 
 @given(pairs())
 @examples
-def test_distance_is_symmetric_bounded_and_tells_equal_and_disjoint_distributions(
+def test_distance_is_symmetric_bounded_and_separates_equal_and_disjoint_distributions(
     pair: tuple[list[int], list[int]],
 ) -> None:
     p, q = (weighted(row) for row in pair)

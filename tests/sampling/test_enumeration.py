@@ -105,7 +105,7 @@ def test_count_distribution_follows_from_the_overlaps() -> None:
 
 
 def test_drafts_may_come_from_another_distribution_than_the_reported_one() -> None:
-    """Reported q = p makes every draft be accepted: what is emitted first then has the distribution it was drawn from."""
+    """With reported q = p every draft token is accepted: the first token emitted has the distribution `sampled`."""
     sampled = mapped(lambda probs: normalise(probs**2), Q)
     emitted = step_distribution(token_verification, P, P, gamma=1, sampled=sampled)
     first = completed(emitted, P, 2).sum(1)

@@ -1,4 +1,4 @@
-"""Lenience: the distribution that the rule really gives, by enumeration and by formula; its bound; and rules gone wrong."""
+"""Lenience: the distribution that the rule gives, by enumeration and by formula; its bound; and planted bugs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from scipy.optimize import linprog
 from tiny import llama, near_copy
 from torch import Tensor
 
-from specnb.decoding.loop import generate
+from specnb.decoding import loop
+from specnb.decoding.loop import forget_compiled, generate
+from specnb.decoding.step import Batch
 from specnb.drafting.model import ModelDrafter
 from specnb.sampling.distributions import Sampling, overlap, residual, sample, total_variation
 from specnb.sampling.enumeration import Conditional, Emissions, step_distribution
@@ -120,7 +122,7 @@ def test_alpha_rises_and_is_concave_in_one_over_l(kind: str) -> None:
     assert float(lenient_overlap(p, q, 1.0)) == float(overlap(p, q))
 
 
-# One is exact, bit for bit
+# Lenience 1 is exact, bit for bit
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(PAIRS)))
@@ -147,7 +149,7 @@ def test_lenience_one_is_the_exact_rule_bit_for_bit(seed: int, kind: str) -> Non
             assert torch.equal(have, want)
 
 
-def test_lenience_one_gives_the_same_text_in_the_loop_and_less_gives_another() -> None:
+def test_lenience_one_gives_the_same_sequences_in_the_loop_and_less_gives_others() -> None:
     target = llama(vocab=16)
     settings = {"gamma": 3, "max_new_tokens": 10, "seed": 5, "progress": False}
 
@@ -161,6 +163,24 @@ def test_lenience_one_gives_the_same_text_in_the_loop_and_less_gives_another() -
     greedy = generate(target, [[1, 2], [3], [0, 5, 4]] * 4, sampling=Sampling(temperature=0), **settings).tokens
     assert sequences(certain, lenient_greedy_verification(1.0)) == greedy
     assert sequences(certain, lenient_greedy_verification(0.2)) != greedy
+
+
+@pytest.mark.parametrize("rule", [lenient_verification, lenient_greedy_verification])
+def test_equal_rules_share_a_compiled_batch(rule: Callable[[float], Rule], monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    class CountedBatch(Batch):
+        def __init__(self, *settings) -> None:
+            built.append(self)
+            super().__init__(*settings)
+
+    monkeypatch.setattr(loop, "Batch", CountedBatch)
+    monkeypatch.setattr(loop, "Compiled", lambda function: function)
+    target = llama(vocab=16)
+    for lenience, batches in ((0.5, 1), (1 / 2, 1), (0.4, 2)):
+        generate(target, [[1, 2]], max_new_tokens=2, rule=rule(lenience), compile=True, progress=False)
+        assert len(built) == batches
+    forget_compiled()
 
 
 # Temperature 0
@@ -212,17 +232,17 @@ def test_no_rule_accepts_more_for_its_distance(kind: str, budget: float) -> None
 
 @every_kind
 @every_lenience
-def test_lenience_is_on_that_front(kind: str, lenience: float) -> None:
+def test_lenience_attains_that_maximum(kind: str, lenience: float) -> None:
     p, q = (distributions(()) for distributions in distribution_pair(kind, 5))
     budget = float(total_variation(lenient_distribution(p, q, lenience), p))
     assert float(lenient_overlap(p, q, lenience)) == pytest.approx(float(max_acceptance(p, q, budget)), abs=1e-12)
 
 
-# Whole texts
+# Whole sequences
 
 
-def text_distribution(p: Conditional, q: Conditional, gamma: int, lenience: float, tokens: tuple[int, ...]) -> float:
-    """The chance that a text made of enumerated steps begins with `tokens`."""
+def sequence_probability(p: Conditional, q: Conditional, gamma: int, lenience: float, tokens: tuple[int, ...]) -> float:
+    """The probability that a sequence made of enumerated steps begins with `tokens`."""
 
     def begins(start: int) -> float:
         rest, before = tokens[start:], tokens[:start]
@@ -237,20 +257,22 @@ def text_distribution(p: Conditional, q: Conditional, gamma: int, lenience: floa
 
 @pytest.mark.parametrize("kind", ["dense", "zeros in both"])
 @pytest.mark.parametrize("gamma", [1, 2])
-def test_the_probability_of_a_text_is_that_of_all_steps_that_make_it(kind: str, gamma: int) -> None:
+def test_the_probability_of_a_sequence_sums_over_its_divisions_into_steps(kind: str, gamma: int) -> None:
     p, q = distribution_pair(kind, vocab=2)
     sequences = list(product(range(2), repeat=4))
-    distributions = [torch.stack([distributions_along(side, text, 4) for text in sequences]) for side in (p, q)]
+    distributions = [torch.stack([distributions_along(side, tokens, 4) for tokens in sequences]) for side in (p, q)]
     have = sequence_log_probability(*distributions, torch.tensor(sequences), gamma, lenience=0.4).exp()
-    for row, text in enumerate(sequences):
+    for row, tokens in enumerate(sequences):
         for n in range(1, 5):
-            assert float(have[row, n - 1]) == pytest.approx(text_distribution(p, q, gamma, 0.4, text[:n]), abs=1e-12)
+            assert float(have[row, n - 1]) == pytest.approx(
+                sequence_probability(p, q, gamma, 0.4, tokens[:n]), abs=1e-12
+            )
 
 
-def test_with_lenience_one_a_text_has_the_targets_probability() -> None:
+def test_with_lenience_one_a_sequence_has_the_targets_probability() -> None:
     p, q = distribution_pair("dense", vocab=3)
     sequences = list(product(range(3), repeat=3))
-    distributions = [torch.stack([distributions_along(side, text, 3) for text in sequences]) for side in (p, q)]
+    distributions = [torch.stack([distributions_along(side, tokens, 3) for tokens in sequences]) for side in (p, q)]
     have = sequence_log_probability(*distributions, torch.tensor(sequences), 2, lenience=1.0)
     want = distributions[0].gather(-1, torch.tensor(sequences)[..., None])[..., 0].log().cumsum(1)
     torch.testing.assert_close(have, want, atol=1e-12, rtol=0)
@@ -323,7 +345,7 @@ def test_every_planted_bug_is_seen(bug: str) -> None:
 
 
 @pytest.mark.parametrize("lenience", [0.3, 0.5])
-def test_greedy_lenience_the_wrong_way_round_is_seen(lenience: float) -> None:
+def test_greedy_lenience_with_the_printed_inequality_is_seen(lenience: float) -> None:
     """As A.5 prints it, p(x) <= l max p: even l = 1 then accepts whatever is drafted."""
     p, q = distribution_pair("dense", vocab=4)
 

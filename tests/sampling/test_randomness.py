@@ -1,4 +1,4 @@
-"""Uniforms: one stream per row and purpose, whatever else is drawn beside it."""
+"""Uniforms: one stream per row and purpose, whatever batch the row is in."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from torch import Tensor
 from specnb.sampling.randomness import PURPOSES, Uniforms, stream, uniforms
 
 
-def parts(noise: Uniforms) -> tuple[Tensor, ...]:
-    return noise.draft, noise.accept, noise.final
+def parts(numbers: Uniforms) -> tuple[Tensor, ...]:
+    return numbers.draft, numbers.accept, numbers.final
 
 
 def test_shapes_type_and_range() -> None:
-    noise = uniforms(0, [3, 1], steps=50, gamma=4)
-    assert noise.draft.shape == noise.accept.shape == (2, 50, 4)
-    assert noise.final.shape == (2, 50)
-    for part in parts(noise):
+    numbers = uniforms(0, [3, 1], steps=50, gamma=4)
+    assert numbers.draft.shape == numbers.accept.shape == (2, 50, 4)
+    assert numbers.final.shape == (2, 50)
+    for part in parts(numbers):
         assert part.dtype == torch.float64
         assert part.min() >= 0
         assert part.max() < 1
 
 
-def test_a_row_draws_the_same_in_every_batch() -> None:
+def test_a_row_has_the_same_uniforms_in_every_batch() -> None:
     together = uniforms(7, [0, 1, 2, 10**6], steps=5, gamma=3)
     for position, row in enumerate([0, 1, 2, 10**6]):
         for many, alone in zip(parts(together), parts(uniforms(7, [row], steps=5, gamma=3)), strict=True):
             assert torch.equal(many[position], alone[0])
 
 
-def test_more_steps_only_add_to_what_is_drawn() -> None:
+def test_more_steps_only_append_uniforms() -> None:
     few, many = uniforms(7, [0, 5], steps=3, gamma=2), uniforms(7, [0, 5], steps=9, gamma=2)
     for short, long in zip(parts(few), parts(many), strict=True):
         assert torch.equal(short, long[:, :3])
 
 
-def test_the_final_draws_do_not_depend_on_gamma() -> None:
+def test_the_final_uniforms_do_not_depend_on_gamma() -> None:
     assert torch.equal(uniforms(7, [0], 5, gamma=0).final, uniforms(7, [0], 5, gamma=4).final)
 
 
-def test_plain_decoding_needs_no_uniforms_for_drafts() -> None:
-    noise = uniforms(0, [0, 1], steps=4, gamma=0)
-    assert noise.draft.shape == noise.accept.shape == (2, 4, 0)
+def test_plain_decoding_needs_no_uniforms_for_draft_tokens() -> None:
+    numbers = uniforms(0, [0, 1], steps=4, gamma=0)
+    assert numbers.draft.shape == numbers.accept.shape == (2, 4, 0)
 
 
-def test_seeds_rows_and_purposes_all_have_streams_of_their_own() -> None:
+def test_seeds_rows_and_purposes_all_have_different_streams() -> None:
     """No two share a number, also not a row and a seed that are exchanged, nor shifted by any lag."""
     keys = [(seed, row, purpose) for seed in (0, 1, 2) for row in (0, 1, 2) for purpose in PURPOSES]
     sampled = [set(stream(*key).random(500)) for key in keys]
@@ -69,7 +69,7 @@ def test_streams_are_uniform_and_uncorrelated() -> None:
 LARGE = (2**63 - 1, 2**63, 2**63 + 1, 2**63 + 1000, 2**64 - 1, 2**64, 2**64 + 2**32, 2**128, 10**5000)
 
 
-def test_seeds_and_rows_of_any_size_have_streams_of_their_own() -> None:
+def test_seeds_and_rows_of_any_size_have_different_streams() -> None:
     keys = [(seed, row) for seed in (0, 1, *LARGE) for row in (0, 1, *LARGE)]
     sampled = [stream(*key, purpose).random() for key in keys for purpose in PURPOSES]
     assert len(set(sampled)) == len(sampled)

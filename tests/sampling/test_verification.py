@@ -125,7 +125,7 @@ def random_case(rule: Rule, shape: tuple[int, ...], kind: str = "dense", vocab: 
             tokens += (int(sample(q(tokens), uniforms[row, i])),)
         ps.append(distributions_along(p, tokens, gamma + 1))
         qs.append(distributions_along(q, tokens, gamma))
-        drafted.append(torch.tensor(tokens))
+        drafted.append(torch.tensor(tokens, dtype=torch.int64))
     p, q, draft_tokens = torch.stack(ps), torch.stack(qs), torch.stack(drafted)
     missing = torch.rand(draft_tokens.shape, generator=generator) < 1 / 8
     q, draft_tokens = q.where(~missing[..., None], 0.0), draft_tokens.where(~missing, -1)
@@ -151,7 +151,7 @@ def test_no_rows_at_all(rule: Rule) -> None:
 
 
 @every_rule
-def test_no_drafts_at_all(rule: Rule) -> None:
+def test_gamma_zero(rule: Rule) -> None:
     p, q, draft_tokens, accept, final = random_case(rule, (6,), gamma=0)
     accepted, token = rule(p, q, draft_tokens, accept, final)
     assert torch.equal(accepted, torch.zeros(6, dtype=torch.int64))
@@ -187,14 +187,14 @@ def test_nothing_impossible_is_emitted_for_any_uniform(rule: Rule, kind: str, dt
 
 
 @every_rule
-def test_a_rule_leaves_what_it_is_given_as_it_is(rule: Rule) -> None:
+def test_a_rule_does_not_change_its_arguments(rule: Rule) -> None:
     case = random_case(rule, (5,))
     before = [tensor.clone() for tensor in case]
     rule(*case)
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(case, before, strict=True))
 
 
-# Against the oracle
+# Against a scalar reference
 
 
 def weights(vocab: int) -> st.SearchStrategy[list[int]]:
@@ -214,7 +214,7 @@ def steps(draw_example) -> tuple[list[list[Fraction]], list[list[Fraction]], lis
 
 @given(steps())
 @examples
-def test_token_verification_agrees_with_the_oracle_uniform_for_uniform(step) -> None:
+def test_token_verification_agrees_with_the_scalar_reference_uniform_for_uniform(step) -> None:
     p, q, uniforms = step
     gamma = len(q)
     draft_uniforms, accept, final = uniforms[:gamma], uniforms[gamma:-1], uniforms[-1]
@@ -260,7 +260,7 @@ def test_at_temperature_zero_rules_agree_with_greedy_verification(rule: Rule) ->
     assert want.accepted.unique().tolist() == [0, 1, 2, 3]
 
 
-# How often a draft is accepted
+# Acceptance probability
 
 
 def first_acceptance(rule: Rule, p: Conditional, q: Conditional) -> float:
@@ -278,7 +278,7 @@ def predicted(rule: Rule, p: Tensor, q: Tensor) -> float:
 @every_kind
 @every_exact_rule
 @pytest.mark.parametrize("seed", range(3))
-def test_acceptance_is_what_the_theory_says(rule: Rule, kind: str, seed: int) -> None:
+def test_acceptance_agrees_with_the_closed_forms(rule: Rule, kind: str, seed: int) -> None:
     p, q = distribution_pair(kind, vocab=4, seed=seed)
     assert first_acceptance(rule, p, q) == pytest.approx(predicted(rule, p(()), q(())), abs=1e-12)
 
@@ -292,7 +292,7 @@ def test_no_other_rule_accepts_more_often_than_token_verification(kind: str, see
     assert predicted(exact_match, p, q) <= best + 1e-12
 
 
-def test_the_two_others_are_not_ordered_between_them() -> None:
+def test_neither_of_the_other_two_rules_always_accepts_more() -> None:
     fair, sure = (torch.tensor(probs, dtype=torch.float64) for probs in ([0.5, 0.5], [1.0, 0.0]))
     acceptance = {
         (rule, name): first_acceptance(rule, lambda _: fair, lambda _, q=q: q)

@@ -67,7 +67,7 @@ def one_level_off(state, log_p, settings):
 
 def past_the_end(state, log_p, settings):
     """The search goes on down the tree after it is over."""
-    return planted(_is_over=lambda *given: False)(state, log_p, settings)
+    return planted(is_over=lambda *given: False)(state, log_p, settings)
 
 
 def ties_the_other_way(state, log_p, settings):

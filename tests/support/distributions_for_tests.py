@@ -1,4 +1,4 @@
-"""Distributions for the tests: small vocabularies, another distribution in every context, and every kind of awkward pair."""
+"""Distributions for tests: small vocabularies, dependent on the context, and every kind of degenerate pair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specnb.sampling.enumeration import Conditional
 Array = NDArray[np.float64]
 
 examples = settings(derandomize=True, deadline=None, database=None, max_examples=150)
-"""For hypothesis: the same examples in every run, and no clock."""
+"""For hypothesis: the same examples every time, and no deadline."""
 
 
 def _dense(generator: np.random.Generator, vocab: int) -> Array:
@@ -42,20 +42,20 @@ def _disjoint(generator: np.random.Generator, vocab: int) -> tuple[Array, Array]
 
 
 def _nearly_equal(generator: np.random.Generator, vocab: int) -> tuple[Array, Array]:
-    """So close that hardly more than rounding is left of p - q."""
+    """So close that p - q is hardly more than rounding error."""
     p = _dense(generator, vocab)
     q = p * (1 + 1e-11 * generator.standard_normal(vocab))
     return p, q / q.sum()
 
 
-def _equal(draw: Callable[[np.random.Generator, int], Array]) -> Callable[..., tuple[Array, Array]]:
-    return lambda generator, vocab: (probs := draw(generator, vocab), probs)
+def _equal(sample: Callable[[np.random.Generator, int], Array]) -> Callable[..., tuple[Array, Array]]:
+    return lambda generator, vocab: (probs := sample(generator, vocab), probs)
 
 
 def _independent(
-    draw_p: Callable[[np.random.Generator, int], Array], draw_q: Callable[[np.random.Generator, int], Array]
+    sample_p: Callable[[np.random.Generator, int], Array], sample_q: Callable[[np.random.Generator, int], Array]
 ) -> Callable[..., tuple[Array, Array]]:
-    return lambda generator, vocab: (draw_p(generator, vocab), draw_q(generator, vocab))
+    return lambda generator, vocab: (sample_p(generator, vocab), sample_q(generator, vocab))
 
 
 PAIRS: dict[str, Callable[[np.random.Generator, int], tuple[Array, Array]]] = {
@@ -75,7 +75,7 @@ PAIRS: dict[str, Callable[[np.random.Generator, int], tuple[Array, Array]]] = {
 
 
 def distribution_pair(kind: str, vocab: int, seed: int = 0) -> tuple[Conditional, Conditional]:
-    """p and q, drawn anew as `PAIRS[kind]` says in each context."""
+    """p and q, sampled by `PAIRS[kind]` for each context."""
 
     @cache
     def both(context: tuple[int, ...]) -> tuple[Tensor, Tensor]:
