@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from specnb.audit.step_bugs import FILTERS, Bug, step_bugs
 from specnb.decoding import loop, scheduler, step
 from specnb.drafting import model as model_drafter
-from specnb.drafting.base import Drafter, Proposal
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.models import cached_model
 from specnb.models.cached_model import CachedModel
@@ -226,8 +226,8 @@ class BuggyDrafter(ModelDrafter):
     def sample(self, probs: Tensor, uniform: Tensor) -> Tensor:
         return super().sample(self.bug.sampled(probs) if self.bug.sampled else probs, uniform)
 
-    def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
-        draft_tokens, q = super().propose(tokens, lengths, uniforms)
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        draft_tokens, q = super().propose(context, uniforms)
         return Proposal(draft_tokens, self.bug.q(q) if self.bug.q else q)
 
 

@@ -1,19 +1,20 @@
-"""The decoding loop: steps of a batch, until every prompt has its text.
+"""`generate`: the decoding loop. Makes steps of a batch until every prompt has its completion.
 
-Each step is draft, verify, emit for all rows at once (`specnb.decoding.step`). What is left to the host is who takes part:
-it looks at how far the rows are, and puts the next prompt where a text has ended. gamma = 0 is plain decoding of
-the target, in the same loop, and the baseline of every comparison.
+A step drafts, verifies and emits for all rows at once (`specnb.decoding.step`). The host only reads how far the rows
+are, and assigns the next prompt to a row that has ended. gamma = 0 is plain decoding of the target in the same loop,
+and the baseline of every comparison.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -26,31 +27,41 @@ from specnb.decoding.request import (
     require_compile,
     require_context,
     require_models,
+    require_probs,
     require_refill,
     require_sampling,
     require_tokens,
     require_whole,
+    rule_for,
     useful_gamma,
 )
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
 from specnb.decoding.step import Batch
 from specnb.decoding.timing import StepTimer
+from specnb.decoding.tree_step import TreeBatch
 from specnb.drafting.base import Drafter
-from specnb.drafting.model import ModelDrafter
+from specnb.drafting.model import as_drafter
 from specnb.models.compilation import Captured, Compiled
-from specnb.models.memory import predicted, require_memory, telling_what_fits
+from specnb.models.memory import Memory, predicted, require_memory, telling_what_fits
 from specnb.sampling.distributions import Sampling
-from specnb.sampling.verification import Rule, token_verification
+from specnb.sampling.tree_verification import TreeRule
+from specnb.sampling.verification import Rule
 
-SLOT_MULTIPLE = 128  # compiled steps serve every text that needs up to the next multiple of so many slots
+SLOT_MULTIPLE = 128  # a compiled step serves all lengths up to the next multiple of this many slots
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What a call of `generate` produced: the new tokens of each prompt, and the record of every step."""
+    """What a call of `generate` returns.
+
+    tokens  the new tokens of each prompt
+    record  what each step did
+    probs   with `keep_probs`, for each prompt the target's distributions `(len(tokens), vocab)` of its new tokens
+    """
 
     tokens: list[list[int]]
     record: StepRecord
+    probs: list[Tensor] | None = None
 
 
 @torch.inference_mode()
@@ -62,7 +73,7 @@ def generate(
     gamma: int = 4,
     max_new_tokens: int = 64,
     sampling: Sampling = Sampling(),
-    rule: Rule = token_verification,
+    rule: Rule | TreeRule | None = None,
     eos: Tokens = None,
     seed: int = 0,
     rows: Iterable[int] | None = None,
@@ -70,87 +81,107 @@ def generate(
     timed: bool = False,
     compile: bool | str = False,
     progress: bool = True,
+    keep_probs: bool = False,
 ) -> Generation:
-    """Continues each prompt by exactly `max_new_tokens` tokens, or up to and with a token of `eos`.
+    """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
-    `draft` is a model, which is then sampled as `sampling` says, or any `Drafter`; without one, or with
-    `gamma` = 0, the target decodes alone. With the default `rule` the text has the target's distribution whatever
-    the draft is (Algorithm 1). `rows` numbers the prompts (0, 1, ...): a row's tokens depend on `seed`,
-    its number, its prompt and the settings, and not on the batch. `seed` and `rows` are any whole numbers from 0.
-    A step emits at most the tokens that are left, so a `gamma` above both `max_new_tokens` - 1 and
-    32 (`request.LARGEST_SPARE_GAMMA`) is taken as the larger of these two. `timed` records the seconds of each
-    part of a step, and makes the host wait for the device to do so. A progress bar shows after 3 seconds.
+    draft       a model, which is then sampled as `sampling` says, or any `Drafter`. Without one, or with `gamma` = 0,
+                the target decodes alone
+    gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
+                both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these
+    rule        the acceptance rule. None is `token_verification` (Algorithm 1), or `recursive_rejection` for a tree:
+                then completions have exactly the target's distribution, whatever the drafter
+    seed, rows  `rows` numbers the prompts (0, 1, ... by default). The tokens of a prompt depend on `seed`, its
+                number, the prompt and the settings, and not on the batch. Whole numbers from 0
+    batch_size  how many prompts are generated at a time, all by default. When a sequence ends, the next prompt takes
+                its row. Results are in the order of the prompts
+    timed       record the seconds of each part of a step; the host then waits for the device after each part
+    compile     True compiles the parts of a step first: half a minute for a new number of rows, gamma or length (in
+                steps of 128), some ten seconds if this machine did it before, nothing if this process did. The last
+                bits of the logits change. The last eight settings stay in memory, each with its own weights, until
+                `forget_compiled`. On a CUDA device the step is also captured as a graph. "graph" captures it without
+                compiling, with the same tokens as the plain step
+    progress    show a progress bar after 3 seconds
+    keep_probs  return the target's distribution of every new token: that many tokens times the vocabulary
 
-    `batch_size` is how many prompts are under way at a time (all of them if None): where one's text ends, the
-    next takes its place. Results are in the order of the prompts.
+    Raises, before anything is run, `ValueError` or `TypeError` for: no prompts, an empty prompt, tokens outside the
+    vocabulary, numbers that are not whole (truth values among them), a negative `gamma`, `seed` or row,
+    `max_new_tokens` or `batch_size` < 1, an invalid `sampling`, `rule` or `compile`, a context beyond a model's limit,
+    different vocabularies or devices, and a model, cache or drafter that the loop cannot run, encoder-decoder models
+    among them; `MemoryError`, naming a batch size that would fit (`specnb.models.memory`); `RuntimeError` for
+    `compile` without a compiler. Raises during generation `FloatingPointError` for a model that produces NaN, and
+    `ValueError` for a drafter whose proposal is not valid (see `Drafter.propose`).
 
-    `compile` compiles the parts of a step before the first one: half a minute for a new number of rows, gamma
-    or length (in steps of 128), some ten seconds if this machine did it before, nothing if this process did.
-    The distribution stays, the last bits of the logits do not. The last eight settings stay in memory, each with weights
-    of its own, until `forget_compiled`. On a CUDA device the compiled step is also captured as a graph and
-    replayed; "graph" captures it without compiling, and gives the tokens of the plain step to the last bit.
-
-    Raises `ValueError` or `TypeError`, before anything is run, for: no prompts, an empty prompt, tokens
-    outside the vocabulary, numbers that are not whole (truth values among them), a negative `gamma`, `seed` or row,
-    `max_new_tokens` or `batch_size` < 1, no `Sampling`, a context longer than a model's limit, different vocabularies
-    or devices, a model, cache or drafter that the loop cannot run, a way to compile that there is not, a graph without
-    CUDA; `MemoryError`, naming a batch size that would fit, where the device has not enough memory
-    (`specnb.models.memory`); `RuntimeError` for `compile` without a compiler; and as soon as it is seen,
-    `FloatingPointError` for a model that produces NaN, and `ValueError` for a drafter whose proposal is not what
-    `Drafter.propose` asks for.
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+    ...                      num_attention_heads=2)
+    >>> target, draft = (LlamaForCausalLM(config).eval() for _ in range(2))
+    >>> made = generate(target, [[0, 1], [2]], draft, gamma=2, max_new_tokens=6)
+    >>> [len(tokens) for tokens in made.tokens]
+    [6, 6]
     """
-    require_sampling(sampling, rule)
+    require_sampling(sampling)
     prompts, ends = listed_prompts(prompts), as_list(eos)
     numbers = list(range(len(prompts))) if rows is None else listed_rows(rows)
     batch_size = max(1, len(prompts)) if batch_size is None else batch_size
     require_whole(gamma=(gamma, 0), max_new_tokens=(max_new_tokens, 1), seed=(seed, 0), batch_size=(batch_size, 1))
     gamma, max_new_tokens, seed, batch_size = map(index, (gamma, max_new_tokens, seed, batch_size))
-    drafter = ModelDrafter(draft, sampling) if isinstance(draft, PreTrainedModel) else draft
+    drafter = as_drafter(draft, sampling)
     require_models(target, drafter)
+    gamma = useful_gamma(gamma, max_new_tokens, drafter)
+    rule = rule_for(rule, drafter, gamma)
     require_tokens(prompts, numbers, ends, target.config.vocab_size)
     require_context(target, drafter, max(map(len, prompts)), max_new_tokens)
     require_refill(drafter, len(prompts), batch_size)
     require_compile(compile, target.device)
+    require_probs(keep_probs, compile)
+
     rows_at_once, longest = min(batch_size, len(prompts)), max(map(len, prompts))
-    gamma = useful_gamma(gamma, max_new_tokens) if drafter is not None else 0
     slots = slots_for(longest, max_new_tokens, gamma, compile)
-    model = drafter.model if isinstance(drafter, ModelDrafter) else None
-    sizes = {"rows": rows_at_once, "prompt": longest, "new_tokens": slots - longest - gamma - 1, "gamma": gamma}
-    need = predicted(target, model, **sizes, sampling=sampling)
+    need = _needed_memory(target, drafter, rows_at_once, longest, slots, gamma, sampling, keep_probs)
     with telling_what_fits(need, rows_at_once, target.device):
         if compile:
-            kept: Any = draft  # by identity
             shape = (rows_at_once, gamma, slots, slots, len(ends))
             in_parts = timed and target.device.type == "cuda"
-            batch = _compiled(target, kept, sampling, rule, shape, compile, in_parts)
+            by_identity: Any = draft
+            batch = _compiled(target, by_identity, sampling, rule, shape, compile, in_parts)
             if batch.cold:
                 require_memory(need, rows_at_once, target.device)
                 batch.warm_up(progress)
         else:
             require_memory(need, rows_at_once, target.device)
-            batch = Batch(target, drafter, sampling, rule, rows_at_once, gamma, slots, max_new_tokens, len(ends))
+            sizes = (rows_at_once, gamma, slots, max_new_tokens, len(ends))
+            batch = _new_batch(target, drafter, sampling, rule, sizes)
+        if keep_probs:
+            batch.state.record_probs(batch.vocab, _probs_dtype(target))
         batch.clear(ends)
         return _run_to_completion(batch, Scheduler(batch, prompts, numbers, seed, max_new_tokens), timed, progress)
 
 
 def slots_for(prompt: int, new_tokens: int, gamma: int, compile: bool | str = False) -> int:
-    """How many slots of cache each row gets where the longest prompt has so many tokens. A run attends to them all."""
+    """The number of cache slots of each row, given the longest prompt. Every forward pass attends to all of them.
+
+    >>> slots_for(10, 64, 4), slots_for(10, 64, 4, compile=True)
+    (79, 128)
+    """
     slots = prompt + new_tokens + gamma + 1
     return -(-slots // SLOT_MULTIPLE) * SLOT_MULTIPLE if compile else slots
 
 
 def _run_to_completion(batch: Batch, scheduler: Scheduler, timed: bool, progress: bool) -> Generation:
-    """Step after step, until no prompt waits and every row has ended."""
+    """Makes steps until no prompt waits and every row has ended."""
     device = batch.state.tokens.device
     reader, timer = ProgressReader(batch), StepTimer(device)
     with tqdm(total=scheduler.expected, desc="tokens", delay=3, leave=False, disable=not progress) as bar:
         while True:
             if timed:
                 timer.start()
-            batch.step(*([timer.mark] if timed else []))
-            status = reader.read()
-            if timed:
+                batch.step_in_parts(timer.mark)
+                status = reader.read()
                 timer.mark("rest")
+            else:
+                batch.step()
+                status = reader.read()
             if status is None:
                 continue
             require_no_nan(status)
@@ -159,42 +190,80 @@ def _run_to_completion(batch: Batch, scheduler: Scheduler, timed: bool, progress
                 reader.discard()
             elif not any(status):
                 break
-    completed_rows = scheduler.completed_rows()
-    return Generation([one.text for one in completed_rows], merge_rows(completed_rows, timer.seconds))
+    rows = scheduler.completed_rows()
+    probs = [row.probs for row in rows if row.probs is not None]
+    return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)
+
+
+def _new_batch(
+    target: PreTrainedModel,
+    drafter: Drafter | None,
+    sampling: Sampling,
+    rule: Rule | TreeRule,
+    sizes: tuple[int, int, int, int, int],
+) -> Batch:
+    """A batch for the kind of draft tokens that `rule` verifies; `sizes` are rows, gamma, slots, steps and ends."""
+    if isinstance(rule, TreeRule):
+        return TreeBatch(target, drafter, sampling, rule, *sizes)
+    return Batch(target, drafter, sampling, rule, *sizes)
+
+
+def _needed_memory(
+    target: PreTrainedModel,
+    drafter: Drafter | None,
+    rows: int,
+    longest: int,
+    slots: int,
+    gamma: int,
+    sampling: Sampling,
+    keep_probs: bool,
+) -> Memory:
+    """`specnb.models.memory.predicted`, and the buffers for hidden states and distributions if they are asked for."""
+    model = drafter.draft_model if drafter is not None else None
+    new_tokens = slots - longest - gamma - 1
+    need = predicted(target, model, rows=rows, prompt=longest, new_tokens=new_tokens, gamma=gamma, sampling=sampling)
+    layers = len(drafter.hidden_layers) if drafter is not None and gamma else 0
+    hidden = rows * slots * layers * target.config.hidden_size * target.dtype.itemsize if layers else 0
+    probs = rows * (new_tokens + gamma + 1) * target.config.vocab_size * _probs_dtype(target).itemsize
+    return replace(need, state=need.state + hidden + (probs if keep_probs else 0))
+
+
+def _probs_dtype(target: PreTrainedModel) -> torch.dtype:
+    """The dtype of the target's distributions."""
+    return torch.float64 if target.dtype == torch.float64 else torch.float32
 
 
 @lru_cache(maxsize=8)
 def _compiled(
     target: PreTrainedModel,
-    draft: Any,
+    draft: PreTrainedModel | Drafter | None,
     sampling: Sampling,
-    rule: Rule,
+    rule: Rule | TreeRule,
     shape: tuple[int, int, int, int, int],
     how: bool | str,
     in_parts: bool,
 ) -> Batch:
-    """A batch whose parts are compiled; kept, because what is compiled belongs to its tensors."""
-    built = how is True
-    drafter: Any = ModelDrafter(draft, sampling, compile=built) if isinstance(draft, PreTrainedModel) else draft
-    batch: Any = Batch(target, drafter, sampling, rule, *shape)
-    if built:
-        batch.run_target, batch.verify_and_emit = Compiled(batch.run_target), Compiled(batch.verify_and_emit)
+    """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
+    drafter = as_drafter(draft, sampling, compile=how is True)
+    batch = _new_batch(target, drafter, sampling, rule, shape)
+    if how is True:
+        batch.wrap(Compiled, "target", "rest")
     if target.device.type == "cuda":
-        own = isinstance(draft, PreTrainedModel)  # another's drafter may look at the host, and serve other batches too
-        _capture(batch, whole=not in_parts and (own or draft is None), draft_tokens=own)
+        _capture(batch, in_parts)
     return batch
 
 
 def forget_compiled() -> None:
-    """Lets go of everything that was compiled or captured, and of the memory that it keeps."""
+    """Forgets everything that was compiled or captured, and frees its memory."""
     _compiled.cache_clear()
 
 
-def _capture(batch: Any, whole: bool, draft_tokens: bool) -> None:
-    """The `whole` step as a graph; or target and rest as one each, and the `drafts` too where they can be."""
-    if whole:
-        batch.step = Captured(batch.step)
-        return
-    batch.run_target, batch.verify_and_emit = Captured(batch.run_target), Captured(batch.verify_and_emit)
-    if draft_tokens:
-        batch.propose = Captured(batch.propose)
+def _capture(batch: Batch, in_parts: bool) -> None:
+    """Captures the whole step as a graph, or its parts if they are timed or the drafter cannot be captured."""
+    capturable = batch.drafter is None or batch.drafter.capturable
+    if capturable and not in_parts:
+        batch.wrap(Captured, "step")
+    elif capturable and batch.drafter is not None:
+        batch.wrap(Captured, "draft", "target", "rest")
+    else:
+        batch.wrap(Captured, "target", "rest")

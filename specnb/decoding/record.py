@@ -1,29 +1,38 @@
-"""The record that a generation carries: per row and step, what was drafted, accepted and emitted.
+"""The record of a generation: per row and step, what was drafted, accepted and emitted.
 
-Every analysis reads this; nothing prints from inside the loop. This module knows nothing of models.
+Analysis reads this; nothing prints from inside the loop. This module knows nothing of models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class StepRecord:
     """Arrays over rows and steps; a row that has ended emits 0 tokens in the steps that remain.
 
-    drafts    (batch, steps, gamma)  drafted tokens, -1 where there was none
-    accepted  (batch, steps)         drafts accepted by the rule, before anything was cut off
-    token     (batch, steps)         the token that the target added
-    emitted   (batch, steps)         tokens emitted: accepted + 1, or fewer where the text ended
-    beta      (batch, steps, gamma)  overlap of p and q at each draft: its chance of being accepted
-    seconds   part -> (steps,)       for each of `PARTS`, where the generation was timed; steps of the batch,
-                                     which are more than those of any row where rows were taken over
+    draft_tokens  (batch, steps, gamma)  -1 where none was proposed
+    accepted      (batch, steps)         number of draft tokens that the rule accepted, before anything was cut off
+    token         (batch, steps)         the final token of the step, recovered or bonus
+    emitted       (batch, steps)         tokens emitted: accepted + 1, or fewer where the sequence ended
+    beta          (batch, steps, gamma)  overlap of p and q at each draft token: its acceptance probability. In a tree
+                                         that holds for the first child of a node only
+    seconds       part -> (steps,)       for each of `PARTS`, if the generation was timed; of the steps of the batch,
+                                         which are more than those of any row if rows were refilled
+    parents       for a tree, the parent of each node, -1 for the root; None for a chain
+    path          (batch, steps, depth)  for a tree, the nodes accepted, -1 after the last; None for a chain
+
+    >>> one = np.ones((1, 2), dtype=np.int64)
+    >>> record = StepRecord(np.array([[[5, 6], [7, 8]]]), one * [2, 0], one * 9, one * [3, 1], np.ones((1, 2, 2)))
+    >>> record.tokens_per_step, record.acceptance_rate
+    (2.0, 0.5)
     """
 
     draft_tokens: NDArray[np.int64]
@@ -32,6 +41,8 @@ class StepRecord:
     emitted: NDArray[np.int64]
     beta: NDArray[np.float64]
     seconds: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    parents: tuple[int, ...] | None = None
+    path: NDArray[np.int64] | None = None
 
     @property
     def gamma(self) -> int:
@@ -45,50 +56,96 @@ class StepRecord:
 
     @property
     def whole(self) -> NDArray[np.bool_]:
-        """`(batch, steps)`: steps of which nothing was cut off. Means over these alone are too small: it is
-        the steps with many accepted drafts that the end of a text cuts."""
+        """`(batch, steps)`: steps of which nothing was cut off. Means over these steps alone are too small, because
+        the end of a sequence cuts the steps that accept many tokens."""
         return self.active & (self.emitted == self.accepted + 1)
 
     @property
-    def tested(self) -> NDArray[np.bool_]:
-        """`(batch, steps, gamma)`: drafts that the rule came to, the first rejected one included."""
+    def accepted_nodes(self) -> NDArray[np.bool_]:
+        """`(batch, steps, gamma)`: which draft tokens were accepted."""
         order = np.arange(self.gamma)
-        return self.active[..., None] & (order <= self.accepted[..., None]) & (self.draft_tokens >= 0)
+        if self.path is None:
+            return order < self.accepted[..., None]
+        return (self.path[..., None] == order).any(axis=-2)
+
+    @property
+    def tested(self) -> NDArray[np.bool_]:
+        """`(batch, steps, gamma)`: draft tokens that the rule tested, in order, the rejected ones included.
+
+        In a tree, those are the children of each accepted node up to the one accepted.
+        """
+        possible = self.active[..., None] & (self.draft_tokens >= 0)
+        if self.parents is None:
+            return possible & (np.arange(self.gamma) <= self.accepted[..., None])
+        accepted = self.accepted_nodes
+        tested = np.zeros_like(accepted)
+        for node, parent in enumerate(self.parents):
+            earlier = [other for other in range(node) if self.parents[other] == parent]
+            reached = parent < 0 or accepted[..., parent]
+            tested[..., node] = reached & ~accepted[..., earlier].any(axis=-1)
+        return possible & tested
 
     @property
     def target_passes(self) -> NDArray[np.int64]:
-        """`(batch,)`: serial runs of the target after the prompt's."""
+        """`(batch,)`: sequential forward passes of the target after the prompt's."""
         return self.active.sum(axis=1)
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean number of tokens per target run, the last one included, counted before anything was cut off."""
+        """Block efficiency: mean number of tokens per step, the final one included, before anything was cut off."""
         return float(self.accepted[self.active].mean()) + 1
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted tokens: a number other than alpha, since drafts after a rejection count.
-        NaN where nothing was drafted."""
+        """Accepted over drafted tokens; NaN if nothing was drafted. Not alpha, since draft tokens after a rejection
+        count as drafted."""
         drafted = int((self.draft_tokens[self.active] >= 0).sum())
         return float(self.accepted[self.active].sum()) / drafted if drafted else float("nan")
 
 
 class CompletedRow(NamedTuple):
-    """What came of one prompt: its new tokens; of each step `(steps, gamma + 3)` the drafts, how many were
-    accepted, the token that the target added, how many were emitted; and the overlaps `(steps, gamma)`."""
+    """The result of one prompt.
 
-    text: list[int]
+    tokens  the new tokens
+    record  (steps, gamma + 3)    draft tokens, number accepted, final token, number emitted
+    beta    (steps, gamma)        overlaps of p and q
+    path    (steps, depth)        nodes accepted, for a tree; depth 0 for a chain
+    probs   (len(tokens), vocab)  the target's distribution of each token, if it was kept
+    """
+
+    tokens: list[int]
     record: NDArray[np.int64]
     beta: NDArray[np.float64]
+    path: NDArray[np.int64] | None = None
+    probs: Tensor | None = None
 
 
-def merge_rows(completed_rows: Sequence[CompletedRow], seconds: dict[str, NDArray[np.float64]]) -> StepRecord:
-    """One record of all prompts, as long as the longest; behind its last step a row drafts and emits nothing."""
-    steps, gamma = max(len(one.record) for one in completed_rows), completed_rows[0].beta.shape[1]
-    record = np.zeros((len(completed_rows), steps, gamma + 3), dtype=np.int64)
-    record[..., :gamma] = -1
-    beta = np.zeros((len(completed_rows), steps, gamma))
-    for row, one in enumerate(completed_rows):
-        record[row, : len(one.record)], beta[row, : len(one.beta)] = one.record, one.beta
+def merge_rows(
+    completed_rows: Sequence[CompletedRow],
+    seconds: dict[str, NDArray[np.float64]],
+    parents: tuple[int, ...] | None = None,
+) -> StepRecord:
+    """One record of all rows, as long as the longest. After its last step a row drafts and emits nothing.
+
+    >>> rows = [CompletedRow([7] * n, np.ones((n, 4), dtype=np.int64), np.ones((n, 1))) for n in (2, 1)]
+    >>> merge_rows(rows, {}).emitted
+    array([[1, 1],
+           [1, 0]])
+    """
+    steps, gamma = max(len(row.record) for row in completed_rows), completed_rows[0].beta.shape[1]
+    record = _stacked([row.record for row in completed_rows], steps, 0)
+    record[..., :gamma] = _stacked([row.record[:, :gamma] for row in completed_rows], steps, -1)
+    beta = _stacked([row.beta for row in completed_rows], steps, 0.0)
     *_, accepted, token, emitted = np.moveaxis(record, -1, 0)
-    return StepRecord(record[..., :gamma], accepted, token, emitted, beta, seconds)
+    path = None
+    if parents is not None:
+        path = _stacked([row.path for row in completed_rows if row.path is not None], steps, -1)
+    return StepRecord(record[..., :gamma], accepted, token, emitted, beta, seconds, parents, path)
+
+
+def _stacked(arrays: list[NDArray[Any]], steps: int, filling: float) -> NDArray[Any]:
+    """`arrays` `(own steps, n)` as one `(rows, steps, n)`, with `filling` after the last step of each."""
+    stacked = np.full((len(arrays), steps, arrays[0].shape[1]), filling, dtype=arrays[0].dtype)
+    for row, own in enumerate(arrays):
+        stacked[row, : len(own)] = own
+    return stacked

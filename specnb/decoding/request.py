@@ -1,12 +1,11 @@
-"""What may be asked of the loop: everything is looked at before anything is run.
+"""Checks of the arguments of `generate`, all made before any model runs.
 
-The functions named `require` return nothing and raise `ValueError` or `TypeError`, which say what was given, what is
-allowed and what to do.
+Functions named `require...` return nothing. They raise `ValueError` or `TypeError` with what was given, what is allowed
+and what to do.
 """
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, cast
@@ -16,73 +15,119 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.drafting.base import Drafter
-from specnb.drafting.model import ModelDrafter
+from specnb.drafting.base import Drafter, missing_members
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
 from specnb.sampling.distributions import Sampling
+from specnb.sampling.tree_verification import TreeRule, node_depths, recursive_rejection
+from specnb.sampling.verification import Rule, token_verification
 
 Tokens = int | Iterable[int] | None
 
 LARGEST_SPARE_GAMMA = 32
-"""A gamma up to this stays as it is even where fewer tokens are asked for, so that short runs show whole steps."""
+"""A gamma up to this is never reduced, so that short sequences have whole steps too."""
 SHOWN = 200  # characters of a value in a message
 
 
 def require_whole(**numbers: tuple[Any, int]) -> None:
-    """Each of `numbers`, a value and the least one allowed, must be a whole number from there on."""
+    """Each of `numbers`, a value and the least one allowed, is a whole number not below that.
+
+    >>> require_whole(gamma=(4, 0))
+    """
     for name, (value, least) in numbers.items():
         whole = _whole(value)
         if whole is None or whole < least:
             raise ValueError(f"{name} is {_shown(value)}; it must be a whole number from {least}")
 
 
-def require_sampling(sampling: Any, rule: Any) -> None:
-    """A `Sampling`, and an acceptance rule that can be called."""
+def require_sampling(sampling: Any) -> None:
+    """A `Sampling`."""
     if not isinstance(sampling, Sampling):
         raise TypeError(
             f"sampling is {_shown(sampling)}; it must be a specnb.sampling.distributions.Sampling, such as Sampling()"
         )
+
+
+def rule_for(rule: Any, drafter: Drafter | None, gamma: int) -> Rule | TreeRule:
+    """`rule`, or for None the exact default: `token_verification` for a chain, `recursive_rejection` for a tree.
+
+    Raises `TypeError` for anything that is no rule, and for a rule for chains with a tree or the reverse.
+    """
+    tree = drafter is not None and gamma > 0 and drafter.parents is not None
+    if rule is None:
+        return recursive_rejection if tree else token_verification
     if not callable(rule):
         raise TypeError(
             f"rule is {_shown(rule)}; it must be an acceptance rule of specnb.sampling.verification, or such a function"
         )
+    if drafter is not None and gamma > 0 and isinstance(rule, TreeRule) != tree:
+        kind, other = ("a tree", "TreeRule, such as recursive_rejection") if tree else ("a chain", "rule for chains")
+        raise TypeError(
+            f"{type(drafter).__name__} proposes {kind}, and rule is {_shown(rule)}; it must be a {other}, or None"
+        )
+    return rule
 
 
-def useful_gamma(gamma: int, max_new_tokens: int) -> int:
-    """`gamma`, or the largest one that is worth drafting where that is less."""
-    return min(gamma, max(max_new_tokens - 1, LARGEST_SPARE_GAMMA))
+def useful_gamma(gamma: int, max_new_tokens: int, drafter: Drafter | None) -> int:
+    """The number of draft tokens of a step: `gamma`, reduced where it exceeds what a sequence can use.
+
+    Raises `ValueError` if a tree has another number of nodes.
+
+    >>> useful_gamma(1000, max_new_tokens=64, drafter=None)
+    0
+    """
+    if drafter is None or gamma == 0:
+        return 0
+    if drafter.parents is None:
+        return min(gamma, max(max_new_tokens - 1, LARGEST_SPARE_GAMMA))
+    if gamma != len(drafter.parents):
+        raise ValueError(
+            f"gamma is {_shown(gamma)}, and the tree of {type(drafter).__name__} has {len(drafter.parents)} nodes; "
+            f"give gamma={len(drafter.parents)}, or 0 to decode without draft tokens"
+        )
+    node_depths(drafter.parents)
+    return gamma
 
 
 def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
-    """Models that the loop can run, on one device and with one vocabulary."""
+    """Models that the loop can run, on one device and with one vocabulary; a drafter with all members of `Drafter`."""
     require_supported(target)
     if target.device.type == "meta":
         raise ValueError("the target is on the device meta, where it has no weights; load it on another")
     if drafter is None:
         return
-    if not isinstance(drafter, Drafter) or isinstance(drafter, type):
-        raise TypeError(f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None")
+    missing = missing_members(drafter)
+    if missing:
+        raise TypeError(
+            f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None. It lacks "
+            f"{', '.join(missing)}: inherit from specnb.drafting.base.Drafter, which has defaults"
+        )
     require_same_vocabulary(target, drafter.vocab)
-    if isinstance(drafter, ModelDrafter) and drafter.model.device != target.device:
-        raise ValueError(f"the target is on {target.device} and the draft on {drafter.model.device}; move one of them")
+    model = drafter.draft_model
+    if model is not None and model.device != target.device:
+        raise ValueError(f"the target is on {target.device} and the draft on {model.device}; move one of them")
 
 
 def require_refill(drafter: Drafter | None, prompts: int, batch_size: int) -> None:
-    """A drafter that can begin single rows anew, where prompts take over rows."""
-    if drafter is None or prompts <= batch_size or "rows" in inspect.signature(drafter.start).parameters:
-        return
-    raise TypeError(
-        f"{prompts} prompts take turns in {batch_size} rows, and the start() of {type(drafter).__name__} has no "
-        "parameter rows to be told which of them begin anew; add it, or leave batch_size out"
-    )
+    """A drafter that can restart single rows, if prompts have to wait for a row."""
+    if drafter is not None and prompts > batch_size and not drafter.can_refill:
+        raise TypeError(
+            f"{prompts} prompts take turns in {batch_size} rows, and {type(drafter).__name__} cannot restart single "
+            "rows (can_refill is False); leave batch_size out"
+        )
 
 
 def require_compile(compile: Any, device: torch.device) -> None:
-    """A way to compile that there is on `device`."""
+    """A value of `compile` that works on `device`."""
     if not isinstance(compile, bool) and not (isinstance(compile, str) and compile == "graph"):
         raise ValueError(f'compile is {_shown(compile)}; it must be False, True or "graph"')
     if compile == "graph" and device.type != "cuda":
         raise ValueError(f"a graph needs a CUDA device, and the target is on {device}; try compile=True")
+
+
+def require_probs(keep_probs: bool, compile: Any) -> None:
+    """No compiled step if distributions are to be kept: its batch is reused, and so would be their memory."""
+    if keep_probs and compile:
+        raise ValueError(f"keep_probs is {keep_probs} and compile is {_shown(compile)}; leave one of them out")
 
 
 def require_tokens(prompts: Any, numbers: Any, eos: Any, vocab: int) -> None:
@@ -94,7 +139,7 @@ def require_tokens(prompts: Any, numbers: Any, eos: Any, vocab: int) -> None:
         raise ValueError(f"there are {len(prompts)} prompts and {len(numbers)} rows; each prompt has one number")
     for number, prompt in enumerate(prompts):
         if len(prompt) == 0:
-            raise ValueError(f"prompt {number} is empty; begin with at least one token, the begin-of-text one say")
+            raise ValueError(f"prompt {number} is empty; give at least one token, such as the begin-of-text token")
         _require_in_vocabulary(f"prompt {number}", prompt, vocab)
     _require_in_vocabulary("eos", as_list(eos), vocab)
 
@@ -106,8 +151,10 @@ def _require_in_vocabulary(name: str, tokens: list[int], vocab: int) -> None:
 
 
 def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: int, max_new_tokens: int) -> None:
-    """Positions enough in both models."""
-    for model in [target, *([drafter.model] if isinstance(drafter, ModelDrafter) else [])]:
+    """Enough positions in both models."""
+    for model in (target, drafter.draft_model if drafter is not None else None):
+        if model is None:
+            continue
         limit = context_limit(model)
         if limit is not None and longest + max_new_tokens > limit:
             asked = f"a prompt of {longest} and {_shown(max_new_tokens)} new tokens need"
@@ -118,7 +165,11 @@ def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: i
 
 
 def listed_prompts(prompts: Any) -> list[list[int]]:
-    """`prompts` as lists of tokens; they may be arrays, tensors or generators. Raises `TypeError` for anything else."""
+    """`prompts` as lists of tokens; they may be arrays, tensors or generators. Raises `TypeError` for anything else.
+
+    >>> listed_prompts(np.array([[1, 2]]))
+    [[1, 2]]
+    """
     each = _items(prompts)
     if each is None:
         raise TypeError(f"prompts is {_shown(prompts)}; it must be a list of prompts, each a list of tokens")
@@ -135,7 +186,11 @@ def _prompt(number: int, prompt: Any) -> list[int]:
 
 
 def listed_rows(rows: Any) -> list[int]:
-    """The numbers of the prompts as a list. Raises `ValueError` for others than whole ones from 0."""
+    """The numbers of the prompts as a list. Raises `ValueError` unless they are whole numbers from 0.
+
+    >>> listed_rows(range(2))
+    [0, 1]
+    """
     items = _items(rows)
     numbers = None if items is None else _whole_numbers(items)
     if numbers is None or any(number < 0 for number in numbers):
@@ -144,7 +199,11 @@ def listed_rows(rows: Any) -> list[int]:
 
 
 def as_list(eos: Any) -> list[int]:
-    """No token, one, or several, as a list. Raises `TypeError` for anything else."""
+    """No token, one, or several, as a list. Raises `TypeError` for anything else.
+
+    >>> as_list(None), as_list(3), as_list((3, 4))
+    ([], [3], [3, 4])
+    """
     if eos is None:
         return []
     one = _whole(eos)
@@ -159,8 +218,8 @@ def as_list(eos: Any) -> list[int]:
 
 
 def _items(values: Any) -> list[Any] | None:
-    """What `values` holds, in its order; None where it holds nothing, or in no order."""
-    if hasattr(values, "tolist"):  # arrays and tensors: their own way is a thousand times faster
+    """The items of `values`; None if it is no ordered collection."""
+    if hasattr(values, "tolist"):  # of arrays and tensors; iterating over them is a thousand times slower
         values = values.tolist()
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, bytearray, Set, Mapping)):
         return None
@@ -173,7 +232,7 @@ def _whole_numbers(values: list[Any]) -> list[int] | None:
 
 
 def _whole(value: Any) -> int | None:
-    """The whole number that `value` is, of Python, numpy or torch, or None. A truth value is no number."""
+    """`value` as an int if it is a whole number of Python, numpy or torch, else None. A truth value is no number."""
     if type(value) is int:
         return value
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and value.dtype == torch.bool):
@@ -185,7 +244,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _shown(value: Any) -> str:
-    """How `value` looks, or its beginning where it is long."""
+    """`repr(value)`, cut if it is long."""
     try:
         shown = repr(value)
     except ValueError:  # Python prints no integer of more than some thousand digits

@@ -1,4 +1,4 @@
-"""Who takes part in a batch: which prompt each row has, which wait, and how far the host knows them to be."""
+"""Assigns waiting prompts to free batch rows, collects finished rows, and reads how far the rows are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from specnb.sampling.randomness import uniforms
 
 
 class Scheduler:
-    """Which prompt each row has, which wait, and what has been told of those that ended."""
+    """Continuous batching: a row whose sequence has ended takes the next waiting prompt.
+
+    `numbers` selects the random streams of each prompt; `new` is the number of tokens asked for.
+    """
 
     def __init__(
         self, batch: Batch, prompts: Sequence[Sequence[int]], numbers: Sequence[int], seed: int, new: int
@@ -21,16 +24,16 @@ class Scheduler:
         self.batch, self.prompts, self.numbers, self.seed, self.new = batch, prompts, numbers, seed, new
         self.expected = len(prompts) * new
         self.ended: dict[int, CompletedRow] = {}
-        self.entered = 0
+        self.entered = 0  # prompts that have, or had, a row
         self.prompt_of: dict[int, int] = {}
         self._enter(range(len(batch.state.rows)))
 
     def tokens_to_come(self, status: Sequence[int]) -> int:
-        """The most tokens that can still come, of all prompts."""
+        """The most tokens that all prompts together can still get; `status` as from `ProgressReader.read`."""
         return sum(status) + (len(self.prompts) - self.entered) * self.new
 
     def replace(self, status: Sequence[int]) -> bool:
-        """Puts waiting prompts into the rows whose texts have ended; whether there were any."""
+        """Assigns waiting prompts to the rows that have ended; returns whether it did."""
         waiting = len(self.prompts) - self.entered
         rows = [row for row, remaining in enumerate(status) if remaining == IDLE][:waiting]
         if rows:
@@ -39,7 +42,7 @@ class Scheduler:
         return bool(rows)
 
     def completed_rows(self) -> list[CompletedRow]:
-        """Of each prompt, in their order, what came of it; to be called when all rows have ended."""
+        """The result of each prompt, in their order; to be called when all rows have ended."""
         self._collect(list(self.prompt_of))
         return [self.ended[number] for number in range(len(self.prompts))]
 
@@ -56,8 +59,8 @@ class Scheduler:
 
 
 class ProgressReader:
-    """How far the rows are, for the host: at once where it computes itself, else as it was a step before, so
-    that it never waits for a device that is at work."""
+    """Reads `State.status`: on the CPU at once, on a CUDA device one step late, so that the host does not wait for
+    the step in progress."""
 
     def __init__(self, batch: Batch) -> None:
         self.state = batch.state
@@ -65,7 +68,7 @@ class ProgressReader:
         self.pending: tuple[Tensor, torch.cuda.Event] | None = None
 
     def read(self) -> list[int] | None:
-        """Tokens still to come of each row, `State.left`; None while nothing is known."""
+        """The status of each row; None if none has arrived yet."""
         if not self.ahead:
             return self.state.status.tolist()
         before, status = self.pending, self.state.status
@@ -80,16 +83,19 @@ class ProgressReader:
         return before[0].tolist()
 
     def discard(self) -> None:
-        """What is under way tells of texts that are no longer there."""
+        """Drops the status on its way: it belongs to sequences that have been replaced."""
         self.pending = None
 
 
 def require_no_nan(status: Sequence[int]) -> None:
-    """Raises `FloatingPointError` where a row has seen NaN, and `ValueError` where a drafter's q is no distribution."""
+    """Raises `FloatingPointError` if a row has NaN, `ValueError` if a drafter's token or q was improper.
+
+    >>> require_no_nan([0, 5])
+    """
     if IMPROPER in status:
         raise ValueError(
             "a drafter proposed a token outside the vocabulary, or a q that is no distribution: q must be 0 or more "
-            "everywhere and sum to 1 for each draft, and to 0 where the draft is -1; see Drafter.propose"
+            "everywhere and sum to 1 for each draft token, and to 0 where the token is -1; see Drafter.propose"
         )
     if NAN in status:
         raise FloatingPointError(

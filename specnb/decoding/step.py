@@ -1,14 +1,15 @@
-"""One step of a batch whose rows all stand somewhere else: tensors of fixed shape, changed in place.
+"""One step of a batch: draft, verify, emit, for all rows at once.
 
-Nothing in a step waits for the device, asks how far a row is, or makes a tensor whose size depends on what
-was drawn. What a step needs (texts, noise, how far each row is) and what it leaves (tokens, the record) lies
-in tensors that stay where they are. So the same step runs as it stands, is compiled, or is captured once as a
-graph and replayed.
+Every tensor has a fixed shape and is changed in place. Nothing in a step waits for the device, reads a length on the
+host, or makes a tensor whose size depends on what was sampled. All that a step reads (sequences, uniforms, lengths)
+and all that it leaves (tokens, the record) lies in tensors that stay where they are. So the same step runs eagerly,
+is compiled, or is captured once as a CUDA graph and replayed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,31 +18,34 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.decoding.record import CompletedRow
-from specnb.drafting.base import Drafter, Proposal
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.sampling.distributions import Sampling, overlap, standardise
 from specnb.sampling.randomness import Uniforms
+from specnb.sampling.tree_verification import TreeOutcome, TreeRule
 from specnb.sampling.verification import Outcome, Rule
 
-IDLE = 0  # of `State.room`: nothing more comes
-NAN, IMPROPER = -1, -2  # of `State.left`
+IDLE = 0  # value of `State.remaining` for a row that has ended
+NAN, IMPROPER = -1, -2  # values of `State.status` for rows with an error
 TOLERANCE = 1e-4
 """How far the sum of a drafter's q may lie from 1; the rounding of a float32 softmax stays below a tenth of it."""
 
 
 class State:
-    """Each row's text, noise and record, and how far it is; `(rows, ...)` throughout.
+    """The sequence, the uniforms and the record of each row, as tensors `(rows, ...)`.
 
-    tokens   (rows, slots)              the text, prompt included; behind `lengths` it means nothing
-    lengths, starts, steps              tokens so far, those of the prompt, steps so far
-    room                                tokens still to come: `IDLE` when the row has ended
-    sick                                whether a model gave it NaN
-    improper                            whether a drafter gave it a q that is no distribution, or no such token
-    left                                what the host is told: `room`, or `NAN` when sick, or `IMPROPER`
-    noise    (rows, steps, 2 gamma + 1) what each step of the row draws with: drafts, tests, the last token
-    drawn    (rows, 2 gamma + 1)        of that, what the next step draws with
-    record   (rows, steps, 2 gamma + 3) what each did: drafts, accepted, the last token, emitted, and the overlap
-                                        of p and q at each draft
+    tokens                   (rows, slots)              prompt and completion; entries from `lengths` on are meaningless
+    lengths, starts, steps   (rows,)                    tokens so far, tokens of the prompt, steps so far
+    remaining                (rows,)                    tokens still to emit; `IDLE` for a row that has ended
+    has_nan                  (rows,)                    whether a model produced NaN
+    improper                 (rows,)                    whether a drafter proposed an invalid token or q
+    status                   (rows,)                    for the host: `remaining`, or `NAN`, or `IMPROPER`
+    uniforms                 (rows, steps, 2 gamma + 1) of each step of a row: drafting, acceptance, final sample
+    step_uniforms            (rows, 2 gamma + 1)        of these, those of the next step
+    record                   (rows, steps, 2 gamma + 3) of each step: draft tokens, number accepted, final token,
+                                                        number emitted, overlap of p and q at each draft token
+    path                     (rows, steps, depth)       nodes accepted in each step, for a tree only
+    probs                    (rows, tokens, vocab)      p of each token emitted, if `record_probs` was called
     """
 
     def __init__(self, rows: int, gamma: int, slots: int, steps: int, ends: int, device: torch.device) -> None:
@@ -52,16 +56,28 @@ class State:
         self.tokens = zeros(slots)
         self.lengths, self.starts, self.remaining, self.steps, self.status = (zeros() for _ in range(5))
         self.has_nan, self.improper = zeros(dtype=torch.bool), zeros(dtype=torch.bool)
-        # One more than the steps of the longest text: a row that has ended goes on pointing behind its last.
-        self.noise = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
+        # One more than there can be steps: a row that has ended keeps pointing behind its last step.
+        self.uniforms = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
         self.step_uniforms = zeros(2 * gamma + 1, dtype=torch.float64)
         self.record = zeros(steps + 1, 2 * gamma + 3, dtype=torch.float64)
         self.eos = torch.zeros(ends, dtype=torch.int64, device=device)
         self.offsets = torch.arange(gamma + 1, device=device)
         self.rows = torch.arange(rows, device=device)
+        self.path: Tensor | None = None
+        self.probs: Tensor | None = None
 
-    def enter(self, rows: Tensor, prompts: Sequence[Sequence[int]], noise: Uniforms, max_new_tokens: int) -> None:
-        """New texts in `rows` `(n,)`, each with the noise of a text of its own; the other rows go on."""
+    def record_path(self, depth: int) -> None:
+        """Keeps the nodes of a tree that each step accepts."""
+        self.path = self.record.new_zeros(*self.record.shape[:2], depth, dtype=torch.int64)
+
+    def record_probs(self, vocab: int, dtype: torch.dtype) -> None:
+        """Keeps the target's distribution of each token emitted."""
+        # A step writes gamma + 1 distributions from the next token on.
+        tokens = self.record.shape[1] + self.gamma
+        self.probs = self.record.new_zeros(len(self.rows), tokens, vocab, dtype=dtype)
+
+    def enter(self, rows: Tensor, prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
+        """Starts `prompts` in `rows` `(n,)`, each with uniforms of its own; the other rows go on."""
         longest = max(map(len, prompts))
         device = self.tokens.device
         padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
@@ -70,62 +86,84 @@ class State:
         self.starts[rows] = self.lengths[rows]
         self.remaining[rows], self.steps[rows] = max_new_tokens, 0
         self.has_nan[rows], self.improper[rows] = False, False
-        every = torch.cat([noise.draft, noise.accept, noise.final[..., None]], dim=-1)
-        self.noise[rows, : every.shape[1]] = every.to(device)
+        every = torch.cat([uniforms.draft, uniforms.accept, uniforms.final[..., None]], dim=-1)
+        self.uniforms[rows, : every.shape[1]] = every.to(device)
         self.prepare_next_step()
 
     def prepare_next_step(self) -> None:
-        """Lays out what the next step draws with, and what the host is told of this one."""
-        self.step_uniforms.copy_(self.noise[self.rows, self.steps])
+        """Selects the uniforms of the next step, and sets the status of this one."""
+        self.step_uniforms.copy_(self.uniforms[self.rows, self.steps])
         self.status.copy_(self.remaining.masked_fill(self.improper, IMPROPER).masked_fill(self.has_nan, NAN))
 
     def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
-        """Puts what a step emits behind each row; returns how many tokens `(rows,)` that was.
+        """Appends the accepted tokens and the final one to each row; returns how many `(rows,)` were emitted.
 
-        Tokens after an end-of-text, or beyond the number asked for, are not emitted; what is cut off
-        at the end of a text changes nothing about the distribution of what stands before.
+        `proposal.draft_tokens` is a chain, or the accepted path of a tree. Tokens after an end-of-text token, or beyond
+        `remaining`, are not emitted. Cutting them leaves the distribution of the tokens before them as it is.
         """
         last = outcome.token[:, None]
         block = torch.cat([proposal.draft_tokens, last], dim=1).scatter_(1, outcome.accepted[:, None], last)
+        offsets = self.offsets[: block.shape[1]]
         emitted = torch.minimum(outcome.accepted + 1, self.remaining)
         if len(self.eos):
-            end = torch.where(torch.isin(block, self.eos), self.offsets + 1, self.gamma + 2).amin(dim=1)
-            # Where the text ends inside of what is emitted, no room is left behind it.
+            end = torch.where(torch.isin(block, self.eos), offsets + 1, self.gamma + 2).amin(dim=1)
+            # An end-of-text token among those emitted leaves none to emit after it.
             self.remaining.copy_(torch.where(end <= emitted, end, self.remaining))
             emitted = torch.minimum(emitted, end)
-        # The whole block: what is not emitted lies behind the row's length.
-        self.tokens.scatter_(1, self.lengths[:, None] + self.offsets, block)
+        # The whole block is written: what is not emitted lies behind the row's length.
+        self.tokens.scatter_(1, self.lengths[:, None] + offsets, block)
         self.lengths += emitted
         self.remaining -= emitted
         return emitted
 
-    def remember(self, proposal: Proposal, outcome: Outcome, emitted: Tensor, beta: Tensor) -> None:
-        """Writes the step into the record of the rows that were still going on, and counts it."""
+    def keep_probs(self, p: Tensor) -> None:
+        """Keeps `p` `(rows, n, vocab)` of the next n tokens, if asked for; to be called before they are appended."""
+        if self.probs is not None:
+            places = (self.lengths - self.starts)[:, None] + self.offsets[: p.shape[1]]
+            self.probs[self.rows[:, None], places] = p
+
+    def keep_path(self, path: Tensor) -> None:
+        """Keeps the nodes `(rows, depth)` that this step accepts; to be called before `remember` counts the step."""
+        assert self.path is not None
+        self.path[self.rows, self.steps] = path
+
+    def remember(self, proposal: Proposal, outcome: Outcome | TreeOutcome, emitted: Tensor, beta: Tensor) -> None:
+        """Writes the step into the record of the rows that have not ended, and counts it."""
         numbers = (outcome.accepted[:, None], outcome.token[:, None], emitted[:, None])
         self.record[self.rows, self.steps] = torch.cat([proposal.draft_tokens, *numbers, beta.double()], dim=1)
         self.steps += emitted > 0
 
     def completed_rows(self, rows: list[int]) -> list[CompletedRow]:
-        """What came of the texts in `rows`, brought to the host at once."""
+        """The completions and records of `rows`, copied to the host at once."""
         index = torch.tensor(rows, device=self.tokens.device)
-        own = (self.tokens, self.starts, self.lengths, self.steps, self.record)
+        path = self.record[..., :0] if self.path is None else self.path
+        own = (self.tokens, self.starts, self.lengths, self.steps, self.record, path)
         columns = zip(*(tensor[index].cpu().numpy() for tensor in own), strict=True)
-        whole = self.gamma + 3  # numbers of a step that are whole ones
+        whole = self.gamma + 3  # so many columns of the record are integers; the overlaps follow
         return [
-            CompletedRow(tokens[start:end].tolist(), record[:steps, :whole].astype(np.int64), record[:steps, whole:])
-            for tokens, start, end, steps, record in columns
+            CompletedRow(
+                tokens[start:end].tolist(),
+                record[:steps, :whole].astype(np.int64),
+                record[:steps, whole:],
+                path[:steps].astype(np.int64),
+                None if self.probs is None else self.probs[row, : end - start].clone(),
+            )
+            for row, (tokens, start, end, steps, record, path) in zip(rows, columns, strict=True)
         ]
 
 
 class Batch:
-    """Rows that are generated together: their state, their caches, and the three parts of a step."""
+    """Rows that are generated together: their state, their caches, and the parts of a step.
+
+    Draft tokens form a chain; `specnb.decoding.tree_step.TreeBatch` is the same for a tree.
+    """
 
     def __init__(
         self,
         target: PreTrainedModel,
         drafter: Drafter | None,
         sampling: Sampling,
-        rule: Rule,
+        rule: Rule | TreeRule,
         rows: int,
         gamma: int,
         slots: int,
@@ -133,67 +171,110 @@ class Batch:
         ends: int,
     ) -> None:
         self.drafter = drafter if gamma else None
-        self.sampling, self.rule = sampling, rule
+        self.sampling = sampling
+        self.rule: Callable[..., Any] = rule
         self.vocab = target.config.vocab_size
         self.state = State(rows, gamma, slots, steps, ends, target.device)
         self.runner = CachedModel(target, slots)
-        self.cold = True  # nothing has been run yet
+        if self.drafter is not None and self.drafter.hidden_layers:
+            self.runner.record_hidden_states(self.drafter.hidden_layers, rows)
+        self.wrapped: dict[str, Any] = {}  # what stands for a part of the step, see `wrap`
+        self.cold = True  # no step has been made yet
 
     def clear(self, eos: list[int]) -> None:
-        """Forgets the texts of before; the new ones end with `eos`. To be called before rows enter."""
+        """Forgets earlier sequences; new ones end with `eos`. To be called before rows enter."""
         self.runner.clear()
         self.state.eos.copy_(torch.tensor(eos, dtype=torch.int64))
 
-    def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], noise: Uniforms, max_new_tokens: int) -> None:
-        """Puts prompts into `rows`, and runs them through both models."""
+    def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
+        """Starts `prompts` in `rows`: fills the target's cache, then calls `Drafter.start`."""
         state = self.state
         index = torch.tensor(rows, device=state.tokens.device)
-        state.enter(index, prompts, noise, max_new_tokens)
+        state.enter(index, prompts, uniforms, max_new_tokens)
         some = None if len(rows) == len(state.rows) else index
         prefill(self.runner, state.tokens, state.lengths, some)
         if self.drafter is not None:
-            # A drafter that is never asked to take up single rows need not know of them.
-            self.drafter.start(state.tokens, state.lengths, *([] if some is None else [some]))
+            self.drafter.start(self.context, some)
 
-    def step(self, mark: Callable[[str], None] = lambda part: None) -> None:
-        """Draft, verify, emit: one round for every row. `lap` is told the name of each part as it ends."""
-        proposal = self.propose(self.state.step_uniforms[:, : self.state.gamma])
+    @property
+    def parents(self) -> tuple[int, ...] | None:
+        """The tree of draft tokens; None for a chain."""
+        return None
+
+    @property
+    def context(self) -> Context:
+        """What the drafter may look at."""
+        return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states)
+
+    def step(self) -> None:
+        """Draft, verify, emit: one round for every row."""
+        self.wrapped.get("step", self.step_in_parts)()
+
+    def step_in_parts(self, mark: Callable[[str], None] = lambda part: None) -> None:
+        """The same, calling `mark` with the name of each part as it ends."""
+        propose = self.wrapped.get("draft", self.propose)
+        run_target = self.wrapped.get("target", self.run_target)
+        verify_and_emit = self.wrapped.get("rest", self.verify_and_emit)
+        draft_tokens, q = propose(self.state.step_uniforms[:, : self.state.gamma])
         mark("draft")
-        logits = self.run_target(proposal.draft_tokens)
+        logits = run_target(draft_tokens)
         mark("target")
-        self.verify_and_emit(logits, *proposal)
+        outcome = verify_and_emit(logits, draft_tokens, q)
+        if self.drafter is not None:
+            self.drafter.update(self.context, outcome)
 
-    def propose(self, noise: Tensor) -> Proposal:
-        """The drafts of a step, from its uniforms `(rows, gamma)`."""
+    def wrap(self, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]], *parts: str) -> None:
+        """From now on runs `parts` through `wrapper`, such as `Compiled` or `Captured`.
+
+        A part is "draft", "target", "rest" or the whole "step".
+        """
+        plain = {
+            "step": self.step_in_parts,
+            "draft": self.propose,
+            "target": self.run_target,
+            "rest": self.verify_and_emit,
+        }
+        for part in parts:
+            self.wrapped[part] = wrapper(self.wrapped.get(part, plain[part]))
+
+    def propose(self, uniforms: Tensor) -> Proposal:
+        """The draft tokens of a step, from its uniforms `(rows, gamma)`."""
         if self.drafter is None:
-            nothing = noise.new_zeros(len(noise), self.state.gamma, self.vocab, dtype=torch.float32)
+            nothing = uniforms.new_zeros(len(uniforms), self.state.gamma, self.vocab, dtype=torch.float32)
             return Proposal(self.state.lengths.new_zeros(nothing.shape[:2]), nothing)
-        proposal = self.drafter.propose(self.state.tokens, self.state.lengths, noise)
-        require_shapes(proposal, len(noise), self.state.gamma, self.vocab)
+        proposal = self.drafter.propose(self.context, uniforms)
+        require_shapes(proposal, len(uniforms), self.state.gamma, self.vocab)
         return proposal
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
-        """The target's logits `(rows, gamma + 1, vocab)` at the last token and the drafts."""
+        """The target's logits `(rows, gamma + 1, vocab)` at the newest token and at each draft token."""
         return target_logits(self.runner, self.state, draft_tokens.clamp_max(self.vocab - 1))
 
-    def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> None:
-        """Decides, emits and remembers."""
+    def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome | TreeOutcome:
+        """Applies the rule, appends what it accepts, and records the step."""
         if self.drafter is not None:
-            draft_tokens = self._checked(draft_tokens, q)
-        _, accept, final = self.state.step_uniforms.split([self.state.gamma, self.state.gamma, 1], dim=1)
+            draft_tokens = self.checked(draft_tokens, q)
+        accept, final = self.verification_uniforms()
         p = standardise(logits, self.sampling, check=False)
         proposal = Proposal(draft_tokens, q)
-        outcome = self.rule(p, q, draft_tokens, accept, final[:, 0])
+        outcome = self.rule(p, q, draft_tokens, accept, final)
         beta = overlap(p[:, :-1], q)
-        # A distribution of which one entry is NaN is NaN throughout, and so is its overlap with any other.
+        # A distribution with a NaN is NaN throughout, and so is its overlap with any other.
         self.state.has_nan |= (p[:, -1, 0] + beta.sum(dim=1)).isnan()
+        self.state.keep_probs(p)
         self.state.remember(proposal, outcome, self.state.append(proposal, outcome), beta)
         self.state.prepare_next_step()
+        return outcome
 
-    def _checked(self, draft_tokens: Tensor, q: Tensor) -> Tensor:
-        """Marks the rows whose proposal is improper; returns the drafts with tokens that a rule can look up.
+    def verification_uniforms(self) -> tuple[Tensor, Tensor]:
+        """The uniforms of this step's rule: `(rows, gamma)` for acceptance, `(rows,)` for the final sample."""
+        _, accept, final = self.state.step_uniforms.split([self.state.gamma, self.state.gamma, 1], dim=1)
+        return accept, final[:, 0]
 
-        Rows that have ended are not looked at. NaN is not improper: it is found by itself.
+    def checked(self, draft_tokens: Tensor, q: Tensor) -> Tensor:
+        """Marks the rows with an improper proposal; returns the draft tokens, clamped so that a rule can index by them.
+
+        Rows that have ended are not checked. NaN is not marked here: it is found in the overlap.
         """
         known = draft_tokens.clamp(-1, self.vocab - 1)
         proposed = (draft_tokens >= 0).to(q.dtype)
@@ -202,20 +283,23 @@ class Batch:
         return known
 
     def warm_up(self, progress: bool) -> None:
-        """Runs a text of no meaning: that compiles each part, or captures the step."""
+        """Makes two steps on a meaningless sequence: they compile each part, or capture the step."""
         rows, state = len(self.state.rows), self.state
         self.clear([0] * len(state.eos))
-        quiet = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
-        self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(quiet, quiet, torch.zeros(rows, 1).double()), 1)
+        zeros = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
+        self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(zeros, zeros, torch.zeros(rows, 1).double()), 1)
         with tqdm(total=3, desc="compiling (half a minute, once)", leave=False, disable=not progress) as bar:
-            Batch.step(self, lambda part: bar.update())
+            self.step_in_parts(lambda part: bar.update())
             bar.update()
-        self.step()  # where the step is captured as a whole, here, on a text that nobody reads
+        self.step()  # captures the step here, if it is captured as a whole
         self.cold = False
 
 
 def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int) -> None:
-    """Raises `ValueError` or `TypeError` for tensors of other shapes or types than `Proposal` names."""
+    """Raises `ValueError` or `TypeError` unless shapes and dtypes are those of `Proposal`.
+
+    >>> require_shapes(Proposal(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, 5)), rows=2, gamma=3, vocab=5)
+    """
     draft_tokens, q = proposal
     if not (isinstance(draft_tokens, Tensor) and isinstance(q, Tensor)):
         raise TypeError(
@@ -223,15 +307,15 @@ def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int) -> Non
         )
     shapes, wanted = (tuple(draft_tokens.shape), tuple(q.shape)), ((rows, gamma), (rows, gamma, vocab))
     if shapes != wanted:
-        raise ValueError(f"a drafter proposed drafts and q of the shapes {shapes}; they must be {wanted}")
+        raise ValueError(f"a drafter proposed tokens and q of the shapes {shapes}; they must be {wanted}")
     if draft_tokens.dtype != torch.int64 or q.dtype not in (torch.float32, torch.float64):
         raise TypeError(
-            f"a drafter proposed {draft_tokens.dtype} and {q.dtype}; drafts are int64, and q float32 or float64"
+            f"a drafter proposed {draft_tokens.dtype} and {q.dtype}; tokens are int64, and q float32 or float64"
         )
 
 
 def target_logits(runner: CachedModel, state: State, draft_tokens: Tensor) -> Tensor:
-    """One target run over the last token and the drafts: logits `(rows, gamma + 1, vocab)`."""
+    """The target's forward pass over the newest token and a chain: logits `(rows, gamma + 1, vocab)`."""
     slots = state.lengths[:, None] - 1 + state.offsets
     newest = state.tokens.gather(1, slots[:, :1])
     return runner.run(torch.cat([newest, draft_tokens.clamp_min(0)], dim=1), slots, keep=state.gamma + 1)

@@ -1,38 +1,145 @@
-"""Drafters: whatever proposes tokens, together with the exact distribution each of them was drawn from.
+"""The drafter interface. A drafter proposes draft tokens, together with the exact distribution each was sampled from.
 
-The contract of losslessness is here: `Proposal.q` is the distribution after every processor, in the dtype that
-was used to draw. A deterministic drafter's distribution is one-hot; where it has nothing to propose, the draft
-is -1 and its distribution zero, and the step goes on without it.
+One interface serves every kind:
+
+    chain                   leave `parents` as None; each draft token follows the one before it
+    tree, several drafts    set `parents`; (-1, -1) is two independent drafts of the next token
+    feature-based heads     set `hidden_layers`; `Context.hidden_states` then holds the target's hidden states
+    adaptive length         propose -1 (with q = 0) from some token on; `update` says what was accepted
+    refilled rows           `start(context, rows)` resets the rows that begin a new prompt
+
+A minimal drafter is in `specnb.drafting.template`.
+
+`Proposal.q` is the distribution after all processing (temperature, top-k, top-p), in the dtype that was used to
+sample. The q of a deterministic drafter is one-hot. A drafter that reports another distribution than the one it
+sampled from makes the output distribution wrong, and no rule can notice.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.sampling.tree_verification import TreeOutcome
+from specnb.sampling.verification import Outcome
+
+
+class Context(NamedTuple):
+    """What a drafter may look at: the sequence of each row and, if it asked for them, the target's hidden states.
+
+    tokens         (rows, slots)         prompt and completion so far; entries from `lengths` on are meaningless
+    lengths        (rows,)               tokens of each row so far, the prompt included
+    hidden_states  (rows, slots, width)  the target's hidden states at each token but the newest, whose forward pass
+                                         has not been made yet; None unless the drafter names `hidden_layers`
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    hidden_states: Tensor | None = None
+
+    @property
+    def newest(self) -> Tensor:
+        """The newest token of each row `(rows,)`.
+
+        >>> import torch
+        >>> Context(torch.tensor([[5, 6, 0], [7, 8, 9]]), torch.tensor([2, 3])).newest
+        tensor([6, 9])
+        """
+        return self.tokens.gather(1, self.lengths[:, None] - 1)[:, 0]
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        """`(rows, width)`: the target's hidden state from which the newest token was sampled; 0 for a row of one token.
+
+        Raises `ValueError` unless the drafter asked for hidden states.
+
+        >>> import torch
+        >>> states = torch.arange(6.0).reshape(1, 3, 2)
+        >>> Context(torch.zeros(1, 3), torch.tensor([2]), states).last_hidden_state
+        tensor([[0., 1.]])
+        """
+        if self.hidden_states is None:
+            raise ValueError("there are no hidden states; set the drafter's hidden_layers, such as (-1,)")
+        at = (self.lengths - 2)[:, None, None]
+        states = self.hidden_states.take_along_dim(at.clamp_min(0), dim=1)
+        return states.where(at >= 0, 0.0)[:, 0]
 
 
 class Proposal(NamedTuple):
-    """Drafted tokens `(batch, gamma)`, -1 for none, and the distribution q `(batch, gamma, vocab)` of each."""
+    """What a drafter proposes in one step.
+
+    draft_tokens  (rows, gamma)         int64; -1 where nothing is proposed
+    q             (rows, gamma, vocab)  float32 or float64: the distribution each was sampled from; 0 where nothing is
+    """
 
     draft_tokens: Tensor
     q: Tensor
 
 
-@runtime_checkable
 class Drafter(Protocol):
-    """What the decoding loop asks of a drafter. `tokens` `(batch, slots)` hold each row's text so far in
-    its first `lengths` `(batch,)` entries; entries behind that mean nothing."""
+    """Inherit from this class, set `vocab`, and write `propose`; every other member has a default.
+
+    vocab          number of tokens in the vocabulary, the target's
+    parents        None for a chain. For a tree of gamma nodes, the parent of each node: an earlier node, or -1 for the
+                   newest token of the row
+    hidden_layers  which of the target's hidden states are needed, numbered as in `output_hidden_states` of
+                   transformers: -1 is the input of the output head. Several are concatenated
+    draft_model    the model of transformers that drafts, if any: memory, device and context limit are checked with
+                   those of the target
+    can_refill     False for a drafter that cannot restart single rows; then `generate` refuses a `batch_size` below
+                   the number of prompts
+    capturable     True if `propose` and `update` are a fixed sequence of tensor operations on tensors that stay where
+                   they are, and the drafter serves one batch only: then a CUDA graph may hold them
+
+    What a row gets must depend on that row alone, so that its tokens do not depend on the batch.
+    """
 
     vocab: int
+    parents: tuple[int, ...] | None = None
+    hidden_layers: tuple[int, ...] = ()
+    draft_model: PreTrainedModel | None = None
+    can_refill: bool = True
+    capturable: bool = False
 
-    def start(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
-        """Forget what went before; a new batch begins. Raises before anything is generated. Or only the texts in
-        `rows` `(n,)` are new, and the others go on: that is asked only where texts follow each other in a row."""
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        """Forget earlier sequences; new ones begin, in all rows or in `rows` `(n,)` while the others go on.
 
-    def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
-        """One draft for each of the `uniforms` `(batch, gamma)`, which are all the randomness there is.
-
-        Drafts are int64, each in the vocabulary or -1. Their q is float32 or float64, 0 or more everywhere, and sums
-        to 1 for each draft, to 0 where it is -1. The loop raises `TypeError` or `ValueError` for anything else.
+        Called before the first step of a sequence, when the target's prompt pass is done. May raise.
         """
+        return
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        """Draft tokens for every row, sampled with `uniforms` `(rows, gamma)`, the only source of randomness.
+
+        Each token is in the vocabulary or -1. Each q is 0 or more everywhere and sums to 1; to 0 where the token
+        is -1. In a tree, q of a node is its distribution given its ancestors and all nodes before it. The loop
+        raises `TypeError` or `ValueError` for anything else.
+
+        Proposing fewer tokens than gamma is exact as long as that is decided before the tokens in question are
+        sampled; see contract 10 of the design.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no propose(context, uniforms)")
+
+    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+        """Called at the end of a step: `outcome.accepted` `(rows,)` of the tokens proposed were accepted.
+
+        `context` has the tokens emitted. For a tree, `outcome` is a `TreeOutcome`, whose `path` names the nodes
+        accepted. Rows that have ended get outcomes too; they mean nothing.
+        """
+        return
+
+
+MEMBERS = (
+    "vocab", "parents", "hidden_layers", "draft_model", "can_refill", "capturable", "start", "propose", "update",
+)  # fmt: skip
+
+
+def missing_members(drafter: Any) -> list[str]:
+    """The members of `Drafter` that `drafter` lacks.
+
+    >>> missing_members("no drafter")[:2]
+    ['vocab', 'parents']
+    """
+    return [name for name in MEMBERS if not hasattr(drafter, name)]

@@ -8,38 +8,50 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.drafting.base import Proposal
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.support import require_supported
 from specnb.sampling.distributions import Sampling, sample, standardise
 
 
-class ModelDrafter:
-    """A smaller model of transformers, sampled one token after the other; with `compile`, in one compiled piece."""
+class ModelDrafter(Drafter):
+    """A chain of tokens sampled one after the other from `model`, as `sampling` says.
+
+    `compile` compiles the forward passes and the sampling of a step as one function. `capturable` says that the
+    drafter serves one batch only, so that a CUDA graph may hold its operations. Raises `TypeError` for a model
+    that the loop cannot run.
+    """
 
     runner: CachedModel
 
-    def __init__(self, model: PreTrainedModel, sampling: Sampling = Sampling(), *, compile: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sampling: Sampling = Sampling(),
+        *,
+        compile: bool = False,
+        capturable: bool = False,
+    ) -> None:
         require_supported(model)
-        self.model = model
+        self.model = self.draft_model = model
         self.sampling = sampling
         self.vocab = model.config.vocab_size
-        self.compile = compile
+        self.compile, self.capturable = compile, capturable
         self.allocated: tuple[Any, ...] = ()
 
-    def start(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
         """Fills the cache with the prompts; see `Drafter.start`."""
-        if rows is not None:
-            prefill(self.runner, tokens, lengths, rows)
-            return
-        if self.allocated != self._allocation(*tokens.shape):
-            self.allocate(*tokens.shape)
-        self.runner.clear()
-        prefill(self.runner, tokens, lengths)
+        tokens, lengths = context.tokens, context.lengths
+        if rows is None:
+            if self.allocated != self._allocation(*tokens.shape):
+                self.allocate(*tokens.shape)
+            self.runner.clear()
+        prefill(self.runner, tokens, lengths, rows)
 
     def allocate(self, rows: int, slots: int) -> None:
-        """A cache for so many rows and slots, kept while it serves: what is compiled or captured belongs to it."""
+        """Makes a cache of so many rows and slots. It is kept for later batches of that size, since compiled and
+        captured functions belong to it."""
         self.allocated = self._allocation(rows, slots)
         self.runner = CachedModel(self.model, slots)
         self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
@@ -47,13 +59,13 @@ class ModelDrafter:
     def _allocation(self, rows: int, slots: int) -> tuple[Any, ...]:
         return rows, slots, self.model.dtype, self.model.device
 
-    def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
-        return Proposal(*self.draft_tokens(tokens, lengths, uniforms))
+        return Proposal(*self.draft_tokens(context.tokens, context.lengths, uniforms))
 
     def _sample_tokens(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        # After a full acceptance the last draft was never run, otherwise it was: running the last two
-        # tokens each time serves both cases with one shape.
+        # After full acceptance the last draft token is not in the cache yet; otherwise it is. A forward pass over the
+        # last two tokens serves both cases with one shape.
         slots = torch.stack([lengths - 2, lengths - 1], dim=1).clamp_min(0)
         newest = tokens.gather(1, slots)
         draft_tokens, distributions = [], []
@@ -65,5 +77,12 @@ class ModelDrafter:
         return torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1)
 
     def sample(self, probs: Tensor, uniform: Tensor) -> Tensor:
-        """One draft `(batch,)` from its `distribution` `(batch, vocab)`."""
+        """One token `(rows,)` from each of `probs` `(rows, vocab)`."""
         return sample(probs, uniform)
+
+
+def as_drafter(draft: PreTrainedModel | Drafter | None, sampling: Sampling, *, compile: bool = False) -> Drafter | None:
+    """`draft` itself if it is a drafter or None; for a model, a new `ModelDrafter` that serves one batch only."""
+    if isinstance(draft, PreTrainedModel):
+        return ModelDrafter(draft, sampling, compile=compile, capturable=True)
+    return draft

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.drafting.base import Proposal
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.sampling.distributions import Sampling, sample, standardise_probs
 
 DISCOUNT = 0.75
@@ -111,27 +111,31 @@ class NgramModel:
         return float(total)
 
 
-class NgramDrafter:
-    """A drafter that looks each token up in a table; the table lies on the host, as does its work."""
+class NgramDrafter(Drafter):
+    """A chain of tokens sampled from an n-gram model, on the host: the table does not leave it.
+
+    >>> model = NgramModel(np.array([0, 1, 0, 1, 0, 2, 0]), order=2, vocab=3)
+    >>> context = Context(torch.tensor([[0, 1, 0]]), torch.tensor([3]))
+    >>> proposal = NgramDrafter(model).propose(context, torch.tensor([[0.5, 0.5]]))
+    >>> proposal.draft_tokens
+    tensor([[1, 0]])
+    """
 
     def __init__(self, model: NgramModel, sampling: Sampling = Sampling()) -> None:
         self.model = model
         self.sampling = sampling
         self.vocab = model.vocab
 
-    def start(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
-        """Nothing to prepare; see `Drafter.start`."""
-
-    def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
+        tokens, lengths = context.tokens, context.lengths
         back = self.model.order - 1
         slots = lengths[:, None] - back + torch.arange(back, device=lengths.device)
         recent = tokens.gather(1, slots.clamp_min(0)).where(slots >= 0, -1).cpu().numpy()
         draft_tokens, distributions = [], []
         for uniform in uniforms.unbind(dim=1):
-            distributions.append(
-                standardise_probs(torch.from_numpy(self.model.probs(recent)), self.sampling).to(uniforms.device)
-            )
+            probs = standardise_probs(torch.from_numpy(self.model.probs(recent)), self.sampling)
+            distributions.append(probs.to(uniforms.device))
             draft_tokens.append(sample(distributions[-1], uniform))
             recent = np.concatenate([recent, draft_tokens[-1][:, None].cpu().numpy()], axis=1)[:, 1:]
         return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))

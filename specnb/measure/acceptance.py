@@ -20,7 +20,6 @@ from specnb.decoding.loop import generate
 from specnb.drafting.ngram import NgramModel
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
 from specnb.sampling.distributions import Sampling, overlap, standardise, standardise_probs
-from specnb.sampling.verification import Outcome, token_verification
 
 Array = NDArray[np.float64]
 Draft = PreTrainedModel | NgramModel
@@ -92,19 +91,14 @@ def _generate_with_probs(
     seed: int,
     rows: Sequence[int],
 ) -> tuple[list[list[int]], Tensor]:
-    """What the target writes alone, and the distributions p `(rows, new_tokens, vocab)` it was drawn from: no second run."""
-    distributions: list[Tensor] = []
-
-    def watched(p: Tensor, q: Tensor, drafts: Tensor, accept_uniforms: Tensor, final_uniform: Tensor) -> Outcome:
-        distributions.append(p[:, 0])
-        return token_verification(p, q, drafts, accept_uniforms, final_uniform)
-
+    """The sequences that the target samples alone, and the p `(rows, new_tokens, vocab)` of their new tokens."""
     made = generate(
-        target, prompts, gamma=0, max_new_tokens=new_tokens, sampling=sampling, rule=watched, seed=seed, rows=rows,
-        progress=False,
+        target, prompts, gamma=0, max_new_tokens=new_tokens, sampling=sampling, seed=seed, rows=rows, progress=False,
+        keep_probs=True,
     )  # fmt: skip
+    assert made.probs is not None
     sequences = [[*prompt, *tokens] for prompt, tokens in zip(prompts, made.tokens, strict=True)]
-    return sequences, torch.stack(distributions, dim=1)
+    return sequences, torch.stack(made.probs)
 
 
 def _kept(p: Tensor, q: Tensor, sequences: list[list[int]]) -> Tensor:

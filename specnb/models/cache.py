@@ -81,6 +81,16 @@ class RaggedCache(Cache):
         every = torch.arange(len(slots), device=slots.device) if rows is None else rows
         self.rows, self.index = rows, (every[:, None], slots)
 
+    def move(self, source: Tensor, destination: Tensor) -> None:
+        """Copies the entries at slots `source` `(batch, n)` to slots `destination` `(batch, n)` of the same row."""
+        every = torch.arange(len(source), device=source.device)[:, None]
+        for layer in self.ragged:
+            if layer.is_initialized:
+                assert layer.keys is not None
+                assert layer.values is not None
+                layer.keys[every, :, destination] = layer.keys[every, :, source]
+                layer.values[every, :, destination] = layer.values[every, :, source]
+
     def clear(self) -> None:
         """Forgets everything; the tensors stay where they are."""
         for layer in self.ragged:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -11,10 +13,14 @@ from specnb.models.support import context_limit
 
 
 class CachedModel:
-    """A model with the cache of one batch: runs tokens at given slots and returns the logits there.
+    """A model with the key-value cache of one batch: runs tokens at given slots and returns the logits there.
 
-    What lies at higher slots than a token is invisible to it, so a row is cropped by running its next
-    tokens at lower slots. `capacity` is the number of slots of each row.
+    A token does not see slots above its own, so a row is cropped by running its next tokens at lower slots.
+    `capacity` is the number of slots of each row.
+
+    hidden_states  (batch, capacity, width)  what `record_hidden_states` asked for, of the token in each slot, or None
+    fixed_inputs   keyword arguments of every forward pass, tensors `(batch, ...)`. The encoder's output of an
+                   encoder-decoder model belongs here; `specnb.models.support` refuses such models today
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
@@ -22,10 +28,30 @@ class CachedModel:
         self.capacity = capacity
         self.cache = RaggedCache(model.config.num_hidden_layers, capacity)
         self.last_position = (context_limit(model) or capacity) - 1
+        self.hidden_layers: tuple[int, ...] = ()
+        self.hidden_states: Tensor | None = None
+        self.fixed_inputs: dict[str, Tensor] = {}
+
+    def record_hidden_states(self, layers: tuple[int, ...], batch: int) -> None:
+        """Keeps the hidden states of `layers`, concatenated, for each slot of `batch` rows from now on.
+
+        Layers are numbered as in `output_hidden_states` of transformers. Raises `ValueError` for one that is not there.
+        """
+        outputs = self.model.config.num_hidden_layers + 1
+        if not all(-outputs <= layer < outputs for layer in layers):
+            raise ValueError(
+                f"hidden layers {layers} are asked for, and {type(self.model).__name__} has the hidden states "
+                f"{-outputs} to {outputs - 1}"
+            )
+        self.hidden_layers = layers
+        width = self.model.config.hidden_size * len(layers)
+        self.hidden_states = torch.zeros(batch, self.capacity, width, dtype=self.model.dtype, device=self.model.device)
 
     def clear(self) -> None:
-        """Forgets the texts that were run; the cache's tensors stay where they are."""
+        """Empties the cache; its tensors stay where they are."""
         self.cache.clear()
+        if self.hidden_states is not None:
+            self.hidden_states.zero_()
 
     def run(
         self,
@@ -38,25 +64,39 @@ class CachedModel:
     ) -> Tensor:
         """Logits `(batch, keep, vocab)` of the last `keep` of `tokens` `(batch, n)` put at `slots` `(batch, n)`.
 
-        Where tokens do not stand in a line (a tree), `positions` `(batch, n)` says where each is in its text,
-        and `visible` `(batch, n, capacity)` which slots it sees, its own among them. `rows` `(batch,)` are the rows
-        of the cache that these tokens belong to, if they are not all of it.
+        For a tree of tokens, `positions` `(batch, n)` gives the position of each, and `visible`
+        `(batch, n, capacity)` the slots it sees, its own included. `rows` `(batch,)` are the rows of the cache that
+        these tokens belong to, if not all of them.
         """
         self.cache.write_at(slots, rows)
         if visible is None:
             mask = ragged_mask(slots, self.capacity, self.model.dtype)
         else:
             mask = additive_mask(visible, self.model.dtype)
+        more: dict[str, Any] = {name: own if rows is None else own[rows] for name, own in self.fixed_inputs.items()}
+        if self.hidden_layers:
+            more["output_hidden_states"] = True
         output = self.model(
             input_ids=tokens,
-            # Drafts beyond the model's limit are cut off before they are emitted; they only need a valid index.
+            # Draft tokens beyond the model's limit are cut off before they are emitted; they only need a valid index.
             position_ids=(slots if positions is None else positions).clamp_max(self.last_position),
             attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
+            **more,
         )
+        if self.hidden_states is not None:
+            own = torch.cat([output.hidden_states[layer] for layer in self.hidden_layers], dim=-1)
+            self.hidden_states[self.cache.index] = own
         return output.logits
+
+    def move(self, source: Tensor, destination: Tensor) -> None:
+        """Copies what slots `source` `(batch, n)` hold to slots `destination` `(batch, n)` of the same row."""
+        self.cache.move(source, destination)
+        if self.hidden_states is not None:
+            every = torch.arange(len(source), device=source.device)[:, None]
+            self.hidden_states[every, destination] = self.hidden_states[every, source]
 
 
 def prefill(runner: CachedModel, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:

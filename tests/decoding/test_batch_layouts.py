@@ -1,4 +1,4 @@
-"""Padding, packing and pointers: the same tokens as the library's loop, the distributions of each row alone, and their sizes."""
+"""Batch layouts: the tokens of the library's loop, the distributions of each row alone, and their sizes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The engine distribution: what the real loop emits, with cache, batch and several steps, has the target's joint distribution.
+"""The implementation distribution: completions of the real loop have the target's joint distribution.
 
 Sampling noise is all that is left between the counts and the enumerated distribution, so the tests say how
 often they would be wrong (`FALSE_ALARMS` in all, by Bonferroni) and how small a deviation each of them

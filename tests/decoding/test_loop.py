@@ -1,4 +1,4 @@
-"""The loop, apart from its distribution: greedy identity, lengths and ends, rows that do not feel each other, bad input."""
+"""The loop, apart from its distribution: greedy identity, lengths and ends, independence of rows, bad input."""
 
 import re
 from functools import cache
@@ -215,13 +215,12 @@ def test_rows_are_never_empty_while_prompts_wait(monkeypatch):
 
 def test_a_drafter_that_cannot_begin_single_rows_is_refused():
     class Forgetful(ModelDrafter):
-        def start(self, tokens, lengths):
-            super().start(tokens, lengths)
+        can_refill = False
 
     target, draft = PAIRS["llama"]
     made = generate(target, PROMPTS, Forgetful(draft), max_new_tokens=3, progress=False)
     assert made.tokens == generate(target, PROMPTS, draft, max_new_tokens=3, progress=False).tokens
-    with pytest.raises(TypeError, match="3 prompts take turns in 2 rows, and the start"):
+    with pytest.raises(TypeError, match="3 prompts take turns in 2 rows, and Forgetful cannot restart single rows"):
         generate(target, PROMPTS, Forgetful(draft), max_new_tokens=3, batch_size=2, progress=False)
 
 

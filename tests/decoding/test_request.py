@@ -14,7 +14,7 @@ from transformers import LlamaModel
 
 from specnb.decoding.loop import generate
 from specnb.decoding.request import LARGEST_SPARE_GAMMA
-from specnb.drafting.base import Proposal
+from specnb.drafting.base import Drafter, Proposal
 from specnb.sampling.distributions import Sampling
 from specnb.sampling.verification import token_verification
 
@@ -127,7 +127,7 @@ def test_a_gamma_that_short_runs_may_look_at_stays_as_it_is():
 # Drafters that propose what they must not.
 
 
-class Proposing:
+class Proposing(Drafter):
     """Proposes token 1 with a q of its own."""
 
     vocab = VOCAB
@@ -135,10 +135,7 @@ class Proposing:
     def __init__(self, change=lambda draft_tokens, q: (draft_tokens, q)):
         self.change = change
 
-    def start(self, tokens, lengths, rows=None):
-        pass
-
-    def propose(self, tokens, lengths, uniforms):
+    def propose(self, context, uniforms):
         draft_tokens = torch.ones(uniforms.shape, dtype=torch.int64)
         return Proposal(*self.change(draft_tokens, torch.full((*uniforms.shape, VOCAB), 1 / VOCAB)))
 
@@ -185,10 +182,9 @@ def test_the_q_of_rows_that_have_ended_is_not_looked_at():
     class Careless(Proposing):
         """Twice a distribution where a sequence has ended."""
 
-        def propose(self, tokens, lengths, uniforms):
-            draft_tokens, q = super().propose(tokens, lengths, uniforms)
-            last = tokens.gather(1, lengths[:, None] - 1)[:, 0]
-            return Proposal(draft_tokens, torch.where((last == 3)[:, None, None], 2 * q, q))
+        def propose(self, context, uniforms):
+            draft_tokens, q = super().propose(context, uniforms)
+            return Proposal(draft_tokens, torch.where((context.newest == 3)[:, None, None], 2 * q, q))
 
     made = generate(TARGET, [[1]] * 4, Careless(), max_new_tokens=9, progress=False, eos=3)
     assert len(set(map(len, made.tokens))) > 1

@@ -90,7 +90,7 @@ def test_a_tape_notices_what_a_step_does_on_the_host(monkeypatch):
 
         def prepare_next_step(self):
             State.prepare_next_step(self.state)
-            self.state.step_uniforms.copy_(self.state.noise[:, self.count])
+            self.state.step_uniforms.copy_(self.state.uniforms[:, self.count])
             self.count += 1
 
     target = llama(dtype=torch.float64)
@@ -186,7 +186,7 @@ def test_what_was_captured_while_warming_up_serves_the_texts_that_come(of_the_us
     class CapturedBatch(Batch):
         def __init__(self, *settings):
             super().__init__(*settings)
-            loop._capture(self, whole=True, draft_tokens=True)
+            self.wrap(loop.Captured, "step")
             self.warm_up(progress=False)
 
     monkeypatch.setattr(loop, "Captured", Graph)

@@ -8,7 +8,7 @@ from tiny import ARCHITECTURES, gpt2, llama, next_distributions
 from transformers import MistralConfig, MistralForCausalLM
 
 from specnb.decoding.loop import generate
-from specnb.drafting.base import Drafter, Proposal
+from specnb.drafting.base import Context, Drafter, Proposal, missing_members
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
 from specnb.sampling.distributions import Sampling, sample
@@ -37,10 +37,10 @@ def test_q_is_the_model_s_own_distribution_at_every_prefix_and_what_was_drawn_fr
     model = ARCHITECTURES[architecture](dtype=torch.float64)
     drafter = ModelDrafter(model, sampling)
     tokens, lengths = batch(PROMPTS)
-    drafter.start(tokens, lengths)
+    drafter.start(Context(tokens, lengths))
     for step in range(STEPS):
         uniforms = torch.from_numpy(np.random.default_rng(step).random((len(PROMPTS), GAMMA)))
-        draft_tokens, q = drafter.propose(tokens, lengths, uniforms)
+        draft_tokens, q = drafter.propose(Context(tokens, lengths), uniforms)
         assert torch.equal(draft_tokens, sample(q, uniforms))
         for row, text in enumerate(texts_of(tokens, lengths)):
             for at in range(GAMMA):
@@ -55,8 +55,8 @@ def test_q_is_the_model_s_own_distribution_at_every_prefix_and_what_was_drawn_fr
 def test_a_draft_at_temperature_zero_reports_a_one_hot_distribution():
     drafter = ModelDrafter(llama(), Sampling(0))
     tokens, lengths = batch(PROMPTS)
-    drafter.start(tokens, lengths)
-    draft_tokens, q = drafter.propose(tokens, lengths, torch.rand(len(PROMPTS), GAMMA))
+    drafter.start(Context(tokens, lengths))
+    draft_tokens, q = drafter.propose(Context(tokens, lengths), torch.rand(len(PROMPTS), GAMMA))
     assert torch.equal(q, torch.nn.functional.one_hot(draft_tokens, VOCAB).to(q.dtype))
 
 
@@ -76,8 +76,8 @@ def test_entries_behind_a_row_mean_nothing(name):
         for row, length in enumerate(lengths):
             tokens[row, length:] = filling
         drafter = MADE[name]()
-        drafter.start(tokens, lengths)
-        proposals.append(drafter.propose(tokens, lengths, torch.full((len(PROMPTS), GAMMA), 0.4)))
+        drafter.start(Context(tokens, lengths))
+        proposals.append(drafter.propose(Context(tokens, lengths), torch.full((len(PROMPTS), GAMMA), 0.4)))
     assert torch.equal(proposals[0].draft_tokens, proposals[1].draft_tokens)
     assert torch.equal(proposals[0].q, proposals[1].q)
 
@@ -90,8 +90,8 @@ def test_start_forgets_the_batch_before(name):
     proposals = []
     for prompts in (PROMPTS, [(1,) * 7, (2, 2), (3,)], PROMPTS):
         tokens, lengths = batch(prompts)
-        drafter.start(tokens, lengths)
-        proposals.append(drafter.propose(tokens, lengths, uniforms))
+        drafter.start(Context(tokens, lengths))
+        proposals.append(drafter.propose(Context(tokens, lengths), uniforms))
     assert torch.equal(proposals[0].q, proposals[2].q)
     assert not torch.equal(proposals[0].q, proposals[1].q)
 
@@ -100,7 +100,7 @@ def test_an_ngram_draft_reports_the_distributions_of_its_table():
     drafter = ngram()
     tokens, lengths = batch(PROMPTS)
     uniforms = torch.from_numpy(np.random.default_rng(1).random((len(PROMPTS), GAMMA)))
-    draft_tokens, q = drafter.propose(tokens, lengths, uniforms)
+    draft_tokens, q = drafter.propose(Context(tokens, lengths), uniforms)
     assert torch.equal(draft_tokens, sample(q, uniforms))
     for row, prompt in enumerate(PROMPTS):
         for at in range(GAMMA):
@@ -108,15 +108,12 @@ def test_an_ngram_draft_reports_the_distributions_of_its_table():
             assert np.allclose(q[row, at].numpy(), drafter.model.probs(context)[0], rtol=0, atol=1e-12)
 
 
-class SilentDrafter:
+class SilentDrafter(Drafter):
     """Never has anything to propose."""
 
     vocab = VOCAB
 
-    def start(self, tokens, lengths):
-        pass
-
-    def propose(self, tokens, lengths, uniforms):
+    def propose(self, context, uniforms):
         return Proposal(torch.full(uniforms.shape, -1), torch.zeros(*uniforms.shape, VOCAB))
 
 
@@ -141,7 +138,7 @@ def test_a_draft_that_is_missing_ends_a_step_there():
 
 @pytest.mark.parametrize("drafter", [ModelDrafter(llama()), ngram(), SilentDrafter()])
 def test_drafters_have_the_protocol(drafter):
-    assert isinstance(drafter, Drafter)
+    assert missing_members(drafter) == []
 
 
 def test_a_model_that_the_loop_cannot_run_is_refused_as_a_draft():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from specnb.drafting.base import Context
 from specnb.drafting.ngram import DISCOUNT, NgramDrafter, NgramModel
 from specnb.sampling.distributions import Sampling, sample, standardise_probs
 
@@ -141,11 +142,11 @@ def test_impossible_models_are_refused(tokens: list[int], order: int, vocab: int
         NgramModel(np.array(tokens), order, vocab)
 
 
-@pytest.mark.parametrize("call", ["distribution", "bits"])
+@pytest.mark.parametrize("call", ["probs", "bits"])
 def test_tokens_outside_the_vocabulary_are_refused(call: str) -> None:
     model = NgramModel(text(), 2, VOCAB)
     with pytest.raises(ValueError, match="they reach from 5 to 5"):
-        getattr(model, call)(np.array([[5]]) if call == "distribution" else np.array([5]))
+        getattr(model, call)(np.array([[5]]) if call == "probs" else np.array([5]))
 
 
 def test_the_largest_order_that_fits_does_not_overflow() -> None:
@@ -175,8 +176,8 @@ def test_drafts_come_from_the_reported_distribution(order: int) -> None:
     tokens = torch.tensor([*prompt, 4, 4]).expand(len(want), 5)  # what stands behind the text means nothing
     lengths = torch.full((len(want),), len(prompt))
     drafter = NgramDrafter(model)
-    drafter.start(tokens, lengths)
-    proposal = drafter.propose(tokens, lengths, torch.tensor(uniforms, dtype=torch.float64))
+    drafter.start(Context(tokens, lengths))
+    proposal = drafter.propose(Context(tokens, lengths), torch.tensor(uniforms, dtype=torch.float64))
     assert proposal.draft_tokens.tolist() == want
     for row, (x, _) in enumerate(want):
         assert np.array_equal(proposal.q[row].numpy(), [probs([]), probs([x])])
@@ -188,7 +189,7 @@ def test_rows_of_different_lengths_see_their_own_text() -> None:
     tokens = torch.tensor([[1, 4, 4, 4, 4, 4], [0, 2, 4, 4, 4, 4], [0, 1, 0, 2, 1, 4]])
     lengths = torch.tensor([1, 2, 5])
     uniforms = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    proposal = NgramDrafter(model).propose(tokens, lengths, uniforms)
+    proposal = NgramDrafter(model).propose(Context(tokens, lengths), uniforms)
     recents = [[-1, -1, 1], [-1, 0, 2], [0, 2, 1]]
     assert np.array_equal(proposal.q[:, 0].numpy(), model.probs(np.array(recents)))
     longer = np.column_stack([recents, proposal.draft_tokens[:, 0].numpy()])[:, 1:]
@@ -200,7 +201,8 @@ def test_rows_of_different_lengths_see_their_own_text() -> None:
 def test_shapes_of_a_proposal(order: int, batch: int, gamma: int) -> None:
     drafter = NgramDrafter(NgramModel(text(), order, VOCAB))
     tokens = torch.zeros(batch, 8, dtype=torch.int64)
-    proposal = drafter.propose(tokens, torch.full((batch,), 3), torch.full((batch, gamma), 0.5, dtype=torch.float64))
+    uniforms = torch.full((batch, gamma), 0.5, dtype=torch.float64)
+    proposal = drafter.propose(Context(tokens, torch.full((batch,), 3)), uniforms)
     assert drafter.vocab == VOCAB
     assert proposal.draft_tokens.shape == (batch, gamma)
     assert proposal.q.shape == (batch, gamma, VOCAB)
@@ -212,7 +214,7 @@ def test_a_drafter_may_sample_otherwise_and_says_so(sampling: Sampling) -> None:
     model = NgramModel(text(), 2, VOCAB)
     tokens, lengths = torch.tensor([[0, 1, 4, 4], [2, 4, 4, 4]]), torch.tensor([2, 1])
     uniforms = torch.rand(2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    proposal = NgramDrafter(model, sampling).propose(tokens, lengths, uniforms)
+    proposal = NgramDrafter(model, sampling).propose(Context(tokens, lengths), uniforms)
     recent = np.stack([[1, 2], proposal.draft_tokens[:, 0].numpy()])
     for at in range(2):
         assert torch.equal(

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from specnb.decoding import loop
 from specnb.decoding.loop import generate
-from specnb.drafting.base import Drafter, Proposal
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
 from specnb.measure.statistics import Fit, _without_rare_cells, detectable_total_variation, goodness_of_fit
@@ -116,9 +116,9 @@ class PatchyDrafter(ModelDrafter):
     after seeing it would have to report another distribution.
     """
 
-    def propose(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Proposal:
-        draft_tokens, q = super().propose(tokens, lengths, uniforms)
-        places = lengths[:, None] + torch.arange(draft_tokens.shape[1], device=draft_tokens.device)
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        draft_tokens, q = super().propose(context, uniforms)
+        places = context.lengths[:, None] + torch.arange(draft_tokens.shape[1], device=draft_tokens.device)
         missing = places % 3 == 0
         return Proposal(draft_tokens.masked_fill(missing, -1), q.masked_fill(missing[..., None], 0.0))
 

@@ -1,6 +1,7 @@
-"""Algorithm 1 of the paper, one row at a time and line by line: written to be read, and to be compared with.
+"""Algorithm 1 of the paper for one row, line by line: the reference that tests and notebooks compare with.
 
-Works on any numbers: with `fractions.Fraction` there is no rounding, and nothing to tolerate.
+It is not a second engine: it has no cache, no batch and no models, only functions from tokens to probabilities. With
+`fractions.Fraction` its results are exact.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ def speculative_decoding_step(
     accept_uniforms: Sequence[Number],
     final_uniform: Number,
 ) -> list[int]:
-    """SpeculativeDecodingStep(M_p, M_q, prefix); the paper's lines stand above those that do the same."""
+    """`prefix` and the tokens that one step emits: SpeculativeDecodingStep(M_p, M_q, prefix) of Algorithm 1.
+
+    `draft_uniforms` and `accept_uniforms` have gamma numbers in [0, 1). The comments are the lines of the paper.
+
+    >>> half = Fraction(1, 2)
+    >>> speculative_decoding_step(lambda _: [0, 1], lambda _: [half, half], [], 2, [0.1, 0.1], [0.4, 0.4], 0.3)
+    [1]
+    """
     # Sample gamma guesses x_1, ..., x_gamma from M_q autoregressively.
     q: list[list[Number]] = []
     x: list[int] = []
@@ -52,13 +60,21 @@ def speculative_decoding_step(
 
 
 def norm(mass: list[Number]) -> list[Number]:
-    """The mass divided by its sum."""
+    """`mass` divided by its sum.
+
+    >>> norm([1.0, 3.0])
+    [0.25, 0.75]
+    """
     total = sum(mass)
     return [m / total for m in mass]
 
 
 def sample(probs: list[Number], uniform: Number) -> int:
-    """The first token at which the cumulated distribution is above the uniform."""
+    """The first token at which the cumulated distribution is above `uniform`; `ValueError` if there is none.
+
+    >>> sample([0.5, 0.5], 0.5)
+    1
+    """
     cumulated: Number = 0
     for token, probability in enumerate(probs):
         cumulated += probability

@@ -1,0 +1,285 @@
+"""Every kind of drafter in the real loop: the target's joint distribution, refilled rows, hidden states, trees."""
+
+import numpy as np
+import pytest
+import torch
+from drafters_for_tests import DEEP, DEPTH_2, DRAFTERS, TWO_DRAFTS, VOCAB, ModelTreeDrafter, TableTreeDrafter, table
+from implementation_distribution import FALSE_ALARMS, PROMPTS, Case, fit
+from tape import Tape
+from tiny import ARCHITECTURES, gpt2, llama, near_copy, next_distributions
+
+from specnb.decoding import loop
+from specnb.decoding.loop import generate
+from specnb.decoding.tree_step import TreeBatch
+from specnb.drafting.base import Drafter
+from specnb.drafting.template import TemplateDrafter
+from specnb.models.cached_model import CachedModel
+from specnb.models.token_tree import TokenTree
+from specnb.sampling.distributions import Sampling
+from specnb.sampling.tree_verification import TreeRule, recursive_rejection
+from specnb.sampling.verification import exact_match, token_verification
+
+ROWS = 3_000
+LEVEL = FALSE_ALARMS / len(DRAFTERS)
+
+
+def emitted_by_the_record(made, row):
+    """What the record says was emitted."""
+    record, tokens = made.record, []
+    for step in range(record.emitted.shape[1]):
+        drafted = record.draft_tokens[row, step][record.accepted_nodes[row, step]].tolist()
+        tokens += [*drafted, int(record.token[row, step])][: record.emitted[row, step]]
+    return tokens
+
+
+def p_value(architecture, made, eos=None):
+    case = Case(architecture, "-", 1, eos=eos, tokens=4)
+    return fit(case, ARCHITECTURES[architecture](VOCAB), made.tokens)[0].p_value
+
+
+def many(architecture, drafter, gamma, rows=ROWS, eos=None, **more):
+    """Completions of 4 tokens by a batch of a third of the rows, so that most prompts take over a row."""
+    target = ARCHITECTURES[architecture](VOCAB)
+    target.set_attn_implementation("eager")
+    return generate(
+        target, PROMPTS * (rows // 3), drafter, gamma=gamma, max_new_tokens=4, eos=eos, seed=6, batch_size=rows // 3,
+        progress=False, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_kind_of_drafter_leaves_the_distribution_exact(name):
+    drafter, gamma = DRAFTERS[name]()
+    architecture, eos = [("llama", None), ("gpt2", 1)][list(DRAFTERS).index(name) % 2]
+    made = many(architecture, drafter, gamma, eos=eos)
+    assert p_value(architecture, made, eos) > LEVEL
+    assert made.record.accepted.max() == (TokenTree(drafter.parents).depth if drafter.parents else gamma)
+    for row in range(0, ROWS, 50):
+        assert emitted_by_the_record(made, row) == made.tokens[row]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_refilled_rows_get_the_tokens_they_would_get_together(name):
+    target = llama(dtype=torch.float64)
+    asked = {"max_new_tokens": 8, "eos": 2, "seed": 3, "progress": False}
+    (drafter, gamma), (again, _) = DRAFTERS[name](), DRAFTERS[name]()
+    together = generate(target, PROMPTS * 4, drafter, gamma=gamma, **asked)
+    in_turn = generate(target, PROMPTS * 4, again, gamma=gamma, batch_size=2, **asked)
+    assert in_turn.tokens == together.tokens
+    assert np.array_equal(in_turn.record.draft_tokens, together.record.draft_tokens)
+
+
+# Trees
+
+
+@pytest.mark.parametrize("parents", [TWO_DRAFTS, DEPTH_2, DEEP], ids=str)
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_trees_give_the_greedy_sequence(make, parents):
+    target = make(dtype=torch.float64)
+    asked = {"max_new_tokens": 12, "sampling": Sampling(temperature=0), "progress": False}
+    plain = generate(target, PROMPTS, gamma=0, **asked)
+    drafter = ModelTreeDrafter(near_copy(target, 0.1), parents)
+    assert generate(target, PROMPTS, drafter, gamma=len(parents), **asked).tokens == plain.tokens
+
+
+def test_a_tree_that_is_a_chain_is_algorithm_1():
+    class AsTree(TemplateDrafter):
+        parents = (-1, 0, 1)
+
+    target = llama(dtype=torch.float64)
+    asked = {"gamma": 3, "max_new_tokens": 10, "seed": 5, "eos": 1, "progress": False}
+    chain = generate(target, PROMPTS * 10, TemplateDrafter(table()), **asked)
+    tree = generate(target, PROMPTS * 10, AsTree(table()), **asked)
+    assert tree.tokens == chain.tokens
+    for field in ("accepted", "token", "emitted", "draft_tokens", "tested"):
+        assert np.array_equal(getattr(tree.record, field), getattr(chain.record, field)), field
+    assert np.allclose(tree.record.beta, chain.record.beta)
+
+
+class CheckedTreeDrafter(ModelTreeDrafter):
+    """Compares each q, and the target's hidden states, with those of the models without a cache."""
+
+    hidden_layers = (-1, 0)
+    checked = 0
+
+    def propose(self, context, uniforms):
+        proposal = super().propose(context, uniforms)
+        for row, length in enumerate(context.lengths.tolist()):
+            known = context.tokens[row, :length].tolist()
+            if length < 16:
+                states = self.target(torch.tensor([known]), output_hidden_states=True).hidden_states
+                expected = torch.cat([states[layer] for layer in self.hidden_layers], dim=-1)[0, :-1]
+                assert torch.allclose(context.hidden_states[row, : length - 1], expected, atol=1e-9)
+            for node, parent in enumerate(self.parents):
+                prefix = []
+                while parent >= 0:
+                    prefix.insert(0, int(proposal.draft_tokens[row, parent]))
+                    parent = self.parents[parent]
+                if length + len(prefix) <= 16:
+                    exact = next_distributions(self.model, [known + prefix])[0]
+                    assert torch.allclose(proposal.q[row, node], exact, atol=1e-9)
+                    self.checked += 1
+        return proposal
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_caches_and_hidden_states_follow_the_accepted_path(make):
+    """In refilled rows too. A forward pass without a cache gives the same hidden states and distributions."""
+    target = make(dtype=torch.float64)
+    drafter = CheckedTreeDrafter(near_copy(target, 0.1), DEEP)
+    drafter.target = target
+    made = generate(
+        target, PROMPTS * 5, drafter, gamma=len(DEEP), max_new_tokens=9, eos=1, batch_size=2, progress=False
+    )
+    assert made.record.accepted.max() == 3
+    assert drafter.checked > 100
+
+
+@pytest.mark.parametrize("keep", ["chain", "tree of depth 2"])
+def test_the_kept_distributions_are_the_target_s_own(keep):
+    target = llama(dtype=torch.float64)
+    drafter, gamma = DRAFTERS[keep]()
+    made = generate(
+        target, PROMPTS * 2, drafter, gamma=gamma, max_new_tokens=7, eos=1, batch_size=4, progress=False,
+        keep_probs=True,
+    )  # fmt: skip
+    for prompt, tokens, probs in zip(PROMPTS * 2, made.tokens, made.probs, strict=True):
+        prefixes = [[*prompt, *tokens[:n]] for n in range(len(tokens))]
+        exact = torch.cat([next_distributions(target, [prefix]) for prefix in prefixes])
+        assert torch.allclose(probs, exact, rtol=0, atol=1e-9)
+
+
+def test_distributions_are_not_kept_by_compiled_steps():
+    with pytest.raises(ValueError, match="keep_probs is True and compile is True; leave one of them out"):
+        generate(llama(), PROMPTS, max_new_tokens=2, compile=True, keep_probs=True, progress=False)
+
+
+def test_a_tree_step_is_static(monkeypatch):
+    """Its operations, replayed without Python, give the same tokens."""
+    target = llama(dtype=torch.float64)
+    asked = {"gamma": len(DEPTH_2), "max_new_tokens": 10, "seed": 4, "eos": 2, "progress": False}
+    plain = generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked)
+
+    class Taped(TreeBatch):
+        def __init__(self, *settings):
+            super().__init__(*settings)
+            self.wrap(Tape, "step")
+
+    monkeypatch.setattr(loop, "TreeBatch", Taped)
+    assert generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked).tokens == plain.tokens
+
+
+# Planted bugs of trees
+
+
+def without_residual(p, q, draft_tokens, parents, accept, final):
+    """Tests each child against p as if no other had been rejected, by a q that leaves nothing to subtract."""
+    outcome = recursive_rejection(p, q, draft_tokens, parents, accept, final)
+    first = recursive_rejection(p, q, draft_tokens.where(torch.arange(len(parents)) == 0, -1), parents, accept, final)
+    second = recursive_rejection(p, q, draft_tokens.where(torch.arange(len(parents)) == 1, -1), parents, accept, final)
+    return type(outcome)(*(a.where(first.accepted.view(-1, *[1] * (a.dim() - 1)) > 0, b)
+                           for a, b in zip(first, second, strict=True)))  # fmt: skip
+
+
+def not_moved(monkeypatch):
+    monkeypatch.setattr(CachedModel, "move", lambda *_: None)
+    return {}
+
+
+def siblings_visible(monkeypatch):
+    visible = TokenTree.visible
+
+    def all_before(tree, first, capacity):
+        entry = torch.arange(capacity) - first[:, None]
+        return visible(tree, first, capacity) | ((entry >= 0)[:, None] & (entry[:, None] <= tree.depths[:, None]))
+
+    monkeypatch.setattr(TokenTree, "visible", all_before)
+    return {}
+
+
+def no_residual(_):
+    return {"rule": TreeRule(without_residual)}
+
+
+@pytest.mark.parametrize("bug", [not_moved, siblings_visible, no_residual])
+def test_bugs_of_trees_are_found(bug, monkeypatch):
+    parents = TWO_DRAFTS if bug is no_residual else DEPTH_2
+    made = many("llama", TableTreeDrafter(parents), len(parents), **bug(monkeypatch))
+    assert p_value("llama", made) < LEVEL
+
+
+# What is refused
+
+
+def test_a_rule_for_chains_is_refused_for_a_tree_and_the_reverse():
+    tree = TableTreeDrafter(TWO_DRAFTS)
+    with pytest.raises(TypeError, match=r"TableTreeDrafter proposes a tree, and rule is .*; it must be a TreeRule"):
+        generate(llama(), PROMPTS, tree, gamma=2, rule=exact_match)
+    with pytest.raises(TypeError, match=r"TemplateDrafter proposes a chain, .* it must be a rule for chains, or None"):
+        generate(llama(), PROMPTS, TemplateDrafter(table()), rule=recursive_rejection)
+
+
+def test_a_tree_has_the_gamma_of_its_nodes():
+    with pytest.raises(ValueError, match="gamma is 4, and the tree of TableTreeDrafter has 2 nodes; give gamma=2"):
+        generate(llama(), PROMPTS, TableTreeDrafter(TWO_DRAFTS))
+    with pytest.raises(ValueError, match="node 0 has the parent 1; it must be an earlier node"):
+        generate(llama(), PROMPTS, TableTreeDrafter((1, -1)), gamma=2)
+
+
+@pytest.mark.parametrize("rule", [None, recursive_rejection, token_verification])
+def test_without_draft_tokens_a_tree_drafter_and_any_exact_rule_decode_plainly(rule):
+    asked = {"gamma": 0, "max_new_tokens": 6, "seed": 2, "progress": False}
+    plain = generate(llama(), PROMPTS, **asked)
+    assert generate(llama(), PROMPTS, TableTreeDrafter(TWO_DRAFTS), rule=rule, **asked).tokens == plain.tokens
+
+
+def test_a_drafter_without_the_members_is_told_what_it_lacks():
+    class Bare:
+        vocab = VOCAB
+
+        def start(self, context, rows=None):
+            pass
+
+    with pytest.raises(TypeError, match=r"draft is a Bare; .* It lacks parents, .*propose, update: inherit from"):
+        generate(llama(), PROMPTS, Bare())
+
+
+def test_hidden_layers_that_are_not_there_are_refused():
+    class Deep(TemplateDrafter):
+        hidden_layers = (7,)
+
+    with pytest.raises(ValueError, match=r"hidden layers \(7,\) are asked for, and LlamaForCausalLM has .* -3 to 2"):
+        generate(llama(), PROMPTS, Deep(table()), max_new_tokens=2)
+
+
+def test_hidden_states_have_to_be_asked_for():
+    class Careless(TemplateDrafter):
+        def propose(self, context, uniforms):
+            return context.last_hidden_state
+
+    with pytest.raises(ValueError, match="set the drafter's hidden_layers"):
+        generate(llama(), PROMPTS, Careless(table()), max_new_tokens=2)
+
+
+def test_a_drafter_without_propose_says_so():
+    class Unfinished(Drafter):
+        vocab = VOCAB
+
+    with pytest.raises(NotImplementedError, match="Unfinished has no propose"):
+        generate(llama(), PROMPTS, Unfinished(), max_new_tokens=2)
+
+
+def test_update_is_told_what_was_accepted():
+    class Listening(TemplateDrafter):
+        def start(self, context, rows=None):
+            self.heard = []
+
+        def update(self, context, outcome):
+            self.heard.append((outcome.accepted.clone(), context.newest.clone()))
+
+    drafter = Listening(table())
+    made = generate(llama(), PROMPTS, drafter, gamma=2, max_new_tokens=6, progress=False)
+    for step, (accepted, newest) in enumerate(drafter.heard):
+        for row in np.flatnonzero(made.record.whole[:, step]):
+            assert accepted[row] == made.record.accepted[row, step]
+            assert newest[row] == made.record.token[row, step]
