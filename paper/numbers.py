@@ -41,11 +41,11 @@ def verdicts(results: Results) -> Named:
 
 
 def exactness(results: Results) -> Named:
-    joint, wrong_rules = results.table("01_joint"), results.table("01_mutants").set_index("rule")
+    joint, wrong_rules = results.table("01_joint"), results.table("01_wrong_rules").set_index("rule")
     convergence = results.table("01_convergence").set_index("rule")
     most, few = convergence.loc["token_verification"].iloc[-1], convergence.loc["no_residual"].iloc[0]
     differing = results.estimate("same-distribution-not-same-text", "differing_share")
-    runs = results.table("01_target_runs").set_index("drafter")
+    runs = results.table("01_target_passes").set_index("drafter")
     real = results.table("01_rejection_sampling").set_index("distributions").loc["trained pair"]
     named = {
         "settings": count(len(joint)),

@@ -64,7 +64,7 @@ def every_pair_gives_p(results: Results) -> bool:
 
 @remark("The second passes a check of the first token")
 def one_wrong_rule_hides(results: Results) -> bool:
-    stale = results.table("01_mutants").set_index("rule").loc["stale_bonus"]
+    stale = results.table("01_wrong_rules").set_index("rule").loc["stale_bonus"]
     return bool(stale[["first token", "joint, no context"]].max() < 1e-12 and stale["joint, context"] > 0.01)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specnb.decoding.batch_layouts import CompactedBatch, MaskedBatch, Rows
 from specnb.report.figures import COLOURS, PAGE
 
-ENTRY_KINDS = {"sequence": "target", "newest": "corrected", "accepted": "accepted", "rejected": "rejected"}
+ENTRY_KINDS = {"sequence": "target", "newest": "recovered", "accepted": "accepted", "rejected": "rejected"}
 PADDING = "\u00d7"
 GAP = 3  # squares between two caches in a figure
 

@@ -24,7 +24,7 @@ COLOURS = {
     "draft": "#E69F00",  # q, the draft model
     "accepted": "#009E73",
     "rejected": "#D55E00",
-    "corrected": "#56B4E9",  # recovered and bonus tokens
+    "recovered": "#56B4E9",  # recovered and bonus tokens
     "theory": "#000000",
     "measured": "#CC79A7",
     "muted": "#8A8A8A",
