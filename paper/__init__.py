@@ -1,8 +1,8 @@
-"""The paper, made of the results and of nothing else: `make paper`.
+"""The paper, built from the results and from nothing else: `make paper`.
 
-Rooms, from the ground up; each imports only from those before it:
+Modules, each importing only from those before it:
 
-    reading           results looked up
-    numbers, remarks  every number of the paper; every remark that no number carries
-    build             what is stale stops it; figures, tables, text
+    reading           look up results
+    numbers, remarks  every number of the paper; a check for every statement without a number
+    build             refuse stale results; make tables and the PDF
 """

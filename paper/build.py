@@ -43,11 +43,11 @@ def require_fresh(folder: Path) -> None:
     path = folder / "data" / "results" / "claims.csv"
     if not path.exists():
         raise Missing("missing: data/results/claims.csv; `make reproduce` writes it")
-    specnb_generate, theirs = pd.read_csv(path, dtype=str).set_index("id"), collect().set_index("id")
+    collected, current = pd.read_csv(path, dtype=str).set_index("id"), collect().set_index("id")
     stale = [
         claim
-        for claim in theirs.index
-        if claim not in specnb_generate.index or any(specnb_generate.loc[claim] != theirs.loc[claim])
+        for claim in current.index
+        if claim not in collected.index or any(collected.loc[claim] != current.loc[claim])
     ]
     if stale:
         raise Missing(f"stale: data/results/claims.csv on {', '.join(stale)}; `make reproduce` collects it")

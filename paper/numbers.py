@@ -1,7 +1,7 @@
-"""Every number that the paper names: what it is, and from which result it is read.
+"""Every number of the paper, computed from the results.
 
-A number is a formula over `data/results/*.csv`, or a phrase of the evidence for a claim. Nothing is typed here
-or in the text, so a result that changes changes the paper, and one that is missing stops it by name.
+A number comes from a table `data/results/*.csv` or from the numbers stored with a verdict. None is typed here or in the
+text: a changed result changes the paper, and a missing one stops the build with its name.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from specnb.report.results import CLAIMS, VERDICTS
 from specnb.theory import walltime_improvement
 
 Named = dict[str, str]
-TOKENS = 5  # of the run over which the cost of verifying is told
-LARGE = 0.02  # of total variation per token: what no audit should miss
+TOKENS = 5  # of the forward pass for which the cost of verifying is given
+LARGE = 0.02  # total variation per token that no audit should miss
 
 
 def verdicts(results: Results) -> Named:
@@ -41,26 +41,28 @@ def verdicts(results: Results) -> Named:
 
 
 def exactness(results: Results) -> Named:
-    joint, mutants = results.table("01_joint"), results.table("01_mutants").set_index("rule")
-    draws = results.table("01_convergence")
-    most = draws[draws.rule == "token_verification"].iloc[-1]
-    runs = results.table("01_target_runs").set_index("drafter")
+    joint, wrong_rules = results.table("01_joint"), results.table("01_wrong_rules").set_index("rule")
+    convergence = results.table("01_convergence").set_index("rule")
+    most, few = convergence.loc["token_verification"].iloc[-1], convergence.loc["no_residual"].iloc[0]
+    differing = results.estimate("same-distribution-not-same-text", "differing_share")
+    runs = results.table("01_target_passes").set_index("drafter")
     real = results.table("01_rejection_sampling").set_index("distributions").loc["trained pair"]
     named = {
         "settings": count(len(joint)),
         "error": f"{joint.error.max():.0e}",
         "largest-vocab": count(joint.vocab.max()),
         "largest-gamma": count(joint.gamma.max()),
-        "pairs": results.quote("unbiasedness", r"([\d,]+) of [\d,]+ pairs of distributions"),
-        "given-length": results.quote("algorithm-1-joint", r"\(TV ([\d.]+) in 1-token steps\)"),
+        "pairs": count(results.number("unbiasedness", "pairs")),
+        "given-length": f"{results.number('algorithm-1-joint', 'tv_of_one_token_steps'):.2f}",
         "draws": count(most.n),
         "draws-tv": f"{most['mean TV']:.5f}",
         "draws-tv-exact": f"{most['expected of an exact one']:.5f}",
-        "float32": results.quote("unbiasedness", r"and (\S+) in float32"),
-        "other-replacements": results.quote("residual-unique", r"is exact in ([\d,]+) of"),
-        "same-seed": results.quote(
-            "same-distribution-not-same-text", r"a share of ([\d.]+ \[[\d., ]+\] \(n = [\d,]+\))"
-        ),
+        "few-draws": count(few.n),
+        "few-tv": f"{few['mean TV']:.3f}",
+        "few-tv-exact": f"{few['expected of an exact one']:.3f}",
+        "float32": f"{results.number('unbiasedness', 'float32_bound'):.0e}",
+        "other-replacements": count(results.number("residual-unique", "other_exact")),
+        "same-seed": f"{interval(differing, digits=3)} ($n =$ {count(differing['n'])})",
         "uniform-runs": count(runs["target runs"]["uniform"]),
         "plain-runs": count(runs["target runs"]["none (standard decoding)"]),
         "trained-runs": count(runs["target runs"]["trained draft"]),
@@ -69,9 +71,9 @@ def exactness(results: Results) -> Named:
     }
     for rule in ("no_residual", "stale_bonus", "printed_step_7"):
         label = rule.replace("_", "-").removesuffix("-7")
-        named[label] = f"{mutants['joint, context'][rule]:.3f}"
-        named[f"{label}-first"] = f"{mutants['first token'][rule]:.3f}"
-        named[f"{label}-flat"] = f"{mutants['joint, no context'][rule]:.3f}"
+        named[label] = f"{wrong_rules['joint, context'][rule]:.3f}"
+        named[f"{label}-first"] = f"{wrong_rules['first token'][rule]:.3f}"
+        named[f"{label}-flat"] = f"{wrong_rules['joint, no context'][rule]:.3f}"
     return named
 
 
@@ -79,56 +81,73 @@ def tokens(results: Results) -> Named:
     figure2, best = results.table("02_figure2"), results.table("02_best_gamma")
     inside = ((figure2.low <= figure2.equation_1) & (figure2.equation_1 <= figure2.high)).sum()
     lag = results.table("02_autocorrelation").iloc[0]
-    ladder = results.table("02_ladder").set_index(["temperature", "assumptions"]).change
+    rungs = results.table("02_ladder").set_index(["temperature", "assumptions"])
+    ladder, rest = rungs.change, rungs.loc[(1, "measured")]
+
+
+    def error_of_equation_1(temperature: int) -> str:
+        value, low, high = (
+            results.number("iid-assumption", f"equation_1_error{end} at temperature {temperature}")
+            for end in ("", "_low", "_high")
+        )
+        return f"{value:+.1%} [{low:+.1%}, {high:+.1%}]"
+
+    def fit(temperature: int) -> str:
+        return f"{results.number('iid-assumption', f'p_value at temperature {temperature}'):.2g}"
+
+    def printed(claim: str, name: str, digits: int) -> str:
+        return f"{results.number(claim, name):.{digits}f}"
+
     lesson, footnote = "lesson-expected-tokens", "stratos-length-footnote"
     return {
         "simulations": count(len(figure2)),
         "inside": count(inside),
         "steps": count(figure2.n.max()),
-        "fit-hot": results.quote("iid-assumption", r"temperature 1: fit of the count distribution p = ([\d.e-]+)"),
-        "fit-cold": results.quote("iid-assumption", r"temperature 0: fit of the count distribution p = ([\d.e-]+),"),
+        "fit-hot": fit(1),
+        "fit-cold": fit(0),
         "lag": interval(lag),
-        "off-hot": results.quote("iid-assumption", r"off by (\S+ \[[^\]]+\]); temperature 0"),
-        "off-cold": results.quote("iid-assumption", r"temperature 0.*off by (\S+ \[[^\]]+\])"),
-        "gained-anywhere": f"{ladder[1, 'anywhere']:.2f}",
-        "lost-where-steps-begin": f"{-ladder[1, 'where steps begin']:.2f}",
+        "off-hot": error_of_equation_1(1),
+        "off-cold": error_of_equation_1(0),
+        "gained-anywhere": f"{ladder[1, 'anywhere']:.3f}",
+        "gained-accepted": f"{ladder[1, 'accepted']:.3f}",
+        "lost-where-steps-begin": f"{-ladder[1, 'where steps begin']:.3f}",
+        "rest": f"{rest.change:.3f} [{rest.change_low:.3f}, {rest.change_high:.3f}]",
+        "predicted-hot": f"{rungs.tokens[1, 'iid']:.3f}",
+        "measured-hot": f"{rest.tokens:.3f}",
         "gamma-costs": share((1 - best.there / best.at_best).max(), 1),
-        "lesson-right": results.quote(lesson, r"gives ([\d.]+) tokens"),
-        "lesson-wrong": results.quote(lesson, r"not ([\d.]+) and"),
-        "lesson-right-speed": results.quote(lesson, r"tokens and ([\d.]+)x"),
-        "lesson-wrong-speed": results.quote(lesson, r"not [\d.]+ and ([\d.]+)x"),
-        "footnote-wrong": results.quote(footnote, r"footnote ([\d.]+),"),
-        "footnote-right": results.quote(footnote, r"Equation 1 ([\d.]+),"),
+        "lesson-right": printed(lesson, "tokens_right", 4),
+        "lesson-wrong": printed(lesson, "tokens_printed", 4),
+        "lesson-right-speed": printed(lesson, "speed_up_right", 2),
+        "lesson-wrong-speed": printed(lesson, "speed_up_printed", 2),
+        "footnote-wrong": printed(footnote, "tokens_footnote", 4),
+        "footnote-right": printed(footnote, "tokens_equation_1", 4),
     }
 
 
 def acceptance(results: Results) -> Named:
-    specnb_generate = results.table("04_table3")
-    specnb_generate = specnb_generate[specnb_generate.target.str.startswith("this pair")]
-    target, draft = (
-        specnb_generate.target.iloc[0].split()[-1],
-        specnb_generate.draft[specnb_generate.draft.str.endswith("M")].iloc[0],
-    )
-    specnb_generate = specnb_generate.set_index(["draft", "temperature"])
+    ours = results.table("04_table3")
+    ours = ours[ours.target.str.startswith("this pair")]
+    target, draft = ours.target.iloc[0].split()[-1], ours.draft[ours.draft.str.endswith("M")].iloc[0]
+    ours = ours.set_index(["draft", "temperature"])
     needed = results.table("04_needed").set_index("temperature").loc[1]
+
+    def effect(name: str) -> str:
+        return interval(results.estimate("table-3-shape", f"sharper {name}"), digits=3)
+
     return {
         "target": target.removesuffix("M"),
         "draft": draft.removesuffix("M"),
-        "hot": interval(specnb_generate.loc[draft, 1], "alpha", digits=3),
-        "cold": interval(specnb_generate.loc[draft, 0], "alpha", digits=3),
-        "bigram": interval(specnb_generate.loc["bigram", 1], "alpha", digits=3),
-        "unigram": interval(specnb_generate.loc["unigram", 1], "alpha", digits=3),
-        "unigram-cold": interval(specnb_generate.loc["unigram", 0], "alpha", digits=3),
-        "n": count(specnb_generate.n.max()),
-        "distributions-alone": results.quote(
-            "table-3-shape", r"distributions on the text of T = 1: (-?[\d.]+ \[[^\]]+\])"
-        ),
-        "text-alone": results.quote("table-3-shape", r"text under the distributions of T = 1: (-?[\d.]+ \[[^\]]+\])"),
-        "distributions-there": results.quote(
-            "table-3-shape", r"distributions on the text of T = 0: (-?[\d.]+ \[[^\]]+\])"
-        ),
-        "text-there": results.quote("table-3-shape", r"text under the distributions of T = 0: (-?[\d.]+ \[[^\]]+\])"),
-        "very-hot": results.quote("table-3-shape", r"at T = 8 it is (\d\.\d+)"),
+        "hot": interval(ours.loc[draft, 1], "alpha", digits=3),
+        "cold": interval(ours.loc[draft, 0], "alpha", digits=3),
+        "bigram": interval(ours.loc["bigram", 1], "alpha", digits=3),
+        "unigram": interval(ours.loc["unigram", 1], "alpha", digits=3),
+        "unigram-cold": interval(ours.loc["unigram", 0], "alpha", digits=3),
+        "n": count(ours.n.max()),
+        "distributions-alone": effect("distributions on the text of T = 1"),
+        "text-alone": effect("text under the distributions of T = 1"),
+        "distributions-there": effect("distributions on the text of T = 0"),
+        "text-there": effect("text under the distributions of T = 0"),
+        "very-hot": f"{results.number('table-3-shape', 'alpha at T = 8'):.2f}",
         "needed": count(needed.needed),
         "needed-if-independent": count(needed["if independent"]),
     }
@@ -136,7 +155,7 @@ def acceptance(results: Results) -> Named:
 
 def speed(results: Results) -> Named:
     moves = results.table("03_optimum_moves").set_index("v")
-    table4, choice, oracle = results.table("03_table4"), results.table("03_gamma_choice"), "oracle-gamma"
+    table4, choice = results.table("03_table4"), results.table("03_gamma_choice")
     variance = results.table("03_alpha").set_index("temperature").loc[1]
     return {
         "variance-token": f"{variance['variance ratio per token']:.2f}",
@@ -145,8 +164,8 @@ def speed(results: Results) -> Named:
         "larger": share(moves.larger["in blocks"]),
         "lost": share(moves["most speed lost"].max()),
         "loses": share(moves["slower than plain"]["in blocks"]),
-        "oracle": results.quote(oracle, r"at most ([\d.]+%) for alpha"),
-        "oracle-limit": results.quote(oracle, r"= ([\d.]+%) if"),
+        "oracle": share(results.number("oracle-gamma", "gain_typical"), 1),
+        "oracle-limit": share(results.number("oracle-gamma", "gain_limit"), 1),
         "table4-same": count(table4["same digits"].sum()),
         "table4-all": count(len(table4)),
         "table4-explained": count(table4.explained.sum()),
@@ -154,8 +173,8 @@ def speed(results: Results) -> Named:
         "largest-c": f"{table4.cost_ratio.max():g}",
         "gamma-optimal": count((choice.gamma == choice.optimal).sum()),
         "gamma-lost": share(choice.lost.max(), 1),
-        "encoder": results.quote("encoder-bound", r"by up to ([\d.]+) times"),
-        "encoder-from": count(int(results.quote("encoder-bound", r"needs (\d+) tokens"))),
+        "encoder": f"{results.number('encoder-bound', 'most_times_encoder'):.2f}",
+        "encoder-from": count(results.number("encoder-bound", "tokens_needed")),
     }
 
 
@@ -179,7 +198,7 @@ def clock(results: Results) -> Named:
         "cases": count(len(walltime)),
         "within-v": count(((ratio - 1).abs() <= 0.1).sum()),
         "within-printed": count(((printed - 1).abs() <= 0.1).sum()),
-        "within-counted": results.quote("theory-predicts-walltime", r"really gave in (\d+)"),
+        "within-counted": count(results.number("theory-predicts-walltime", "within_counted")),
         "printed-worst": f"{1 / printed.min():.1f}",
         "ratio": f"{ratio.median():.2f}",
         "ratio-low": f"{ratio.min():.2f}",
@@ -210,16 +229,27 @@ def beam(results: Results) -> Named:
     first = first[(first.depth == 1) & (first.w == 4)].set_index("u")
     levels = results.table("06_levels_per_step")
     claim = "beam-identical"
+    same_as_reference, searches, narrow_least, narrow_most, wide_least, wide_most = (
+        results.number(claim, name)
+        for name in (
+            "searches_as_transformers",
+            "searches_of_transformers",
+            "first_level_u_w_least",
+            "first_level_u_w_most",
+            "first_level_u_4w_least",
+            "first_level_u_4w_most",
+        )
+    )
     named = {
         "trees": count(trees.trees.sum()),
         "differ": count(trees["different: A.4"].sum()),
         "slack": count(trees["different: w - 1 suffice"].sum()),
         "penalty": count(trees["different: penalty forgotten"].sum()),
         "searches": count(same["same beams"].sum()),
-        "reference": results.quote(claim, r"transformers in (\d+ of \d+) searches"),
+        "reference": f"{same_as_reference:.0f} of {searches:.0f}",
         "apart": f"{same['scores apart'].max():.0e}",
-        "narrow": results.quote(claim, r"probability ([\d.]+ to [\d.]+) for u = w"),
-        "wide": results.quote(claim, r"and ([\d.]+ to [\d.]+) for u = 4w"),
+        "narrow": f"{narrow_least:.2f} to {narrow_most:.2f}",
+        "wide": f"{wide_least:.2f} to {wide_most:.2f}",
         "four-four": interval(first.loc[4]),
         "four-sixteen": interval(first.loc[16]),
         "too-many": share(levels["too much by"].max()),
@@ -241,15 +271,20 @@ def batches(results: Results) -> Named:
     noticed = results.table("10_noticed")
     later = noticed[noticed.step > 0].groupby("way").median()
     refill, peak = results.table("10_refill").set_index("plan")["at work"], results.table("10_peak")
+
+    def of_cases(name: str) -> str:
+        right, cases = (results.number("cache-prune-counts", key) for key in (name, "cases"))
+        return f"{right:.0f} of {cases:.0f}"
+
     named = {
         "redrawn": f"{cuts['the same, last token drawn anew']:.3f}",
         "stays": f"{cuts['only n_max - n drafts dropped']:.3f}",
-        "rows": results.quote("batch-padding", r"tokens a step at (\d+) rows"),
-        "shortest": results.quote("batch-padding", r"gives ([\d.]+) tokens a step"),
-        "own": results.quote("batch-padding", r"in place of ([\d.]+)"),
-        "one-too-many": results.quote("cache-prune-counts", r"an accepted token, in (\d+ of \d+) cases"),
-        "newest": results.quote("cache-prune-counts", r"over the newest token only, right in (\d+ of \d+)"),
-        "first-run": results.quote("first-target", r"costs 1 - 1/E = ([\d.]+) target runs"),
+        "rows": count(results.number("batch-padding", "rows")),
+        "shortest": f"{results.number('batch-padding', 'tokens_shortest'):.2f}",
+        "own": f"{results.number('batch-padding', 'tokens_own'):.2f}",
+        "one-too-many": of_cases("one_too_many"),
+        "newest": of_cases("newest_right"),
+        "first-run": f"{results.number('first-target', 'passes_lost'):.2f}",
         "refilled": share(refill["refilled"]),
         "in-groups": share(refill["in groups"]),
         "memory-low": f"{peak['predicted / measured'].min():.2f}",
@@ -270,7 +305,7 @@ def lenience(results: Results) -> Named:
     text = results.table("07_texts").astype(str)
     longest = text[(text.l.astype(float) == 0.5) & (text.tokens.astype(int) == text.tokens.astype(int).max())]
     return {
-        "cases": results.quote("lenience-bound", r"(\d+) enumerated steps"),
+        "cases": count(results.number("lenience-bound", "cases")),
         "breaks": f"{readings.breaks_bound['no residual']:.0f} of {readings.cases['no residual']:.0f}",
         "over": f"{readings.most_over_bound['no residual']:.2f}",
         "half-alpha": f"{front.alpha[0.5] - front.alpha[1]:.3f}",
@@ -340,5 +375,5 @@ PARTS = {
 
 
 def numbers(results: Results) -> dict[str, Named]:
-    """All numbers of the text, by section and name, as they are printed."""
+    """All numbers of the text by section and name, formatted as printed."""
     return {part: {name: with_minus(text) for name, text in of(results).items()} for part, of in PARTS.items()}

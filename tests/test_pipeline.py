@@ -175,8 +175,8 @@ def test_a_second_run_at_once_waits_and_finds_everything_done(project: Path) -> 
     _wait_for(project / "started", first)
     second = _start(project)
     assert second.stdout
-    said = next(line for line in second.stdout if "another run" in line)
-    assert "waiting" in said
+    message = next(line for line in second.stdout if "another run" in line)
+    assert "waiting" in message
     (project / "go").touch()
     assert "ran: 00_first, 01_second" in first.communicate(timeout=180)[0]
     assert "up to date: 00_first, 01_second" in second.communicate(timeout=180)[0]

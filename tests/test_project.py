@@ -92,10 +92,10 @@ def test_committed_notebooks_were_run_top_to_bottom(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_notebook_settles_all_its_claims(path: Path) -> None:
+def test_every_notebook_has_a_verdict_on_each_of_its_claims(path: Path) -> None:
     claims = pd.read_csv(ROOT / "data" / "claims.csv", dtype=str)
     mine = set(claims.id[claims.notebook == path.stem[:2]])
-    assert set(re.findall(r"findings\.settle\(\s*\"([\w-]+)\"", _source(path))) == mine
+    assert set(re.findall(r"findings\.verdict\(\s*\"([\w-]+)\"", _source(path))) == mine
 
 
 def test_the_table_of_claims_has_a_row_for_every_claim() -> None:

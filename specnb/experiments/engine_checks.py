@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor
 from tqdm import tqdm
 
-from specnb.audit.known_bugs import EXACT, KNOWN_BUGS
+from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, always_accepting, planted
 from specnb.audit.known_bugs import generate as generate_wrong
 from specnb.audit.step_bugs import PLAIN, Bug, argmax_distribution, unchanged
 from specnb.decoding.loop import generate
@@ -125,8 +125,8 @@ def at_temperature_0(bug: Bug) -> Bug:
 
 
 def exercised(bug: Bug) -> bool:
-    """Whether a check of one rule at temperature 1, without filters, comes past the code that is wrong."""
-    in_the_rule = bug.plant is None or bug.rule is not token_verification
+    """Whether a check of one rule at temperature 1, without filters, runs the code that is wrong."""
+    in_the_rule = bug.plant in (None, always_accepting) or bug.rule is not token_verification
     return in_the_rule and bug.asked == PLAIN
 
 
@@ -159,7 +159,8 @@ def main() -> None:
         rows = list(done.itertuples(index=False, name=None))
         for at, (name, (check, repeats)) in enumerate(CHECKS.items()):
             if exercised(bug):
-                passed = sum(check(bug, np.random.default_rng([at, repeat])) for repeat in range(repeats))
+                with planted(bug):
+                    passed = sum(check(bug, np.random.default_rng([at, repeat])) for repeat in range(repeats))
                 rows.append((bug.name, name, passed, repeats))
         rows.append((bug.name, "transformers", int(greedy_passes(bug, pair, prompts, 48)), 1))
         table = pd.DataFrame(rows, columns=done.columns)

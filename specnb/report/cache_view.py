@@ -1,4 +1,4 @@
-"""Pictures of caches: which entry is whose, what is accepted, rejected or padding; and what each token sees."""
+"""Figures of key-value caches: the owner and state of each entry, and the attention mask of each token."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 from specnb.decoding.batch_layouts import CompactedBatch, MaskedBatch, Rows
 from specnb.report.figures import COLOURS, PAGE
 
-ENTRY_KINDS = {"text": "target", "newest": "corrected", "accepted": "accepted", "rejected": "rejected"}
+ENTRY_KINDS = {"sequence": "target", "newest": "recovered", "accepted": "accepted", "rejected": "rejected"}
 PADDING = "\u00d7"
-GAP = 3  # squares between two caches of a picture
+GAP = 3  # squares between two caches in a figure
 
 
 class Snapshot(NamedTuple):
-    """A cache as it lies: of each entry whose it is and at which position, -1 for nothing; and each text's length."""
+    """The entries of a cache: `owners` and `positions` `(rows, width)`, -1 for padding, and `lengths` `(sequences,)`.
+
+    `owners` is the sequence that an entry belongs to, `positions` the entry's position in it. `moves` says whether the
+    layout moves entries between steps.
+    """
 
     owners: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -32,14 +36,14 @@ class Snapshot(NamedTuple):
 
 
 def snapshot(rows: Rows) -> Snapshot:
-    """Of one of the three ways of `specnb.decoding.batch_layouts`. Raises `TypeError` for another."""
+    """The cache of one of the layouts in `specnb.decoding.batch_layouts`. Raises `TypeError` for anything else."""
     lengths = rows.lengths.cpu().numpy()
     if isinstance(rows, MaskedBatch):
         owners, positions = np.indices((len(lengths), rows.runner.capacity))
         return Snapshot(owners, positions, lengths, moves=False)
     if not isinstance(rows, CompactedBatch):
         raise TypeError(
-            f"a {type(rows).__name__} has no picture; give one of the ways of specnb.decoding.batch_layouts"
+            f"a {type(rows).__name__} cannot be drawn; give one of the layouts of specnb.decoding.batch_layouts"
         )
     owners, positions = rows.owners.cpu().numpy(), rows.positions.cpu().numpy()
     if len(owners) > 1:
@@ -47,21 +51,25 @@ def snapshot(rows: Rows) -> Snapshot:
     return Snapshot(np.where(positions < 0, -1, owners), positions.clip(-1), lengths, moves=True)
 
 
-def sight(shot: Snapshot, n: int) -> NDArray[np.bool_]:
-    """What the last `n` tokens of each text see, `(texts * n, width)`: entries of their own up to their own."""
+def visible_entries(shot: Snapshot, n: int) -> NDArray[np.bool_]:
+    """The mask of the last `n` tokens of each sequence, `(sequences * n, width)`.
+
+    A token attends to the entries of its own sequence at positions up to its own.
+    """
     owner = np.repeat(np.arange(len(shot.lengths)), n)
-    place = (shot.lengths[:, None] - n + np.arange(n)).ravel()
-    line = owner if len(shot.owners) > 1 else np.zeros_like(owner)
-    seen = (shot.owners[line] == owner[:, None]) & (shot.positions[line] <= place[:, None])
-    return np.asarray(seen, dtype=bool)
+    position = (shot.lengths[:, None] - n + np.arange(n)).ravel()
+    row = owner if len(shot.owners) > 1 else np.zeros_like(owner)
+    mask = (shot.owners[row] == owner[:, None]) & (shot.positions[row] <= position[:, None])
+    return np.asarray(mask, dtype=bool)
 
 
 def draw_caches(
     shots: dict[tuple[str, str], Snapshot], known: Sequence[int], accepted: Sequence[int], drafted: int
 ) -> Figure:
-    """Each way's cache in a column, each moment of it in a line; keys of `shots` are (way, moment).
+    """One column per layout and one line per moment; the keys of `shots` are (layout, moment).
 
-    `known` is how long each text was before the run over its newest token and `drafted` drafts.
+    `known` is the length of each sequence before the forward pass over its newest token and `drafted` draft tokens,
+    `accepted` how many of these were accepted.
     """
     layouts, moments = (list(dict.fromkeys(key[at] for key in shots)) for at in (0, 1))
     widths = [max(shot.owners.shape[1] for key, shot in shots.items() if key[0] == layout) for layout in layouts]
@@ -89,7 +97,7 @@ def _draw(
         owner, at = int(shot.owners[row, column]), (left + column, top + row)
         place = shot.positions[row, column] - known[owner]
         if owner >= 0 and place <= drafted:
-            kind = "text" if place < 0 else "newest" if place == 0 else "rejected" if place > accepted[owner] else ""
+            kind = "sequence" if place < 0 else "newest" if place == 0 else "rejected" if place > accepted[owner] else ""
             here = shot.positions[row, column] < shot.lengths[owner]
             axis.add_patch(Rectangle(at, 1, 0.9, fc=COLOURS[ENTRY_KINDS[kind or "accepted"]], alpha=1 if here else 0.2))
             axis.text(at[0] + 0.5, at[1] + 0.5, "abcdefgh"[owner] if here else "", color="white", fontsize=5,
@@ -105,11 +113,11 @@ def _draw(
 
 
 def draw_masks(shots: dict[str, Snapshot], n: int) -> Figure:
-    """The mask of each way's last run over `n` tokens of each text, a line for each token."""
+    """The masks of the last `n` tokens of each sequence, one panel per layout and one line per token."""
     widths = [shot.owners.shape[1] for shot in shots.values()]
     figure, axes = plt.subplots(1, len(shots), figsize=(PAGE, 2.0), width_ratios=widths)
     for axis, (name, shot) in zip(axes, shots.items(), strict=True):
-        mask = sight(shot, n)
+        mask = visible_entries(shot, n)
         axis.imshow(mask, cmap=ListedColormap(["white", COLOURS["target"]]), aspect="auto", interpolation="none")
         axis.set_title(f"{name}\n{mask.sum()} of {mask.size} seen")
         sequences = np.arange(len(shot.lengths))

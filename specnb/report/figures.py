@@ -1,7 +1,6 @@
-"""One style for every figure: sizes of a paper's column, colours by meaning, files that do not change.
+"""The style of every figure: widths of a paper's columns, one colour for each meaning, reproducible files.
 
-A figure is saved as SVG and PDF; a deterministic figure is the same file, byte for byte, when it is
-made again.
+Figures are saved as SVG and PDF without dates or random identifiers, so the same figure gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from matplotlib.figure import Figure
 
 from specnb.report.results import out, write
 
-COLUMN = 3.4  # inches: one column of a two-column paper
-PAGE = 7.0
+COLUMN = 3.4  # inches: the width of one column of a two-column paper
+PAGE = 7.0  # and of both
 
-# Okabe and Ito's colours, told apart by colour-blind readers; each means the same thing everywhere.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; each colour has one meaning everywhere.
 COLOURS = {
-    "target": "#0072B2",  # p, the target, its decoding alone
-    "draft": "#E69F00",  # q, the draft
+    "target": "#0072B2",  # p, the target, plain decoding
+    "draft": "#E69F00",  # q, the draft model
     "accepted": "#009E73",
     "rejected": "#D55E00",
-    "corrected": "#56B4E9",  # the token that the target adds
+    "recovered": "#56B4E9",  # recovered and bonus tokens
     "theory": "#000000",
     "measured": "#CC79A7",
     "muted": "#8A8A8A",
@@ -58,26 +57,30 @@ STYLE: dict[Any, Any] = {
 
 
 def use_style() -> None:
-    """Sets the style for all figures that follow; the first cell of every notebook calls it."""
+    """Sets the style of all later figures; every notebook calls it in its first cell."""
     mpl.rcdefaults()
     mpl.rcParams.update(STYLE)
 
 
 def family(count: int) -> list[tuple[float, float, float, float]]:
-    """`count` colours from dark to light for an ordered family of curves, the lightest still visible."""
+    """`count` RGBA colours from dark to light, for an ordered family of curves.
+
+    >>> len(family(3))
+    3
+    """
     cmap = mpl.colormaps[SEQUENCE]
     return [cmap(0.85 * i / max(count - 1, 1)) for i in range(count)]
 
 
 def panels(columns: int, rows: int = 1, height: float = 2.4) -> tuple[Figure, list[Axes]]:
-    """A figure as wide as one column for one panel, as wide as the page for more; and its axes in a row."""
+    """A figure and the list of its axes: one column wide for one panel, page-wide for more; `height` in inches a row."""
     width = COLUMN if columns == 1 else PAGE
     figure, axes = plt.subplots(rows, columns, figsize=(width, height * rows), squeeze=False)
     return figure, list(axes.flat)
 
 
 def save(figure: Figure, name: str) -> None:
-    """Writes `figures/<name>.svg` and `.pdf`, without the time of day in them."""
+    """Writes `figures/<name>.svg` and `.pdf` under `specnb.report.results.out()`, without a date in them."""
     for kind, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, metadata=metadata)

@@ -1,9 +1,9 @@
-"""What a notebook's results were made of, so that whoever reads them later can tell that they are stale.
+"""Provenance of results: the code, inputs and parameters that a notebook's results were made from.
 
-`data/results/<notebook>.origin.json` is committed beside the results and is the same on every machine: the parameters
-of the run, and digests of the notebook's code, of every module of this package that it imports, of every file that it
-read and of every file that it wrote. `stale` compares that with what is there now. What depends on the clock
-(`_timed`) is no part of it.
+`data/results/<notebook>.origin.json` is committed beside the results. It holds the parameters of the run and digests of
+the notebook's code cells, of every module of this package that they import, of every file that was read and of every
+file that was written. It is the same on every machine: results that depend on timing (`_timed`) are left out. `stale`
+compares the record with the present state of the checkout.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import yaml
 
 from specnb.report.source_digest import digest, modules
 
-# Read by every notebook; what else one reads stands under `reads` in config.yml.
+# Read by every notebook; a notebook's other inputs are listed under `reads` in config.yml.
 SHARED = ("data/corpus.csv", "data/pair/draft/model.safetensors", "data/pair/target/model.safetensors")
-FREE = ("threads", "progress")  # parameters that change no result
+FREE = ("threads", "progress")  # parameters that do not affect results
 
 Origin = dict[str, Any]
 
@@ -31,14 +31,16 @@ def _cells(notebook: Path) -> list[dict[str, Any]]:
 
 
 def code(notebook: Path, root: Path) -> Origin:
-    """Digests of the code cells of a notebook and of the modules under `root` that they import. The notebook's
-    words and outputs, and comments and docstrings of the modules, may change without a new run."""
+    """Digests of the code cells of a notebook and of the modules under `root` that they import.
+
+    Text cells, outputs, comments and docstrings do not change them.
+    """
     sources = [cell["source"] for cell in _cells(notebook)]
     return {"code": digest("\0".join(sources).encode()), "modules": modules(root, *map(_python, sources))}
 
 
 def fingerprint(notebook: Path, root: Path) -> str:
-    """One digest of all that `code` returns; an executed notebook carries it in its metadata."""
+    """One digest of everything that `code` returns; an executed notebook has it in its metadata."""
     return digest(json.dumps(code(notebook, root)).encode())
 
 
@@ -54,7 +56,11 @@ def parameters(notebook: Path) -> list[str]:
 
 
 def assigned(source: str) -> list[str]:
-    """The names that the statements of `source` assign, in order."""
+    """The names that the statements of `source` assign, in order.
+
+    >>> assigned("gamma = 4\\nseed = 0")
+    ['gamma', 'seed']
+    """
     statements = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
     return [target.id for node in statements for target in node.targets if isinstance(target, ast.Name)]
 
@@ -66,23 +72,25 @@ def config(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def promised(name: str, entry: dict[str, Any], timed: bool = False) -> list[str]:
-    """The files that notebook `name` writes, by its `entry` in `config.yml`; `timed`: also those about the clock."""
+    """The files that notebook `name` must write, by its `entry` in `config.yml`; those with timings only if `timed`."""
     number = name[:2]
-    files = [f"data/results/{number}.claims.csv"]
+    files = [f"data/results/{number}.claims.csv", f"data/results/{number}.numbers.json"]
     files += [f"data/results/{number}_{table}.csv" for table in entry.get("tables", [])]
     files += [f"figures/{number}_{figure}.{kind}" for figure in entry.get("figures", []) for kind in ("svg", "pdf")]
     return [file for file in files if timed or "_timed." not in file]
 
 
 def digests(files: Iterable[str], *folders: Path) -> dict[str, str]:
-    """The digest of every file that is there, in the first of the `folders` that has it."""
+    """The digest of every file that exists, from the first of the `folders` that has it."""
     found = {file: next((folder / file for folder in folders if (folder / file).exists()), None) for file in files}
     return {file: digest(path.read_bytes()) for file, path in sorted(found.items()) if path}
 
 
-def begun(root: Path, number: str) -> Origin:
-    """Code and files that notebook `number` starts from; to be called when it starts, so that what is changed while
-    it runs counts as changed. Empty if `config.yml` has no such notebook."""
+def at_start(root: Path, number: str) -> Origin:
+    """Digests of the code and inputs of notebook `number`; empty if `config.yml` does not list it.
+
+    Called when the notebook starts, so that a file edited during the run counts as changed.
+    """
     for name, entry in config(root).items():
         if name.startswith(number):
             made_of = code(root / "notebooks" / f"{name}.ipynb", root)
@@ -90,14 +98,14 @@ def begun(root: Path, number: str) -> Origin:
     return {}
 
 
-def ended(start: Origin, root: Path, folder: Path, parameters: dict[str, Any]) -> Origin:
-    """`start`, the `parameters` of the run, and what lies under `folder` of the files that it promised to write."""
+def at_end(start: Origin, root: Path, folder: Path, parameters: dict[str, Any]) -> Origin:
+    """`start` with the `parameters` of the run and digests of the promised files that are under `folder`."""
     name = start["notebook"]
     return start | {"parameters": parameters, "written": digests(promised(name, config(root)[name]), folder)}
 
 
 def stale(root: Path, folder: Path) -> list[str]:
-    """What is not as it was when the results under `folder` were made: one sentence for each thing, with its name."""
+    """What has changed since the results under `folder` were made: one sentence for each, with the file's name."""
     return [
         sentence
         for name, entry in config(root).items()
@@ -110,20 +118,20 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def _stale(made: Origin, name: str, entry: dict[str, Any], root: Path, folder: Path) -> list[str]:
-    number, said, code_now = name[:2], [], code(root / "notebooks" / f"{name}.ipynb", root)
+    number, changes, code_now = name[:2], [], code(root / "notebooks" / f"{name}.ipynb", root)
     if made["notebook"] != name or made["code"] != code_now["code"]:
-        said.append(f"the code of notebooks/{name}.ipynb has changed since its results were made")
+        changes.append(f"the code of notebooks/{name}.ipynb has changed since its results were made")
     before, after = made.get("modules", {}), code_now["modules"]
     if changed := sorted(module for module in before | after if before.get(module) != after.get(module)):
-        said.append(f"the results of notebook {number} were made by other code than is in {', '.join(changed)}")
+        changes.append(f"the results of notebook {number} were made by other code than is in {', '.join(changed)}")
     for parameter, value in entry.get("parameters", {}).items():
         ran = made["parameters"].get(parameter)
         if parameter not in FREE and ran != value:
-            said.append(f"notebook {number} ran with {parameter} = {ran!r}, and config.yml says {value!r}")
+            changes.append(f"notebook {number} ran with {parameter} = {ran!r}, and config.yml says {value!r}")
     read, written = [*SHARED, *entry.get("reads", [])], promised(name, entry)
     now = digests(read, folder, root) | digests(written, folder)
-    said += [f"{file} is not what notebook {number} read" for file in read if made["read"].get(file) != now.get(file)]
-    said += [
+    changes += [f"{file} is not what notebook {number} read" for file in read if made["read"].get(file) != now.get(file)]
+    changes += [
         f"{file} is not what notebook {number} wrote" for file in written if made["written"].get(file) != now.get(file)
     ]
-    return said
+    return changes

@@ -1,9 +1,8 @@
-"""The steps of the pipeline: `python -m specnb.report.reproduce NAME ENTRY` runs a notebook if its results are not up to date.
+"""A step of the pipeline: `python -m specnb.report.reproduce NAME ENTRY` runs a notebook unless it is up to date.
 
-Contents decide, not time stamps: after a run, a record in `build/notebooks` keeps digests of everything that went
-into it and came out of it, and a run is up to date while all of that is as it was. A notebook writes into a folder of
-its own under `build/out`; its results replace the old ones file by file when it has ended well. Until then, and if it
-fails or is killed, the old results stay.
+File contents decide, not time stamps. After a run, `build/notebooks/NAME.json` holds digests of all inputs and outputs;
+the notebook is up to date while none of them has changed. It writes to a temporary folder under `build/out`, and its
+results replace the old ones only after it has succeeded. If it fails or is killed, the old results stay.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ State = dict[str, Any]
 
 
 def inputs(name: str, entry: Entry) -> State:
-    """All that the results of notebook `name` depend on, by its `entry` in the configuration."""
+    """Everything that the results of notebook `name` depend on; `entry` is its entry in the configuration."""
     read = origin.digests([*origin.SHARED, *entry.get("reads", [])], ROOT)
     with CLAIMS.open(newline="", encoding="utf-8") as lines:
         claims = [row["id"] for row in csv.DictReader(lines) if row["notebook"] == name[:2]]
@@ -41,7 +40,7 @@ def inputs(name: str, entry: Entry) -> State:
 
 
 def outputs(name: str, entry: Entry, folder: Path) -> State:
-    """Digests of what notebook `name` has left under `folder`, the executed notebook included."""
+    """Digests of the files that notebook `name` wrote under `folder`, the executed notebook included."""
     return {"written": origin.digests([*_results(name, entry), f"build/notebooks/{name}.ipynb"], folder)}
 
 
@@ -50,7 +49,7 @@ def _results(name: str, entry: Entry) -> list[str]:
 
 
 def up_to_date(name: str, entry: Entry, folder: Path) -> bool:
-    """Whether the results under `folder` are all there and come from what is there now."""
+    """Whether all results under `folder` exist and were made from the present inputs."""
     try:
         record = json.loads((folder / "build" / "notebooks" / f"{name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -61,7 +60,7 @@ def up_to_date(name: str, entry: Entry, folder: Path) -> bool:
 def run(name: str, entry: Entry, folder: Path) -> None:
     """Executes notebook `name` with the parameters of its `entry` and puts its results under `folder`.
 
-    Raises `SystemExit` with the error of the cell that failed, or the names of promised files that it did not write.
+    Raises `SystemExit` with the error of the failing cell, or with the names of promised files that were not written.
     """
     before = inputs(name, entry)
     (folder / "build" / "out").mkdir(parents=True, exist_ok=True)
@@ -84,7 +83,7 @@ def _origin_last(file: Path) -> tuple[bool, str]:
 
 
 def _execute(name: str, entry: Entry, made: Path, log: Path) -> None:
-    """Runs the notebook so that everything that it writes lies in `made`; one that fails is kept in `log`."""
+    """Runs the notebook with `made` as its output folder; a notebook that fails is kept as `log`."""
     import papermill  # slow to import, and not needed where everything is up to date
 
     os.environ["SPECNB_OUT"] = str(made)  # the kernel inherits it
@@ -105,9 +104,9 @@ def _execute(name: str, entry: Entry, made: Path, log: Path) -> None:
 
 
 def lock(path: Path) -> IO[str]:
-    """A lock on `path` that lasts until the returned file is closed or the process ends, however it ends.
+    """A lock on `path`, held until the returned file is closed or the process ends.
 
-    Waits for, and tells of, another process that has it.
+    While another process holds it, prints a message and waits.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a", encoding="utf-8")
@@ -115,38 +114,38 @@ def lock(path: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         print(
-            "another run of the pipeline is at work in this folder; waiting for it to end", file=sys.stderr, flush=True
+            "another run of the pipeline is active in this folder; waiting for it to end", file=sys.stderr, flush=True
         )
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:  # some network file systems have no locks
-        print(f"cannot lock {path} ({error}); make sure that no other run is at work here", file=sys.stderr)
+        print(f"cannot lock {path} ({error}); make sure that no other run is active here", file=sys.stderr)
     return file
 
 
 def summary(done: Path) -> str:
-    """What the jobs whose marks lie in `done` did: notebooks that ran, those up to date, claims, paper."""
-    said = {mark.stem: mark.read_text(encoding="utf-8").strip() for mark in sorted(done.glob("*.txt"))}
-    notebooks = {name: said.pop(name) for name in list(said) if name[:2].isdigit()}
-    kinds = {kind: [name for name, what in notebooks.items() if what == kind] for kind in ("ran", "up to date")}
-    lines = [f"{kind}: {', '.join(names) or 'none'}" for kind, names in kinds.items()]
-    return "\n".join([*lines, *said.values()])
+    """What the jobs did, by their files in `done`: notebooks that ran, notebooks up to date, claims, paper."""
+    messages = {file.stem: file.read_text(encoding="utf-8").strip() for file in sorted(done.glob("*.txt"))}
+    notebooks = {name: messages.pop(name) for name in list(messages) if name[:2].isdigit()}
+    states = {state: [name for name, its in notebooks.items() if its == state] for state in ("ran", "up to date")}
+    lines = [f"{state}: {', '.join(names) or 'none'}" for state, names in states.items()]
+    return "\n".join([*lines, *messages.values()])
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a notebook, or finds it up to date, and says which."""
+    """Runs a notebook unless it is up to date, and writes which of the two to `--done`."""
     parser = argparse.ArgumentParser(
         "python -m specnb.report.reproduce", description=(__doc__ or "").partition("\n\n")[0]
     )
-    parser.add_argument("name", help="of a notebook, without .ipynb")
+    parser.add_argument("name", help="of the notebook, without .ipynb")
     parser.add_argument("entry", type=json.loads, help="its entry in config.yml, as JSON")
-    parser.add_argument("--done", type=Path, required=True, help="a file that is to say what was done")
+    parser.add_argument("--done", type=Path, required=True, help="the file to write `ran` or `up to date` to")
     asked = parser.parse_args(arguments)
     folder = out()
-    what = "up to date" if up_to_date(asked.name, asked.entry, folder) else "ran"
-    if what == "ran":
+    state = "up to date" if up_to_date(asked.name, asked.entry, folder) else "ran"
+    if state == "ran":
         print(f"{asked.name}: running", flush=True)
         run(asked.name, asked.entry, folder)
-    write(asked.done, what + "\n")
+    write(asked.done, state + "\n")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
-"""What a notebook leaves behind: tables, verdicts on claims, what they were made of, and a stamp of where.
+"""The results of a notebook: tables, verdicts on claims, and a record of the code, inputs and machine behind them.
 
-A verdict is computed from checks that could have come out otherwise; a claim that a notebook names
-and does not settle stays open. Everything is written under the folder that the variable `SPECNB_OUT` names. Without
-it that is `build/own`, so that a run of one's own changes no committed result; the pipeline names the project's root.
-A file is there either whole or not at all.
+A claim that a notebook does not check is `open`. Files are written under the folder that the environment variable
+`SPECNB_OUT` names; without it under `build/own` of the checkout, so that a reader's run leaves committed results alone.
+The pipeline sets it to the checkout. A file is written completely or not at all.
+
+Notebooks, claims and committed results are in the project's checkout, not in the installed package. This module can be
+imported anywhere; `Findings` and `collect` raise `RuntimeError` outside a checkout.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import platform
 import sys
+from collections.abc import Mapping
+from fractions import Fraction
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,22 +26,39 @@ import pandas as pd
 
 from specnb.report import origin
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is one
 CLAIMS = ROOT / "data" / "claims.csv"
 VERDICTS = ("holds", "refuted", "conditional", "open")
-DIGITS = 6  # of what is written to tables; the last bits of a sum are different on another processor
+DIGITS = 6  # significant digits in tables; the last bits of a sum differ between processors
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers", "matplotlib", "seaborn")
 
 
+Number = bool | int | float | str | dict[str, "Number"]
+"""A value in a file of numbers: a scalar, or an estimate as `{"value": ..., "low": ..., "high": ..., "n": ...}`."""
+
+
 def out() -> Path:
-    """The folder under which `data/results` and `figures` are written, wherever the process was started."""
-    return Path(os.environ.get("SPECNB_OUT") or ROOT / "build" / "own")
+    """The folder under which `data/results` and `figures` are written.
+
+    `SPECNB_OUT` if it is set; otherwise `build/own` of the checkout, or of the working directory outside a checkout.
+    """
+    return Path(os.environ.get("SPECNB_OUT") or (ROOT if CLAIMS.exists() else Path.cwd()) / "build" / "own")
+
+
+def all_claims() -> pd.DataFrame:
+    """The claims in `data/claims.csv`, every column as text. Raises `RuntimeError` outside the project's checkout."""
+    if not CLAIMS.exists():
+        raise RuntimeError(
+            f"{CLAIMS} does not exist: findings and verdicts need the project's checkout, and this specnb is installed "
+            "without it. Clone the repository and install it there with `pip install -e .`"
+        )
+    return pd.read_csv(CLAIMS, dtype=str)
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    """Writes a file under another name and moves it into place, so that no reader sees half of it.
+    """Writes a file under a temporary name, moves it into place and returns `path`; readers never see half a file.
 
-    Raises `OSError` where there is no room or no permission; the old file, if any, is then as it was.
+    Raises `OSError` if the disk is full or the folder is read-only; an old file then stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -50,31 +72,44 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 class Findings:
-    """The findings of one notebook: `settle` its claims, keep its `table`s, and `close` at the end.
+    """The findings of one notebook: a `verdict` for each of its claims, its `table`s, and `close` at the end.
 
-    Raises `ValueError` for a notebook that no claim names, and for a parameter that papermill was given and the
-    notebook does not have.
+    `parameters` are recorded with the results. Raises `ValueError` for a notebook without claims and for a parameter
+    that papermill was given and the notebook does not have, `RuntimeError` outside the project's checkout.
     """
 
     def __init__(self, notebook: str, **parameters: Any) -> None:
         self.notebook = notebook
         self.parameters = parameters
-        claims = pd.read_csv(CLAIMS, dtype=str)
+        claims = all_claims()
         self.claims = claims[claims.notebook == notebook].set_index("id")
         if self.claims.empty:
             raise ValueError(
                 f"{CLAIMS.name} gives no claim to notebook {notebook!r}; it names {sorted(set(claims.notebook))}"
             )
         self.verdicts: dict[str, tuple[str, str]] = {}
-        self.begun = origin.begun(ROOT, notebook)
-        if self.begun:
-            require_known(_given(), ROOT / "notebooks" / f"{self.begun['notebook']}.ipynb")
+        self.numbers: dict[str, dict[str, Number]] = {}
+        self.start = origin.at_start(ROOT, notebook)
+        if self.start:
+            require_known(_given(), ROOT / "notebooks" / f"{self.start['notebook']}.ipynb")
 
-    def verdict(self, claim: str, holds: bool, evidence: str, holds_if: bool = False) -> str:
-        """Records and returns the verdict on `claim`: `holds` if it held as stated, `conditional` if it
-        held only under the condition that `evidence` names (`holds_if`), otherwise `refuted`.
+    def verdict(
+        self,
+        claim: str,
+        holds: bool,
+        evidence: str,
+        holds_if: bool = False,
+        numbers: Mapping[str, object] | None = None,
+    ) -> str:
+        """Records and returns the verdict on `claim`.
 
-        Raises `KeyError` for a claim that is not this notebook's, `ValueError` for missing evidence.
+        `holds` if the claim is true as stated; `conditional` if it is true only under the condition that `evidence`
+        names (`holds_if`); otherwise `refuted`. `numbers` are the values behind the evidence, by name: scalars, or
+        estimates with `value`, `low` and `high`. They are written to `data/results/<notebook>.numbers.json`, from
+        which the paper reads them.
+
+        Raises `KeyError` for a claim of another notebook, `ValueError` for evidence without a figure and for a number
+        that is not finite, `TypeError` for a number that is neither a scalar nor an estimate.
         """
         if claim not in self.claims.index:
             raise KeyError(f"{claim!r} is not a claim of notebook {self.notebook}; those are {list(self.claims.index)}")
@@ -82,18 +117,19 @@ class Findings:
             raise ValueError(f"the evidence for {claim!r} names no figure: {evidence!r}")
         verdict = "holds" if holds else "conditional" if holds_if else "refuted"
         self.verdicts[claim] = (verdict, " ".join(evidence.split()))
+        self.numbers[claim] = {name: as_number(value, f"{claim}: {name}") for name, value in (numbers or {}).items()}
         return verdict
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
-        """Writes `frame` to `data/results/<notebook>_<name>.csv`, its numbers as `written`, and returns it."""
+        """Writes `frame` to `data/results/<notebook>_<name>.csv`, floats with six digits, and returns it unchanged."""
         content = frame.to_csv(index=False, lineterminator="\n", float_format=written)
         write(out() / "data" / "results" / f"{self.notebook}_{name}.csv", content)
         return frame
 
     def close(self) -> pd.DataFrame:
-        """Writes verdicts, origin and stamp; returns one row per claim: `id, verdict, evidence, notebook`.
+        """Writes verdicts, numbers, origin and stamp; returns a row per claim: `id, verdict, evidence, notebook`.
 
-        Says on stderr where a run outside the pipeline has left its results.
+        Outside the pipeline it prints to stderr where the results are.
         """
         rows = [
             (claim, *self.verdicts.get(claim, ("open", "not checked by this run")), self.notebook)
@@ -102,8 +138,10 @@ class Findings:
         verdicts = pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
         results = out() / "data" / "results"
         write(results / f"{self.notebook}.claims.csv", verdicts.to_csv(index=False, lineterminator="\n"))
-        if self.begun:
-            made = origin.ended(self.begun, ROOT, out(), plain(self.parameters))
+        numbers = {claim: self.numbers.get(claim, {}) for claim in self.claims.index}
+        write(results / f"{self.notebook}.numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+        if self.start:
+            made = origin.at_end(self.start, ROOT, out(), plain(self.parameters))
             write(results / f"{self.notebook}.origin.json", json.dumps(made, indent=1) + "\n")
         write(results / f"{self.notebook}.stamp.json", json.dumps(stamp(self.parameters), indent=1) + "\n")
         if not os.environ.get("SPECNB_OUT"):
@@ -117,11 +155,33 @@ def written(value: float) -> str:
     >>> written(2 / 3), written(1234567.0), written(1234567.8)
     ('0.666667', '1234567', '1.23457e+06')
     """
-    # Processors add in different orders, so that a tie such as 0.1234565 comes with another last bit on each. Rounding
-    # to 12 digits first gives all of them the same tie.
+    # Processors add in different orders, so the last bits of a tie such as 0.1234565 differ between them. Rounding to
+    # 12 digits first gives all of them the same tie.
     value = float(f"{value:.12g}")
     whole = value.is_integer() and abs(value) < 1e15
     return f"{value:.0f}" if whole else f"{value:.{DIGITS}g}"
+
+
+def as_number(value: object, name: str) -> Number:
+    """`value` as it is stored: floats rounded as in tables, an estimate as a dictionary.
+
+    Raises `TypeError` for what is neither a scalar nor an estimate, and `ValueError` for NaN and infinities; `name`
+    says which number it was.
+
+    >>> as_number(2 / 3, "alpha"), as_number(Fraction(1, 4), "bound")
+    (0.666667, 0.25)
+    """
+    if hasattr(value, "value") and hasattr(value, "low") and hasattr(value, "high"):
+        parts = {part: getattr(value, part) for part in ("value", "low", "high", "n") if hasattr(value, part)}
+        return {part: as_number(number, f"{name}, {part}") for part, number in parts.items()}
+    value = value.item() if hasattr(value, "item") and getattr(value, "size", None) == 1 else value
+    if isinstance(value, bool | int | str):
+        return value
+    if not isinstance(value, float | Fraction):
+        raise TypeError(f"{name} is a {type(value).__name__}; give a number, a string or an estimate with an interval")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; numbers must be finite")
+    return float(written(float(value)))
 
 
 def require_known(given: list[str], notebook: Path) -> None:
@@ -133,7 +193,7 @@ def require_known(given: list[str], notebook: Path) -> None:
 
 
 def _given() -> list[str]:
-    """The names in the cells that papermill has put into this notebook; papermill marks them by their first line."""
+    """The names assigned by the cells that papermill injected; it marks them by their first line."""
     from IPython import get_ipython
 
     shell = get_ipython()
@@ -142,15 +202,17 @@ def _given() -> list[str]:
 
 
 def plain(parameters: dict[str, Any]) -> dict[str, Any]:
-    """`parameters` as JSON has them."""
+    """`parameters` with every value that JSON cannot hold turned into a string."""
     return {
         name: value if isinstance(value, int | float | str | None) else str(value) for name, value in parameters.items()
     }
 
 
 def stamp(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters, versions and machine: what a result depends on besides the code, which `origin` has. No time, so
-    that the same run gives the same stamp."""
+    """Parameters, versions and machine: what a result depends on besides code and inputs, which `origin` records.
+
+    It holds no time of day, so the same run gives the same stamp.
+    """
     import torch  # slow to import, and not needed to collect verdicts
 
     return {
@@ -172,9 +234,9 @@ def versions() -> dict[str, Any]:
 
 
 def collect() -> pd.DataFrame:
-    """One row for every claim in `data/claims.csv`, in its order; those without a verdict are open.
+    """One row for every claim in `data/claims.csv`, in its order; a claim without a verdict is `open`.
 
-    Raises `ValueError` for a verdict that is not one of `VERDICTS`.
+    Raises `ValueError` for a verdict that is not one of `VERDICTS`, `RuntimeError` outside the project's checkout.
     """
     found: dict[str, dict[str, str]] = {}
     for file in sorted((out() / "data" / "results").glob("[0-9][0-9].claims.csv")):
@@ -183,7 +245,7 @@ def collect() -> pd.DataFrame:
     wrong = {row["verdict"] for row in found.values()} - set(VERDICTS)
     if wrong:
         raise ValueError(f"unknown verdicts {sorted(wrong)}; they must be among {VERDICTS}")
-    claims = pd.read_csv(CLAIMS, dtype=str)
+    claims = all_claims()
     unchecked = {"verdict": "open", "evidence": "no check has been run"}
     rows = [
         {"id": claim, **unchecked, "notebook": notebook} | found.get(claim, {})
@@ -193,7 +255,7 @@ def collect() -> pd.DataFrame:
 
 
 def main() -> None:
-    """Collects all verdicts into `data/results/claims.csv` and says how many claims are open."""
+    """Collects all verdicts into `data/results/claims.csv` and prints how many there are of each kind."""
     table = collect()
     write(out() / "data" / "results" / "claims.csv", table.to_csv(index=False, lineterminator="\n"))
     counts = table.verdict.value_counts()

@@ -1,19 +1,20 @@
 """Which modules of this package some code imports, directly or through other modules, and a digest of each.
 
-The digest is of the syntax tree without comments, layout and docstrings: words may change without a new run. It does
-not depend on the version of Python.
+A digest covers the syntax tree without comments, layout and docstrings, so editing these does not make results stale.
+It does not depend on the version of Python.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 PACKAGE = "specnb"
+PUBLIC = "_PUBLIC"  # in a package: {name: module} of what it imports on demand
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -55,7 +56,10 @@ def _plain(node: Any) -> Any:
 def modules(root: Path, *sources: str) -> dict[str, str]:
     """The digest of every module of the package under `root` that `sources` import, by the module's name.
 
-    Raises `SyntaxError` for code that is not Python.
+    Raises `SyntaxError` for code that is not Python. The package's own checkout as an example:
+
+    >>> "specnb.theory" in modules(Path(__file__).parents[2], "from specnb import theory")
+    True
     """
     found: dict[str, str] = {}
     waiting = set().union(*(_imported(root, _parsed(source), "") for source in sources))
@@ -78,18 +82,33 @@ def _file(root: Path, module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def _imported(root: Path, tree: ast.AST, inside: str) -> set[str]:
+def _imported(root: Path, tree: ast.Module, inside: str) -> set[str]:
     """The modules of the package that the code of module `inside` names, with the packages that they are in."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    packages: dict[str, str] = {}  # names bound by `import`, and what they stand for
+    nodes = list(_executed(tree))
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
+            packages |= {(alias.asname or PACKAGE): (alias.name if alias.asname else PACKAGE) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(root, node, inside)
             if base.split(".")[0] == PACKAGE:
                 names |= _from(root, base, [alias.name for alias in node.names])
+    for node in nodes:  # `import specnb` and then `specnb.generate`
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in packages:
+            names |= _public(root, packages[node.value.id]).get(node.attr, set())
     parts = [name.split(".") for name in names if name.split(".")[0] == PACKAGE]
     return {".".join(part[: end + 1]) for part in parts for end in range(len(part))}
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """`node` and all nodes below it, without the imports that only a type checker sees."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            continue
+        yield from _executed(child)
 
 
 def _absolute(root: Path, node: ast.ImportFrom, inside: str) -> str:
@@ -101,15 +120,31 @@ def _absolute(root: Path, node: ast.ImportFrom, inside: str) -> str:
     return ".".join([*parts[: len(parts) - up], *([node.module] if node.module else [])])
 
 
+def _public(root: Path, package: str) -> dict[str, set[str]]:
+    """The names that a package imports on demand, with their modules: its dictionary `_PUBLIC`; empty without one."""
+    file = _file(root, package)
+    if package.split(".")[0] != PACKAGE or file.name != "__init__.py" or not file.exists():
+        return {}
+    for node in _parsed(file.read_text(encoding="utf-8")).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if any(isinstance(target, ast.Name) and target.id == PUBLIC for target in targets):
+            return {name: {module} for name, module in ast.literal_eval(node.value).items()}  # type: ignore[attr-defined]
+    return {}
+
+
 def _from(root: Path, base: str, names: Iterable[str]) -> set[str]:
-    """The modules behind `from base import names`. A package that makes a name in another way than by a statement,
-    for instance on demand, counts with everything in it."""
+    """The modules behind `from base import names`.
+
+    A name in the package's `_PUBLIC` counts with its module only. If the package makes a name in any other way than
+    by a statement, everything in the package counts.
+    """
     modules = {f"{base}.{name}" for name in names if _file(root, f"{base}.{name}").exists()}
-    file = _file(root, base)
-    others = [name for name in names if f"{base}.{name}" not in modules]
-    if file.name == "__init__.py" and set(others) - _bound(_parsed(file.read_text(encoding="utf-8"))):
+    file, public = _file(root, base), _public(root, base)
+    others = {name for name in names if f"{base}.{name}" not in modules} - public.keys()
+    if file.name == "__init__.py" and others - _bound(_parsed(file.read_text(encoding="utf-8"))):
         modules |= {".".join(inner.relative_to(root).with_suffix("").parts) for inner in file.parent.rglob("*.py")}
-    return {name.removesuffix(".__init__") for name in modules} | {base}
+    on_demand = set().union(*(public.get(name, set()) for name in names))
+    return {name.removesuffix(".__init__") for name in modules} | on_demand | {base}
 
 
 def _bound(tree: ast.Module) -> set[str]:

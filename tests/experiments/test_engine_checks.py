@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny import llama, near_copy
 
-from specnb.audit.known_bugs import EXACT, KNOWN_BUGS
+from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, planted
 from specnb.experiments.engine_checks import (
     CHECKS,
     at_temperature_0,
@@ -58,7 +58,14 @@ def test_what_lives_in_the_context_passes():
 def test_which_bugs_a_check_of_one_rule_comes_past():
     passed_by = {name for name, bug in KNOWN_BUGS.items() if not exercised(bug)}
     assert {"raw-q", "filter-order", "soft-greedy", "bonus-cache", "eos-inside"} <= passed_by
-    assert not {"no-residual", "reseeded", "greedy-draft-soft-q"} & passed_by
+    assert not {"no-residual", "reseeded", "greedy-draft-soft-q", "always-accepting"} & passed_by
+
+
+def test_a_planted_bug_of_the_rule_is_rejected():
+    bug = KNOWN_BUGS["always-accepting"]
+    with planted(bug):
+        assert not vllm_v1(bug, rng(1))
+        assert not tensorrt_llm(bug, rng(1))
 
 
 def test_greedy_equality_sees_caches_and_no_sampling_bug():

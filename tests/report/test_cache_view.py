@@ -1,4 +1,4 @@
-"""Pictures of caches show what is there: the drawn mask is the mask that the model was given."""
+"""Figures of caches: the drawn mask is the mask that the model was given."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -9,9 +9,9 @@ from tiny import llama
 from specnb.decoding import batch_layouts
 from specnb.decoding.batch_layouts import LAYOUTS
 from specnb.models import cache
-from specnb.report.cache_view import PADDING, draw_caches, draw_masks, sight, snapshot
+from specnb.report.cache_view import PADDING, draw_caches, draw_masks, snapshot, visible_entries
 
-TEXTS = [[1, 2, 0], [3], [0, 1]]
+SEQUENCES = [[1, 2, 0], [3], [0, 1]]
 BLOCK = torch.tensor([[1, 2], [0, 0], [3, 1]])
 
 
@@ -30,43 +30,43 @@ def test_what_is_drawn_is_what_the_model_was_given(layout, monkeypatch):
         given.append(visible)
         return cache.additive_mask(visible, dtype)
 
-    rows = LAYOUTS[layout](llama(), TEXTS, 6)
+    rows = LAYOUTS[layout](llama(), SEQUENCES, 6)
     monkeypatch.setattr(batch_layouts, "additive_mask", kept)
     if layout == "pointers":
         slots = rows.lengths[:, None] + torch.arange(2)
         given.append(cache.ragged_mask(slots, 6, torch.float32)[:, 0] == 0)
     rows.run(BLOCK)
-    assert (sight(snapshot(rows), 2) == given[-1].reshape(6, -1).numpy()).all()
+    assert (visible_entries(snapshot(rows), 2) == given[-1].reshape(6, -1).numpy()).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @torch.inference_mode()
-def test_a_snapshot_holds_every_text(layout):
-    rows = LAYOUTS[layout](llama(), TEXTS, 6)
+def test_a_snapshot_holds_every_sequence(layout):
+    rows = LAYOUTS[layout](llama(), SEQUENCES, 6)
     rows.run(BLOCK)
     rows.crop(torch.tensor([2, 0, 1]))
     shot = snapshot(rows)
     assert shot.lengths.tolist() == [3, 3, 3]
-    for text, length in enumerate(shot.lengths):
-        places = np.sort(shot.positions[(shot.owners == text) & (shot.positions < length)])
+    for row, length in enumerate(shot.lengths):
+        places = np.sort(shot.positions[(shot.owners == row) & (shot.positions < length)])
         assert places.tolist() == list(range(length))
 
 
 @torch.inference_mode()
-def test_every_way_has_its_picture():
+def test_every_layout_can_be_drawn():
     shots = {}
     for name, layout in LAYOUTS.items():
-        rows = layout(llama(), TEXTS, 6)
+        rows = layout(llama(), SEQUENCES, 6)
         rows.run(BLOCK)
         shots[name, "run"] = snapshot(rows)
         rows.crop(torch.tensor([1, 0, 1]))
         shots[name, "crop"] = snapshot(rows)
     figure = draw_caches(shots, known=[3, 1, 2], accepted=[0, 1, 0], drafted=1)
-    assert {text.get_text() for text in figure.axes[0].sequences} >= {*LAYOUTS, "run", "crop", "a", "b", "c", PADDING}
+    assert {text.get_text() for text in figure.axes[0].texts} >= {*LAYOUTS, "run", "crop", "a", "b", "c", PADDING}
     masks = draw_masks({name: shots[name, "run"] for name in LAYOUTS}, 2)
     assert [axis.get_title().split("\n")[0] for axis in masks.axes] == list(LAYOUTS)
 
 
-def test_what_is_none_of_the_ways_has_no_picture():
-    with pytest.raises(TypeError, match="no picture"):
+def test_another_type_of_rows_is_refused():
+    with pytest.raises(TypeError, match="cannot be drawn"):
         snapshot(type("Other", (), {"lengths": torch.tensor([1])})())

@@ -29,12 +29,12 @@ def _package(root: Path, **modules: str) -> None:
 
 def _run(root: Path, seed: int = 1) -> None:
     """What notebook 05 of this project does: it reads `bench.csv` and writes a table, a figure and a claim."""
-    start = origin.begun(root, "05")
+    start = origin.at_start(root, "05")
     for file in (f"{RESULTS}/05.claims.csv", f"{RESULTS}/05_speed.csv", "figures/05_speed.pdf", "figures/05_speed.svg"):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_text(f"{file} of {(root / RESULTS / 'bench.csv').read_text()}")
     (root / RESULTS / "05_here_timed.csv").write_text("0.1 s")
-    made = origin.ended(start, root, root, {"seed": seed, "threads": 2})
+    made = origin.at_end(start, root, root, {"seed": seed, "threads": 2})
     (root / RESULTS / "05.origin.json").write_text(json.dumps(made))
 
 
@@ -114,9 +114,9 @@ def test_what_is_stale_is_named(project: Path, planted: str) -> None:
 
 
 def test_what_is_changed_while_a_notebook_runs_counts_as_changed(project: Path) -> None:
-    start = origin.begun(project, "05")
+    start = origin.at_start(project, "05")
     _edit(f"{RESULTS}/bench.csv")(project)
-    made = origin.ended(start, project, project, {"seed": 1})
+    made = origin.at_end(start, project, project, {"seed": 1})
     (project / RESULTS / "05.origin.json").write_text(json.dumps(made))
     assert [sentence for sentence in origin.stale(project, project) if "bench.csv" in sentence]
 
@@ -139,7 +139,7 @@ def test_results_elsewhere_are_compared_with_what_they_read_here(project: Path, 
 
 
 def test_a_notebook_that_config_does_not_name_has_no_origin(project: Path) -> None:
-    assert origin.begun(project, "06") == {}
+    assert origin.at_start(project, "06") == {}
 
 
 def test_parameters_are_those_of_the_tagged_cell(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_an_origin_is_left_with_the_verdicts(tmp_path: Path, monkeypatch: pytest
     made = json.loads((tmp_path / "data" / "results" / "02.origin.json").read_text())
     assert made["parameters"] == {"seed": 1, "distributions": "(1, 2)"}
     assert list(made["written"]) == ["data/results/02.claims.csv"]
-    monkeypatch.setattr(results.origin, "begun", lambda root, number: {})
+    monkeypatch.setattr(results.origin, "at_start", lambda root, number: {})
     results.Findings("12").close()
     assert not (tmp_path / "data" / "results" / "12.origin.json").exists()
 

@@ -7,11 +7,19 @@ import pytest
 from specnb.report.source_digest import code_digest, module_digest, modules
 
 CODE = 'def f(x: int = 1) -> str:\n    """Words."""\n    return f"{x!r:>{8}} {x + 1}" "end"\n'
+PUBLIC = """
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from specnb.public.h import sample
+_PUBLIC: dict[str, str] = {"generate": "specnb.public.g", "sample": "specnb.public.h", "sub": "specnb.inner.d"}
+def __getattr__(name):
+    return name
+"""
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A package in which `a` imports `b`, the package `inner` has two modules, and `lazy` makes names on demand."""
+    """A package in which `a` imports `b`, the package `inner` has two modules, `lazy` makes names on demand, `public` says which."""
     files = {
         "__init__": "",
         "a": "def f():\n    from specnb import b\n",
@@ -22,6 +30,10 @@ def root(tmp_path: Path) -> Path:
         "inner/e": "import specnb.a\n",
         "lazy/__init__": "def __getattr__(name):\n    return name\n",
         "lazy/f": "",
+        "public/__init__": PUBLIC,
+        "public/g": "def generate(): ...\n",
+        "public/h": "def sample(): ...\n",
+        "public/sub/__init__": "",
     }
     for name, source in files.items():
         file = tmp_path / "specnb" / f"{name}.py"
@@ -30,7 +42,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_words_and_layout_change_nothing() -> None:
+def test_comments_docstrings_and_layout_change_nothing() -> None:
     other = CODE.replace("Words", "Better words").replace("    ", "  ") + "# a comment\n\n"
     assert code_digest(other) == code_digest(CODE)
 
@@ -54,6 +66,11 @@ def test_the_digest_is_the_same_for_every_python() -> None:
         ("from specnb.inner import X", ". inner inner.c inner.d"),
         ("from specnb.inner.e import a", ". a b inner inner.c inner.d inner.e"),
         ("from specnb.lazy import anything", ". lazy lazy.f"),
+        ("from specnb.public import generate", ". public public.g"),
+        ("import specnb.public as s\ns.sample()", ". public public.h"),
+        ("import specnb.public as s\ns.other()", ". public"),
+        ("from specnb.public import sub", ". inner inner.c inner.d public public.sub"),
+        ("from specnb.public import other", ". public public.g public.h public.sub"),
     ],
 )
 def test_everything_that_is_imported_counts(root: Path, source: str, names: str) -> None:
