@@ -1,20 +1,18 @@
-"""Is a sampler lossless? Its tokens against the distributions of the target, at a stated rate of false alarms.
+"""Is a sampler lossless? Compares its tokens with the target's distributions, at a stated false-alarm rate.
 
-Rooms, from the ground up; each imports only from those before it:
+From the bottom up; each module imports only from those before it:
 
-    bugs            what implementations get wrong in a step, as data
-    bug suite             every known bug in the real loop
-    cells, alternatives    the audit's view of a distribution; the distributions that known bugs give
-    pit, noise         the randomised transform; noise that is used twice
-    evidence, witness  many bets, one wealth; how far from the target's distribution a sampler is
-    bets, forced       all bets on a text; the distributions a target gives to texts that exist
-    numerics, report   a target against itself; what an audit found
-    auditor            judges text by text, and can be stopped
-    judge, joint       the audit of any generator; of small vocabularies by enumeration
-    checks, detection  how engines test themselves; how many tokens the audit needs
-    wild, alarms       transformers as installed; how often the audit is wrong about an exact sampler
-    throughput         what an audit costs
-    token_file         reads generated sequences from JSON lines
+    condensed                  distributions on a few cells
+    pit, shared_uniforms       the probability integral transform; uniforms that are used twice
+    alternatives               the distributions that known bugs of a sampler give (alternative hypotheses)
+    bets, evidence, distance   the bets on one sequence; test martingales; a lower bound on the total variation
+    teacher_forcing, numerics  a target's distributions along existing sequences; its numerical error
+    report, auditor, api       the report; the audit sequence by sequence; `audit` and `assert_exact`
+    joint                      the audit by enumeration, for small vocabularies
+    cost, token_file           the time of an audit; sequences in files of JSON lines
+    bugs, known_bugs           implementations of known bugs; the registry of all, and `generate` with one of them
+
+`specnb.experiments` measures the audit itself: tokens until each bug is found, false alarms, engines' own checks.
 """
 
 from specnb.audit.api import assert_exact, audit, audit_distributions
