@@ -1,7 +1,7 @@
 """The command `specnb`: `specnb audit TOKENS.jsonl --target FOLDER_OR_NAME` and its options.
 
 Exit status 0: no deviation was found. 1: exactness is rejected. 2: no verdict, and one line on stderr says why and
-names the file. 130: interrupted before a verdict.
+names the file. 130: interrupted (Ctrl-C) before a verdict. 143: terminated (SIGTERM); nothing is printed or written.
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,18 +34,31 @@ from specnb.report.results import write
 from specnb.sampling.distributions import Sampling
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+INTERRUPTED = 128 + signal.SIGINT  # as shells report it
+TERMINATED = 128 + signal.SIGTERM
 LONGEST = 600  # characters of a message
 
 
+class Terminated(BaseException):
+    """SIGTERM arrived. Not an `Exception`, so that no handler in a library swallows it."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status."""
+    """Runs the command and returns its exit status.
+
+    >>> main(["audit", "missing.jsonl", "--target", "."])  # prints one line to stderr
+    2
+    """
     options = _parser().parse_args(argv)
     try:
-        report = _audited(options)
-        _print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else str(report))
-        if options.html is not None:
-            _write_page(options.html, report.to_html())
+        with _sigterm_raises():
+            report = _audited(options)
+            if options.html is not None:
+                _write_page(options.html, report.to_html())
+            _print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else str(report))
+    except Terminated:
+        print("specnb: terminated", file=sys.stderr)
+        return TERMINATED
     except KeyboardInterrupt:
         print("specnb: interrupted before there was anything to report", file=sys.stderr)
         return INTERRUPTED
@@ -52,8 +70,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return INTERRUPTED if report.interrupted else 0
 
 
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM raises `Terminated` inside, so that partial files are removed; other threads cannot set handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _one_line(error: BaseException) -> str:
-    """The message of `error` without line breaks; its type, too, where the message alone would not be understood."""
+    """The message of `error` in one line, with its type where the message alone is not clear."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     words = " ".join(str(error).split())
@@ -62,7 +97,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _audited(options: argparse.Namespace) -> Report:
-    """The report; what can be checked without a model is checked before one is loaded."""
+    """The report. Everything that can be checked without a model is checked before one is loaded."""
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     Auditor(options.delta, options.seed, options.eos, options.max_new_tokens)
     _require_device(options.device)
@@ -119,23 +154,23 @@ def _require_writable(page: Path, tokens: Path) -> None:
         tempfile.TemporaryFile(dir=page.parent).close()
         page.lstat()
     except FileNotFoundError:
-        return  # as it should be; an OSError of another kind names the file
+        return  # the file does not exist yet; any other OSError names it
     except OSError as error:
         raise ValueError(f"--html {page} cannot be written: {error.strerror}") from None
 
 
 def _write_page(page: Path, content: str) -> None:
     if page.is_file() or not page.exists():
-        write(page, content)  # whole or not at all
+        write(page, content)  # atomic
     else:
-        page.write_text(content, encoding="utf-8")  # a device, which must not be replaced
+        page.write_text(content, encoding="utf-8")  # a device such as /dev/stdout, which must not be replaced
 
 
 def _print(report: str) -> None:
     try:
         print(report)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has what it wanted; the verdict is in the status
+    except BrokenPipeError:  # the reader closed the pipe; the exit status still holds the verdict
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         raise ValueError(f"the report cannot be printed: {error.strerror}") from None
@@ -159,9 +194,9 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
 
 
 def _require_model(name: str) -> None:
-    """Raises `ValueError` for what can only be a folder and is none, and for files in it that are damaged.
+    """Raises `ValueError` for a path that is not a folder, and for damaged files in the folder.
 
-    A name has one slash at most.
+    A model's name on the hub has at most one slash; anything else is taken for a path.
     """
     folder = Path(name)
     if not name.strip():
@@ -175,7 +210,7 @@ def _require_model(name: str) -> None:
 
 
 def _require_files(folder: Path) -> None:
-    """Raises `ValueError` for a configuration or weights that cannot be read, or that cannot fit together."""
+    """Raises `ValueError` for a configuration or weights that cannot be read or do not fit together."""
     config, tensors = folder / "config.json", 0
     if not config.is_file():
         raise ValueError(f"{folder} has no config.json; give the folder that holds it and the weights")
@@ -188,7 +223,7 @@ def _require_files(folder: Path) -> None:
         except (SafetensorError, OSError) as error:
             raise ValueError(f"the weights {file} are truncated or damaged ({error}); copy them again") from None
     layers = json.loads(config.read_text(encoding="utf-8")).get("num_hidden_layers")
-    if isinstance(layers, int) and layers > tensors > 0:  # creating all of them might take forever
+    if isinstance(layers, int) and layers > tensors > 0:  # creating that many layers could take forever
         raise ValueError(f"{config} has {layers} layers, and the weights have {tensors} tensors: one of them is wrong")
 
 
@@ -197,37 +232,73 @@ def _require_json(file: Path) -> None:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ValueError(f"{file} is no JSON ({reason}); copy it again") from None
+        raise ValueError(f"{file} is not JSON ({reason}); copy it again") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{file} holds no JSON object; copy it again")
+        raise ValueError(f"{file} is not a JSON object; copy it again")
+
+
+EXAMPLES = """\
+The file has one sequence per line: {line}.
+Optional: "steps": [number of tokens emitted by each step]. It may be compressed (.gz).
+
+examples:
+  specnb audit tokens.jsonl --target gpt2
+      tokens sampled from gpt2 at temperature 1
+  specnb audit tokens.jsonl --target ./llama --draft ./llama-small --temperature 0.7 --top-p 0.9
+      speculative decoding with a draft model; --draft adds bets on its typical bugs
+  specnb audit tokens.jsonl --target ./llama --eos 2 --max-new-tokens 256 --json > report.json
+      also checks where sequences end; the report as JSON
+
+exit status:
+  0    no deviation was found
+  1    exactness is rejected
+  2    no verdict; one line on stderr says why
+  130  interrupted (Ctrl-C) before a verdict
+  143  terminated (SIGTERM)
+"""
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="specnb", description="Is your sampler lossless?")
+    parser = argparse.ArgumentParser(prog="specnb", description="Tests whether a sampler is lossless.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add = commands.add_parser(
+    audit_parser = commands.add_parser(
         "audit",
         help="test generated tokens against the target's distribution",
-        description="Were these tokens sampled from the target's distribution, under the settings claimed?",
-        epilog="exit status: 0, no deviation was found; 1, exactness is rejected; 2, no verdict (stderr says why); "
-        "130, interrupted",
-    ).add_argument
-    add("tokens", type=Path, metavar="TOKENS.jsonl", help=f"one sequence a line: {LINE}, and steps if known; or .gz")
-    add("--target", required=True, metavar="FOLDER_OR_NAME", help="the model whose distribution the tokens should have")
-    add("--draft", metavar="FOLDER_OR_NAME", help="the draft model, which aims the test")
-    add("--temperature", type=float, metavar="T", default=1.0, help="temperature claimed (default 1; 0 is argmax)")
-    add("--top-k", type=int, metavar="K", help="top-k claimed (default: none)")
-    add("--top-p", type=float, metavar="P", default=1.0, help="top-p claimed (default 1: none)")
-    add("--eos", type=int, action="append", metavar="ID", help="tokens behind this one are a finding; may be repeated")
-    add("--max-new-tokens", type=int, metavar="N", help="sequences of another length without an end are a finding")
-    add("--delta", type=float, metavar="D", default=1e-6, help="rate of false alarms (default 1e-6)")
-    add("--seed", type=int, metavar="S", default=0, help="of the test's own uniforms (default 0)")
+        description="Tests whether tokens were sampled from a model's distribution under the settings claimed.",
+        epilog=EXAMPLES.format(line=LINE),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    audit_parser.add_argument("tokens", type=Path, metavar="TOKENS.jsonl", help="the generated sequences")
+    _add_models(audit_parser.add_argument_group("models").add_argument)
+    _add_claims(audit_parser.add_argument_group("settings claimed").add_argument)
+    _add_test(audit_parser.add_argument_group("the test and its report").add_argument)
+    return parser
+
+
+Add = Callable[..., Any]
+
+
+def _add_models(add: Add) -> None:
+    add("--target", required=True, metavar="MODEL", help="folder or name of the model that the tokens should come from")
+    add("--draft", metavar="MODEL", help="folder or name of the draft model")
+    add("--device", default="cpu", help="device of the models (default: cpu)")
+    add("--dtype", choices=DTYPES, default="float32", help="dtype of the models (default: float32)")
+
+
+def _add_claims(add: Add) -> None:
+    add("--temperature", type=float, metavar="T", default=1.0, help="temperature; 0 is argmax (default: 1)")
+    add("--top-k", type=int, metavar="K", help="top-k (default: none)")
+    add("--top-p", type=float, metavar="P", default=1.0, help="top-p (default: 1, none)")
+    add("--eos", type=int, action="append", metavar="ID", help="token that ends a sequence; may be repeated")
+    add("--max-new-tokens", type=int, metavar="N", help="length of a sequence that no --eos token ends")
+
+
+def _add_test(add: Add) -> None:
+    add("--delta", type=float, metavar="D", default=1e-6, help="false-alarm rate (default: 1e-6)")
+    add("--seed", type=int, metavar="S", default=0, help="seed of the test's own uniforms (default: 0)")
     add("--stop", action="store_true", help="stop as soon as exactness is rejected")
     add("--json", action="store_true", help="print the report as JSON")
-    add("--html", type=Path, metavar="FILE", help="write the report as a page, too")
-    add("--device", default="cpu", help="where the models run (default cpu)")
-    add("--dtype", choices=DTYPES, default="float32", help="of the models (default float32)")
-    return parser
+    add("--html", type=Path, metavar="FILE", help="also write the report as an HTML page")
 
 
 if __name__ == "__main__":

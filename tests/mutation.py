@@ -1,9 +1,10 @@
 """A mutation tester: changes one thing in a module, runs its tests, and lists the changes that no test noticed.
 
-    python tests/mutation.py specnb/audit/auditor.py tests/audit/test_auditor.py --sample 40
+    python tests/mutation.py specnb/audit/auditor.py tests/audit/test_auditor.py --minutes 5
 
-Prints one line per surviving bug and the score. Run it from the project's root, with the package on the path.
-Each bug is tested in a fork of a process that has imported the heavy libraries, so it needs a system with fork.
+Prints one line per surviving mutant and the score. Run it from the project's root, with the package on the path.
+Mutants are tried in random order (`--seed`), so those tried within `--minutes` are a uniform sample.
+Each mutant is tested in a fork of a process that has imported the heavy libraries, so it needs a system with fork.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutants(source: str) -> list[tuple[str, ast.Module]]:
-    """Every bug of a module's `source`: a description with the line, and the changed tree."""
+    """Every mutant of a module's `source`: a description with the line, and the changed tree."""
     tree = ast.parse(source)
     lines, found = source.splitlines(), []
     for number, node in enumerate(nodes(tree)):
@@ -164,14 +165,15 @@ def _run(module: Path, tree: ast.Module, tests: list[str]) -> None:
 
 
 def main() -> int:
-    """Runs the tester; returns 1 if a bug survived."""
+    """Runs the tester; returns 1 if a mutant survived."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("module", type=Path, help="the module to change, relative to the project's root")
     parser.add_argument("tests", nargs="+", help="what pytest shall run")
-    parser.add_argument("--sample", type=int, help="so many bugs, chosen at random (default: all)")
+    parser.add_argument("--sample", type=int, help="so many mutants, chosen at random (default: all)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lines", help="only bugs of the lines FIRST-LAST")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for one bug")
+    parser.add_argument("--lines", help="only mutants of the lines FIRST-LAST")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further mutant after this time")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one mutant")
     options = parser.parse_args()
     for name in HEAVY:
         importlib.import_module(name)
@@ -182,16 +184,19 @@ def main() -> int:
     if options.lines:
         first, last = map(int, options.lines.split("-"))
         chosen = [one for one in chosen if first <= int(one[0].split(":")[0]) <= last]
-    if options.sample is not None and options.sample < len(chosen):
-        chosen = random.Random(options.seed).sample(chosen, options.sample)
-    alive = 0
-    for number, (what, tree) in enumerate(chosen, 1):
+    total = len(chosen)
+    chosen = random.Random(options.seed).sample(chosen, min(options.sample or total, total))
+    alive, tried, end = 0, 0, time.monotonic() + 60 * options.minutes
+    for what, tree in chosen:
+        if time.monotonic() > end:
+            break
+        tried += 1
         if survives(options.module, tree, options.tests, options.timeout):
             alive += 1
             print(f"survived  {options.module}:{what}", flush=True)
         if sys.stderr.isatty():
-            print(f"\r{number}/{len(chosen)}", end="", file=sys.stderr, flush=True)
-    print(f"{options.module}: {len(chosen) - alive} of {len(chosen)} bugs killed", flush=True)
+            print(f"\r{tried}/{len(chosen)}", end="", file=sys.stderr, flush=True)
+    print(f"{options.module}: {tried - alive} of {tried} mutants killed; the module has {total}", flush=True)
     return 1 if alive else 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,7 +40,7 @@ def completions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_exact_texts_exit_with_0(completions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exact_sequences_exit_with_0(completions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(completions), "--target", TARGET, "--draft", DRAFT]) == 0
     assert "no deviation was found" in capsys.readouterr().out
 
@@ -52,7 +54,7 @@ def test_a_rejection_exits_with_1_and_names_the_token(
     assert main(arguments) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["verdict"] == "rejected"
-    assert report["kind"] == "impossible"
+    assert report["diagnosis"] == "impossible"
     assert report["impossible"][0]["logit"] > 0
     assert "rejected" in page.read_text()
 
@@ -70,15 +72,15 @@ def test_the_command_is_installed_and_says_what_it_takes() -> None:
     [
         ("", "is empty"),
         ("\n\n", "is empty"),
-        ("{", "line 1 is no JSON"),
+        ("{", "line 1 is not JSON"),
         ("[1, 2]", "line 1 is [1, 2]"),
         ('{"prompt": [1]}', "no 'tokens'"),
         ('{"tokens": [1]}', "no 'prompt'"),
-        ('{"prompt": [1], "tokens": "abc"}', "'tokens' is no list of whole numbers"),
-        ('{"prompt": [1], "tokens": [1.5]}', "'tokens' is no list of whole numbers"),
-        ('{"prompt": [true], "tokens": [1]}', "'prompt' is no list of whole numbers"),
+        ('{"prompt": [1], "tokens": "abc"}', "'tokens' is not a list of integers"),
+        ('{"prompt": [1], "tokens": [1.5]}', "'tokens' is not a list of integers"),
+        ('{"prompt": [true], "tokens": [1]}', "'prompt' is not a list of integers"),
         ('{"prompt": [1], "tokens": [1]}\n{"prompt": [1], "tokens": [1], "steps": [1]}', "line 2: give steps"),
-        ('{"prompt": [1], "tokens": []}', "no tokens to judge"),
+        ('{"prompt": [1], "tokens": []}', "no tokens to audit"),
         ('{"prompt": [1], "tokens": []}\n\n{"prompt": [1], "tokens": [4096]}', "line 3 has the token 4096"),
         ('{"prompt": [], "tokens": [5]}', "no prompt"),
         ('{"prompt": [1], "tokens": [5], "steps": [3]}', "steps add up to 3"),
@@ -162,17 +164,20 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def test_every_option_reaches_the_audit(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, report = report_of(capsys, short, "--target", tiny)
-    assert (plain, report["tokens"], report["rows"]) == (0, 5, 3)
+    assert (plain, report["tokens"], report["sequences"]) == (0, 5, 3)
     status, ended = report_of(capsys, short, "--target", tiny, "--eos", 2, "--eos", 3)
-    assert (status, ended["certain"]) == (1, {"after-the-end": 2})
+    assert (status, ended["violations"]) == (1, {"after-the-end": 2})
     status, long = report_of(capsys, short, "--target", tiny, "--max-new-tokens", 2)
-    assert (status, long["certain"]) == (1, {"wrong-length": 2})
+    assert (status, long["violations"]) == (1, {"wrong-length": 2})
     status, stopped = report_of(capsys, short, "--target", tiny, "--max-new-tokens", 2, "--stop")
     assert (status, stopped["tokens"]) == (1, 3)
     assert report_of(capsys, short, "--target", tiny, "--seed", 0)[1] == report
-    assert report_of(capsys, short, "--target", tiny, "--seed", 1)[1]["kinds"] != report["kinds"]
+    assert (
+        report_of(capsys, short, "--target", tiny, "--seed", 1)[1]["log10_e_by_alternative"]
+        != report["log10_e_by_alternative"]
+    )
     assert report_of(capsys, short, "--target", tiny, "--delta", 0.25)[1]["delta"] == 0.25
-    assert "draft-leak" in report_of(capsys, short, "--target", tiny, "--draft", tiny)[1]["kinds"]
+    assert "draft-leak" in report_of(capsys, short, "--target", tiny, "--draft", tiny)[1]["log10_e_by_alternative"]
 
 
 def test_only_empty_sequences_are_a_finding_where_a_length_was_claimed(
@@ -180,8 +185,8 @@ def test_only_empty_sequences_are_a_finding_where_a_length_was_claimed(
 ) -> None:
     short.write_text('{"prompt": [1], "tokens": []}\n')
     status, report = report_of(capsys, short, "--target", tiny, "--max-new-tokens", 3)
-    assert (status, report["certain"], report["tokens"]) == (1, {"wrong-length": 1}, 0)
-    assert "no tokens to judge" in refused(capsys, short, "--target", tiny)
+    assert (status, report["violations"], report["tokens"]) == (1, {"wrong-length": 1}, 0)
+    assert "no tokens to audit" in refused(capsys, short, "--target", tiny)
 
 
 def test_settings_are_checked_before_a_model_is_loaded(
@@ -215,9 +220,9 @@ def test_a_page_is_replaced_only_by_a_report(tiny: Path, short: Path, capsys: py
     [
         ("model.safetensors", lambda old: old[: len(old) // 2], "tiny/model.safetensors are truncated or damaged"),
         ("model.safetensors", lambda old: b"garbage" * 50, "tiny/model.safetensors are truncated or damaged"),
-        ("config.json", lambda old: b"{", "tiny/config.json is no JSON"),
-        ("config.json", lambda old: b"[" * 100_000, "tiny/config.json is no JSON (nested too deeply)"),
-        ("config.json", lambda old: b"[]", "tiny/config.json holds no JSON object"),
+        ("config.json", lambda old: b"{", "tiny/config.json is not JSON"),
+        ("config.json", lambda old: b"[" * 100_000, "tiny/config.json is not JSON (nested too deeply)"),
+        ("config.json", lambda old: b"[]", "tiny/config.json is not a JSON object"),
         ("config.json", lambda old: old.replace(b'layers": 2', b'layers": 999999999'), "999999999 layers"),
         ("config.json", lambda old: old.replace(b'_attention_heads": 2', b'_attention_heads": 0'), "tiny: "),
         ("config.json", lambda old: old.replace(b'"hidden_size": 8', b'"hidden_size": 16'), "tiny: "),
@@ -285,3 +290,24 @@ def test_an_interrupt_is_no_verdict_either(
     monkeypatch.setattr(cli, "audit", nothing)
     assert main(arguments) == 130
     assert capsys.readouterr() == ("", "specnb: interrupted before there was anything to report\n")
+
+
+def test_sigterm_leaves_nothing_half_written(
+    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During the audit and while the page is written: status 143, no report, and the old page is kept."""
+    page = short.parent / "page.html"
+    page.write_text("old")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate(*arguments: object, **settings: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    for module, name in ((cli, "audit"), (Path, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, terminate)
+            assert main(["audit", str(short), "--target", str(tiny), "--html", str(page)]) == 143
+        assert capsys.readouterr() == ("", "specnb: terminated\n")
+        assert page.read_text() == "old"
+        assert sorted(path.name for path in short.parent.iterdir()) == ["page.html", "short.jsonl", "tiny"]
+        assert signal.getsignal(signal.SIGTERM) == before

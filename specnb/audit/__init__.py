@@ -1,8 +1,18 @@
-"""Is a sampler lossless? Its tokens against the target's distributions, at a stated rate of false alarms.
+"""Is a sampler lossless? Compares its tokens with the target's distributions, at a stated false-alarm rate.
 
-The audit takes tokens from any generator and the target's distributions, and nothing else. `audit` judges completions
-that exist, `assert_exact` does so in a test, and an `Auditor` is given them one at a time. The names below are imported
-when first used.
+From the bottom up; each module imports only from those before it:
+
+    condensed                  distributions on a few cells
+    pit, shared_uniforms       the probability integral transform; uniforms that are used twice
+    alternatives               the distributions that known bugs of a sampler give (alternative hypotheses)
+    bets, evidence, distance   the bets on one sequence; test martingales; a lower bound on the total variation
+    teacher_forcing, numerics  a target's distributions along existing sequences; its numerical error
+    report, auditor, api       the report; the audit sequence by sequence; `audit` and `assert_exact`
+    joint                      the audit by enumeration, for small vocabularies
+    cost, token_file           the time of an audit; sequences in files of JSON lines
+    bugs, known_bugs           implementations of known bugs; the registry of all, and `generate` with one of them
+
+`specnb.experiments` measures the audit itself: tokens until each bug is found, false alarms, engines' own checks.
 
 >>> import specnb, torch
 >>> uniform = lambda context: torch.full((4,), 0.25, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""The audit: is a sampler lossless? Tokens of any generator against the distributions of the target, and nothing else.
+"""`audit`: is a sampler lossless? Compares the tokens of any generator with the target's distributions.
 
-`audit` runs the target once over the texts, `audit_laws` takes distributions that are there already, and
-`Auditor` judges text by text and can be stopped at any time. What a verdict means: an exact sampler is
-rejected with probability at most `delta`, however long one looks on (`specnb.audit.evidence`).
+`audit` runs the target over the sequences, `audit_distributions` takes distributions that exist already, and `Auditor`
+takes sequence after sequence. An exact sampler is rejected with probability at most `delta`, whenever one stops
+(`specnb.audit.evidence`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from specnb.audit.auditor import Auditor, Ends, end_tokens
 from specnb.audit.bets import Row
-from specnb.audit.numerics import Numerics, measure_numerics
+from specnb.audit.numerics import measure_numerics
 from specnb.audit.report import Report
 from specnb.audit.teacher_forcing import Completion, Source, require_completions, teacher_forced_rows, vocabulary
 from specnb.models.support import require_same_vocabulary
@@ -26,24 +26,25 @@ from specnb.sampling.distributions import Sampling
 
 def audit_distributions(
     rows: Iterable[Row],
+    auditor: Auditor | None = None,
     *,
-    delta: float = 1e-6,
-    seed: int = 0,
-    eos: Ends = None,
-    max_new_tokens: int | None = None,
-    numerics: Numerics | None = None,
     stop: bool = False,
-    detect: bool = True,
     progress: bool = True,
     expected: int | None = None,
 ) -> Report:
-    """The report on `rows`, whose distributions are there already; they may come one at a time from a generator.
+    """The report on `rows`, whose distributions exist already; they may come one at a time from a generator.
 
-    `stop` ends it as soon as exactness is rejected. `expected` is the number of tokens for the bar, which
-    shows the evidence. An interrupt from the keyboard ends it too, with the report on what was seen, if anything was.
+    auditor   holds the settings of the test; default `Auditor()`
+    stop      whether to stop as soon as exactness is rejected
+    expected  number of tokens, for the progress bar, which shows the e-value
+
+    Ctrl-C stops it too, with the report on the tokens so far, if there are any. Raises what `Auditor.add` raises.
+
+    >>> import torch
+    >>> print(audit_distributions([Row([1] * 40, torch.full((40, 2), 0.5))], progress=False).verdict)
+    rejected
     """
-    auditor = Auditor(delta, seed, eos, max_new_tokens, numerics)
-    stopped = ""
+    auditor = Auditor() if auditor is None else auditor
     with tqdm(total=expected, desc="audit", unit="token", delay=3, leave=False, disable=not progress) as bar:
         try:
             for row in rows:
@@ -55,9 +56,9 @@ def audit_distributions(
         except KeyboardInterrupt:
             if auditor.tokens == 0:
                 raise
-            stopped = f"stopped by hand after {auditor.tokens:,} tokens"
-    report = auditor.report(detect)
-    return replace(report, interrupted=True, notes=[stopped]) if stopped else report
+            note = f"interrupted after {auditor.tokens:,} tokens"
+            return replace(auditor.report(), interrupted=True, notes=[note])
+    return auditor.report()
 
 
 @torch.inference_mode()
@@ -65,100 +66,115 @@ def audit(
     target: Source,
     completions: Sequence[Sequence[int]],
     *,
-    prompts: Sequence[Sequence[int]] | None = None,
-    starts: Sequence[int] | None = None,
+    prompts: Sequence[Sequence[int]],
     sampling: Sampling = Sampling(),
+    eos: Ends = None,
+    max_new_tokens: int | None = None,
     draft: Source | None = None,
     draft_sampling: Sampling | None = None,
     steps: Sequence[Sequence[int]] | None = None,
-    eos: Ends = None,
-    max_new_tokens: int | None = None,
     delta: float = 1e-6,
     seed: int = 0,
     stop: bool = False,
     numerics: int = 16,
-    detect: bool = True,
     progress: bool = True,
 ) -> Report:
-    """Whether `texts` were drawn from the distribution of `target` under the settings claimed.
+    """Whether `completions` were sampled from the distribution of `target` under the settings claimed.
 
-    `target` is a model of transformers, or a function from all tokens before, prompt included, to a distribution
-    `(vocab,)`. `texts` are the new tokens of each generation and `prompts` what stood before them; or texts hold both
-    and `starts` says where each generation begins. `draft` with `draft_sampling` (default: `sampling`) aims the
-    bets at failures of speculative decoding. `steps`, the tokens emitted by each step of each text, aims them at
-    places in a step; that is right for rules that decide token by token, and must be left out for others (block
-    verification), where the length of a step tells something about its tokens. `eos` and `max_new_tokens` say
-    how texts end; how they do is judged only where these are given. `stop` spares the target what comes after a
-    rejection. `seed` is that of the audit's own uniforms. `numerics` is the number of positions
-    at which a model's run over a text is compared with runs over one token.
+    target          a model of transformers, or a function from all tokens before (prompt included) to probabilities
+                    `(vocab,)`
+    completions     the new tokens of each sequence, and `prompts` the tokens before them
+    sampling        temperature, top-k and top-p claimed
+    eos             tokens that end a sequence, and `max_new_tokens` its length without one; how sequences end is
+                    checked only where these are given
+    draft           the draft model, with `draft_sampling` (default: `sampling`): adds bets on failures of
+                    speculative decoding
+    steps           number of tokens emitted by each step of each sequence: adds bets on positions in a step. Valid for
+                    rules that decide token by token; leave it out for others (block verification), where the length
+                    of a step depends on the tokens after it
+    delta           largest probability that an exact sampler is rejected
+    seed            of the audit's own uniforms
+    stop            whether to stop as soon as exactness is rejected
+    numerics        positions at which a model's pass over a sequence is compared with passes over one token
 
-    Raises `ValueError` for no texts, tokens outside the vocabulary, contexts beyond the model's limit, and
+    Raises `ValueError` for no completions, tokens outside the vocabulary, sequences beyond the model's limit, and
     different vocabularies. Settings are checked before any model runs.
+
+    >>> import random
+    >>> biased = lambda prefix: [0.9, 0.1]
+    >>> random.seed(0)
+    >>> exact = [random.choices([0, 1], [9, 1], k=50) for _ in range(4)]
+    >>> audit(biased, exact, prompts=[[]] * 4, progress=False).rejected
+    False
+    >>> report = audit(biased, [[1, 0] * 25] * 4, prompts=[[]] * 4, progress=False)
+    >>> report.rejected
+    True
     """
-    Auditor(delta, seed, eos, max_new_tokens)
-    given = _texts(completions, prompts, starts, steps)
+    auditor = Auditor(delta, seed, eos, max_new_tokens)
+    given = _completions(completions, prompts, steps)
     require_completions(target, given)
     end_tokens(eos, vocabulary(target, given[0].prompt))
     if draft is not None:
         if isinstance(target, PreTrainedModel) and isinstance(draft, PreTrainedModel):
             require_same_vocabulary(target, draft.config.vocab_size)
         require_completions(draft, given)
-    measured = None
-    if isinstance(target, PreTrainedModel) and numerics > 0 and any(text.tokens for text in given):
-        measured = measure_numerics(target, given, sampling, numerics)
+    if isinstance(target, PreTrainedModel) and numerics > 0 and any(one.tokens for one in given):
+        auditor.numerics = measure_numerics(target, given, sampling, numerics)
     report = audit_distributions(
         teacher_forced_rows(target, given, sampling, draft, draft_sampling or sampling),
-        delta=delta,
-        seed=seed,
-        eos=eos,
-        max_new_tokens=max_new_tokens,
-        numerics=measured,
+        auditor,
         stop=stop,
-        detect=detect,
         progress=progress,
-        expected=sum(len(text.tokens) for text in given),
+        expected=sum(len(one.tokens) for one in given),
     )
     if eos is None and isinstance(target, PreTrainedModel):
-        report.notes.extend(_ends_inside(target, given))
+        report.notes.extend(_notes_on_eos(target, given))
     return report
 
 
-def _ends_inside(target: PreTrainedModel, completions: Sequence[Completion]) -> list[str]:
-    """What to say of texts that go on behind the model's own end-of-text, when nobody said that this ends them."""
-    own = getattr(target.config, "eos_token_id", None)
-    ends = {own} if isinstance(own, int) else set(own or ())
-    count = sum(any(token in ends for token in text.tokens[:-1]) for text in completions)
-    some = "1 text goes" if count == 1 else f"{count:,} texts go"
-    return [f"{some} on behind an end-of-text {sorted(ends)}; give eos if it ends them"] if count else []
-
-
 def assert_exact(target: Source, completions: Sequence[Sequence[int]], **settings: Any) -> Report:
-    """`audit`, for tests: raises `AssertionError` with the report as its message if exactness is rejected."""
+    """The report of `audit`, for tests: raises `AssertionError` with the report as message if exactness is rejected.
+
+    >>> report = assert_exact(lambda prefix: [0.5, 0.5], [[0, 1, 1, 0]], prompts=[[]])
+    >>> report.tokens
+    4
+    >>> assert_exact(lambda prefix: [0.5, 0.5, 0.0], [[0, 2]], prompts=[[]])
+    Traceback (most recent call last):
+        ...
+    AssertionError: audit of 2 tokens in 1 sequence, false-alarm rate at most 1e-06
+    REJECTED after 2 tokens: the tokens do not have the target's distribution
+      impossible: a token has probability zero under the settings claimed (1)
+    e-value: infinite
+    impossible: sequence 0, position 1: token 2
+    ...
+    """
     report = audit(target, completions, **({"progress": False} | settings))
     if report.rejected:
         raise AssertionError(str(report))
     return report
 
 
-def _texts(
+def _notes_on_eos(target: PreTrainedModel, completions: Sequence[Completion]) -> list[str]:
+    """A note where sequences continue after the model's own end token and `eos` was not given."""
+    own = getattr(target.config, "eos_token_id", None)
+    ends = {own} if isinstance(own, int) else set(own or ())
+    count = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
+    some = "1 sequence continues" if count == 1 else f"{count:,} sequences continue"
+    return [f"{some} after the end token {sorted(ends)}; give eos if it ends them"] if count else []
+
+
+def _completions(
     completions: Sequence[Sequence[int]],
-    prompts: Sequence[Sequence[int]] | None,
-    starts: Sequence[int] | None,
+    prompts: Sequence[Sequence[int]],
     steps: Sequence[Sequence[int]] | None,
 ) -> list[Completion]:
-    if (prompts is None) == (starts is None):
-        raise ValueError("give either prompts, or starts with texts that hold their prompts: one of the two")
-    for name, other in (("prompts", prompts), ("starts", starts), ("steps", steps)):
+    for name, other in (("prompts", prompts), ("steps", steps)):
         if other is not None and len(other) != len(completions):
-            raise ValueError(f"there are {len(completions)} texts and {len(other)} {name}; each text has one")
-    whole = [[int(token) for token in text] for text in completions]
-    if prompts is not None:
-        split = [([int(token) for token in prompt], text) for prompt, text in zip(prompts, whole, strict=True)]
-    else:
-        assert starts is not None
-        split = [(text[:start], text[start:]) for text, start in zip(whole, starts, strict=True)]
-    parts = [None] * len(whole) if steps is None else [[int(size) for size in row if size != 0] for row in steps]
-    given = [Completion(prompt, text, one) for (prompt, text), one in zip(split, parts, strict=True)]
-    if not given:
-        raise ValueError("there are no tokens to judge; give at least one text with a token in it")
-    return given
+            raise ValueError(f"there are {len(completions)} completions and {len(other)} {name}; give one for each")
+    if not completions:
+        raise ValueError("there are no tokens to audit; give at least one completion with a token in it")
+    sizes = [None] * len(completions) if steps is None else [[int(size) for size in row if size != 0] for row in steps]
+    return [
+        Completion([int(token) for token in prompt], [int(token) for token in tokens], size)
+        for prompt, tokens, size in zip(prompts, completions, sizes, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""Judges texts one after the other, keeps what it saw, and can be stopped after any of them."""
+"""Audits sequences one after the other; may be stopped after any of them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specnb.audit.bets import Bets, Margin, Row
-from specnb.audit.distance import DistanceEstimate
-from specnb.audit.evidence import Evidence, total
+from specnb.audit.bets import Bets, CutoffGap, Row
+from specnb.audit.distance import TotalVariationEstimate
+from specnb.audit.evidence import Evidence, log_mean
 from specnb.audit.numerics import Numerics, crossing
 from specnb.audit.report import Impossible, Report
 
 Ends = int | Iterable[int] | None
-LISTED = 100
-OFFSETS = (0, 1, 4, 16, 64, 256, 1024)
+LISTED = 100  # violations kept with all details
+POSITION_GROUPS = (0, 1, 4, 16, 64, 256, 1024)  # first position of each
 
 
 class Auditor:
-    """Judges row after row; `found_after` is the number of tokens at which exactness was rejected, or None.
+    """Audits sequence after sequence; may be stopped after any of them without a higher false-alarm rate.
 
-    `eos` are tokens after which a sequence must end, `max_new_tokens` its length without one; both are judged
-    only where given. `seed` is that of the audit's own uniforms. `numerics` is what the target differs from itself.
+    `found_after` is the number of tokens after which exactness was rejected, or None.
+
+    delta           largest probability that an exact sampler is ever rejected
+    seed            of the audit's own uniforms
+    eos             tokens after which a sequence must end, `max_new_tokens` its length without one; each is checked
+                    only where given
+    numerics        how far the target's distributions depend on the way they are computed
 
     Raises `ValueError` for a delta outside (0, 1), a negative seed or end token, and `max_new_tokens` below 1.
+
+    >>> import torch
+    >>> auditor = Auditor()
+    >>> for _ in range(40):  # the sampler claims a fair coin and always returns 1
+    ...     auditor.add(Row([1], torch.tensor([[0.5, 0.5]])))
+    >>> auditor.found_after
+    29
     """
 
     def __init__(
@@ -38,108 +50,109 @@ class Auditor:
         numerics: Numerics | None = None,
     ) -> None:
         if not 0 < delta < 1:
-            raise ValueError(f"delta is {delta}; a rate of false alarms lies between 0 and 1")
+            raise ValueError(f"delta is {delta}; a false-alarm rate lies between 0 and 1")
         if seed < 0:
             raise ValueError(f"seed is {seed}; it must be a non-negative integer")
         if max_new_tokens is not None and max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be a positive integer, or None: not judged")
+            raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be a positive integer, or None for no check")
         self.delta = delta
         self.ends = end_tokens(eos)
         self.max_new_tokens = max_new_tokens
         self.numerics = numerics
         self.bets = Bets(seed)
-        self.kinds: list[str] = []
+        self.alternatives: list[str] = []
         self.evidence: Evidence | None = None
-        self.distance = DistanceEstimate()
-        self.logs: list[NDArray[np.float64]] = []  # of each kind, after each token
-        self.positions: list[NDArray[np.int64]] = []  # text, offset, token and place in the step
-        self.certain_at: int | None = None  # the first token with a finding that needs no statistics
-        self.certain: dict[str, int] = {}
+        self.distance = TotalVariationEstimate()
+        self.logs: list[NDArray[np.float64]] = []  # natural log of each e-value, `(n, alternatives)`
+        self.places: list[NDArray[np.int64]] = []  # sequence, position, token and position in the step, `(4, n)`
+        self.first_violation: int | None = None  # index of its token
+        self.violations: dict[str, int] = {}
         self.impossible: list[Impossible] = []
-        self.border: list[Impossible] = []
+        self.borderline: list[Impossible] = []
         self.found_after: int | None = None
         self.numerics_only = False
-        self.tokens = self.rows = self.offset = 0
+        self.tokens = self.sequences = self.offset = 0
         self.ended = False
 
     @torch.no_grad()
     def add(self, row: Row) -> None:
-        """Judges one row. Raises `ValueError` for tokens and distributions that do not fit together."""
+        """Audits one row. Raises `ValueError` for tokens and distributions that do not fit together."""
         _require_row(row)
         if not row.continues:
-            self.rows, self.offset, self.ended = self.rows + 1, 0, False
+            self.sequences, self.offset, self.ended = self.sequences + 1, 0, False
             self.bets.begin(row.prompt)
         end_tokens(self.ends, row.p.shape[1])
-        row = self._until_the_end(row)
+        row = self._until_eos(row)
         if len(row.tokens) == 0:
             return
-        placed = self.bets.place(row)
+        bets = self.bets.bets_on(row)
         if self.evidence is None:
-            self.kinds = placed.kinds
-            self.evidence = Evidence(placed.kinds, placed.masks.shape[1])
-        if placed.kinds != self.kinds or placed.masks.shape[1] != self.evidence.places:
+            self.alternatives = bets.alternatives
+            self.evidence = Evidence(bets.alternatives, bets.masks.shape[1])
+        if bets.alternatives != self.alternatives or bets.masks.shape[1] != self.evidence.subsets:
             raise ValueError(
-                "some texts come with a draft's distributions or with steps and others do not; give them for all"
+                "some sequences come with a draft's distributions or with steps and others do not; give them for all"
             )
         zero = row.p.gather(-1, _tokens(row)[:, None])[:, 0].numpy(force=True) == 0
-        ratios = np.where(zero[:, None], 1.0, placed.ratios)
-        log_e = self.evidence.add(ratios, placed.masks)
-        self.distance.add(placed.excess)
-        self._name_impossible(row, np.flatnonzero(zero))
+        ratios = np.where(zero[:, None], 1.0, bets.ratios)
+        log_e = self.evidence.add(ratios, bets.masks)
+        self.distance.add(bets.deviations)
+        self._record_impossible(row, np.flatnonzero(zero))
         n = len(row.tokens)
-        places = self.offset + np.arange(n)
-        self.positions.append(np.stack([np.full(n, self.rows - 1), places, np.asarray(row.tokens), placed.place]))
+        positions = self.offset + np.arange(n)
+        sequence = np.full(n, self.sequences - 1)
+        self.places.append(np.stack([sequence, positions, np.asarray(row.tokens), bets.step_positions]))
         self.logs.append(log_e)
-        self._update_verdict(total(log_e))
+        self._update_verdict(log_mean(log_e))
         self.tokens += n
         self.offset += n
 
-    def _until_the_end(self, row: Row) -> Row:
-        """The row up to its end-of-text; what stands behind is a finding, and so is a wrong length."""
+    def _until_eos(self, row: Row) -> Row:
+        """The row up to its end token; records tokens after it, and a wrong length, as violations."""
         tokens = [int(token) for token in row.tokens]
         keep = 0 if self.ended else len(tokens)
         ends = [at for at, token in enumerate(tokens[:keep]) if token in self.ends]
         if ends:
             keep, self.ended = ends[0] + 1, True
         if keep < len(tokens):
-            self._certain("after-the-end", self.tokens + keep + 1, len(tokens) - keep)
+            self._violation("after-the-end", self.tokens + keep + 1, len(tokens) - keep)
         if self.max_new_tokens is not None:
             length = self.offset + keep
             if length > self.max_new_tokens:
-                self._certain("wrong-length", self.tokens + max(self.max_new_tokens - self.offset, 0) + 1, 1)
+                self._violation("wrong-length", self.tokens + max(self.max_new_tokens - self.offset, 0) + 1, 1)
             elif length < self.max_new_tokens and not self.ended and not row.more:
-                self._certain("wrong-length", self.tokens + keep, 1)
+                self._violation("wrong-length", self.tokens + keep, 1)
         if keep == len(tokens):
             return row
         q, raw = (None if probs is None else probs[:keep] for probs in (row.q, row.raw))
         steps = None if row.steps is None else _cut_steps(row.steps, keep)
         return replace(row, tokens=tokens[:keep], p=row.p[:keep], q=q, raw=raw, steps=steps)
 
-    def _name_impossible(self, row: Row, zeros: NDArray[np.intp]) -> None:
+    def _record_impossible(self, row: Row, zeros: NDArray[np.intp]) -> None:
         for at in zeros.tolist():
-            margin = row.margins.get(self.offset + at, Margin(float("nan"), float("nan")))
-            named = Impossible(self.rows - 1, self.offset + at, int(row.tokens[at]), *margin)
-            if self._at_border(margin):
-                self.border += [named][: LISTED - len(self.border)]
+            gap = row.cutoff_gaps.get(self.offset + at, CutoffGap(float("nan"), float("nan")))
+            impossible = Impossible(self.sequences - 1, self.offset + at, int(row.tokens[at]), *gap)
+            if self._is_borderline(gap):
+                self.borderline += [impossible][: LISTED - len(self.borderline)]
             else:
-                self.impossible += [named][: LISTED - len(self.impossible)]
-                self._certain("impossible", self.tokens + at + 1, 1)
+                self.impossible += [impossible][: LISTED - len(self.impossible)]
+                self._violation("impossible", self.tokens + at + 1, 1)
 
-    def _at_border(self, margin: Margin) -> bool:
-        """Whether the two kinds of target run, which may err in both directions, could disagree on it."""
+    def _is_borderline(self, gap: CutoffGap) -> bool:
+        """Whether numerics could explain the gap; both ways to compute the distributions may err, hence the 2."""
         numerics = self.numerics
-        return numerics is not None and margin.logit <= 2 * numerics.logit and margin.mass <= 2 * numerics.tv
+        return numerics is not None and gap.logit <= 2 * numerics.logit and gap.mass <= 2 * numerics.tv
 
-    def _certain(self, kind: str, after: int, count: int) -> None:
-        """Records findings that need no statistics, the first one known after that many tokens."""
-        self.certain[kind] = self.certain.get(kind, 0) + count
+    def _violation(self, name: str, after: int, count: int) -> None:
+        """Records `count` violations, the first one known after `after` tokens."""
+        self.violations[name] = self.violations.get(name, 0) + count
         at = max(after - 1, 0)
-        self.certain_at = at if self.certain_at is None else min(self.certain_at, at)
+        self.first_violation = at if self.first_violation is None else min(self.first_violation, at)
         self.found_after = after if self.found_after is None else min(self.found_after, after)
 
     def _update_verdict(self, log_e: NDArray[np.float64]) -> None:
         if self.found_after is not None:
-            if self.found_after > self.tokens:  # certain in this row; the evidence may have passed before it
+            if self.found_after > self.tokens:  # a violation in this row; the e-value may have passed 1/delta before it
                 before = self._crossed(log_e, self._nats)
                 self.found_after = min(self.found_after, before or self.found_after)
             return
@@ -155,68 +168,74 @@ class Auditor:
 
     @property
     def log10_e(self) -> float:
-        """Decimal logarithm of the e-value so far."""
-        if self.certain_at is not None:
+        """Decimal logarithm of the e-value so far; infinite after a violation."""
+        if self.first_violation is not None:
             return float("inf")
-        return float(total(self.logs[-1][-1:])[0] / np.log(10)) if self.logs else 0.0
+        return float(log_mean(self.logs[-1][-1:])[0] / np.log(10)) if self.logs else 0.0
 
     def report(self, detect: bool = True) -> Report:
-        """What has been found so far; `detect` computes what would have been found, where nothing was.
+        """The report so far; `detect` adds what would have been detected, where nothing was found.
 
-        Raises `ValueError` where there was no token and nothing was found.
+        Raises `ValueError` where there were no tokens and no violations.
         """
         if self.evidence is None:
             return self._report_without_tokens()
         logs = np.concatenate(self.logs) / np.log(10)
-        running = total(logs * np.log(10)) / np.log(10)
-        if self.certain_at is not None:
-            running[self.certain_at :] = np.inf
-            running[-1] = np.inf  # it may have been behind the last token judged
-        kinds = dict(zip(self.evidence.names, logs.T, strict=True))
+        running = log_mean(logs * np.log(10)) / np.log(10)
+        if self.first_violation is not None:
+            running[self.first_violation :] = np.inf
+            running[-1] = np.inf  # the violation may come after the last token that was bet on
         leading = int(logs[-1].argmax())
         nothing = self.found_after is None
         return Report(
             delta=self.delta,
             tokens=self.tokens,
-            rows=self.rows,
+            sequences=self.sequences,
             found_after=self.found_after,
             numerics_only=nothing and self.numerics_only,
             running=running,
-            running_kinds=kinds,
+            running_by_alternative=dict(zip(self.evidence.names, logs.T, strict=True)),
             tv=self.distance.estimate(),
-            certain=self.certain,
+            violations=self.violations,
             impossible=self.impossible,
-            border=self.border,
-            where={} if nothing else self._where(np.diff(logs[:, leading], prepend=0.0)),
+            borderline=self.borderline,
+            breakdown={} if nothing else self._breakdown(np.diff(logs[:, leading], prepend=0.0)),
             detectable=self._detectable() if detect and nothing and not self.numerics_only else {},
             numerics=self.numerics,
         )
 
     def _report_without_tokens(self) -> Report:
-        if not self.certain:
-            raise ValueError("there are no tokens to judge; give at least one text with a token in it")
+        if not self.violations:
+            raise ValueError("there are no tokens to audit; give at least one sequence with a token in it")
         return Report(
-            delta=self.delta, tokens=0, rows=self.rows, found_after=self.found_after, numerics_only=False,
-            running=np.empty(0), running_kinds={}, tv=self.distance.estimate(), certain=self.certain,
+            delta=self.delta,
+            tokens=0,
+            sequences=self.sequences,
+            found_after=self.found_after,
+            numerics_only=False,
+            running=np.empty(0),
+            running_by_alternative={},
+            tv=self.distance.estimate(),
+            violations=self.violations,
             numerics=self.numerics,
-        )  # fmt: skip
+        )
 
     def _detectable(self) -> dict[str, float]:
         assert self.evidence is not None
-        always = {"impossible": 1 - 0.1 ** (1 / self.tokens)}  # one such token in the text is enough
-        return always | self.evidence.detectable(self.delta)
+        impossible = {"impossible": 1 - 0.1 ** (1 / self.tokens)}  # one such token is enough
+        return impossible | self.evidence.detectable(self.delta)
 
-    def _where(self, gains: NDArray[np.float64]) -> dict[str, list[tuple[str, int, float]]]:
-        """Where the evidence of the leading kind comes from; sums of gains over groups of tokens."""
-        text, offset, token, place = np.concatenate(self.positions, axis=1)
+    def _breakdown(self, gains: NDArray[np.float64]) -> dict[str, list[tuple[str, int, float]]]:
+        """Sums of the leading alternative's gains over groups of tokens."""
+        sequence, position, token, step_position = np.concatenate(self.places, axis=1)
         groups: dict[str, tuple[NDArray[np.int64], Callable[[int], str]]] = {
-            "in the text at": (np.searchsorted(OFFSETS, offset, side="right") - 1, _offset_name),
-            "from token": (token, str),
-            "in text": (text, str),
+            "position in the sequence": (np.searchsorted(POSITION_GROUPS, position, side="right") - 1, _positions),
+            "token": (token, str),
+            "sequence": (sequence, str),
         }
-        if (place >= 0).any():
-            groups["at the place in a step"] = (place, str)
-        return {what: _summed(index, gains, name) for what, (index, name) in groups.items()}
+        if (step_position >= 0).any():
+            groups["position in the step"] = (step_position, str)
+        return {grouping: _summed(index, gains, name) for grouping, (index, name) in groups.items()}
 
 
 def end_tokens(eos: Ends, vocab: int | None = None) -> set[int]:
@@ -232,12 +251,12 @@ def end_tokens(eos: Ends, vocab: int | None = None) -> set[int]:
     return ends
 
 
-def _offset_name(group: int) -> str:
-    return (
-        f"offset {OFFSETS[group]} on"
-        if group + 1 == len(OFFSETS)
-        else f"offsets {OFFSETS[group]} to {OFFSETS[group + 1] - 1}"
-    )
+def _positions(group: int) -> str:
+    first = POSITION_GROUPS[group]
+    if group + 1 == len(POSITION_GROUPS):
+        return f"{first} and later"
+    last = POSITION_GROUPS[group + 1] - 1
+    return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _summed(

@@ -1,7 +1,7 @@
-"""All bets on one text: the alternatives' distributions, the transform in three orders, noise that is used twice.
+"""All bets on one sequence: alternative distributions, transforms (PIT) in three orders, and uniforms used twice.
 
-Everything here is known before the token it is about, or is the token itself; the state that goes from
-text to text (histograms, the text before) is made of tokens already judged.
+Each bet is fixed before the token it is about is seen. What is carried from sequence to sequence (histograms, earlier
+sequences) depends only on tokens that were judged before.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from torch import Tensor
 
 from specnb.audit import pit
 from specnb.audit.alternatives import alternative_distributions
-from specnb.audit.condensed import CondensedView, condense, greater_mask
-from specnb.audit.shared_noise import CumulativeMass, Interval, reused, same_uniform
+from specnb.audit.condensed import CondensedDistributions, condense_distributions, greater_mask
+from specnb.audit.shared_uniforms import CumulativeMass, Interval, same_uniform_ratio, within_step_ratios
 
 Array = NDArray[np.float64]
 
 LAGS = (1, 2, 3, 4, 5, 6)
 STREAM = int.from_bytes(b"specnb.audit", "big")
-"""A sampler that is seeded with the same small number must not share its uniforms with the audit."""
-EARLY, LATE = 4, 32  # bets are also placed on the first tokens of a text alone, and on those far behind
-TOP_P = [number for number, edge in enumerate(pit.EDGES) if edge >= 0.5]
-"""The fixed bets along p that all mass lies in the likeliest part: what top-p does."""
+"""Keeps the audit's uniforms apart from those of a sampler that is seeded with the same small number."""
+EARLY, LATE = 4, 32  # bets are also made on the first 4 tokens of a sequence alone, and on those from offset 32 on
+TOP_P_BETS = [number for number, edge in enumerate(pit.EDGES) if edge >= 0.5]
+"""The fixed bets along p that put all mass on the likeliest part of p, as an unclaimed top-p does."""
 
 
-class Margin(NamedTuple):
-    """How far a token is from being possible: `logit` below the least that the argmax or top-k keeps (0 if
-    these keep it), and probability `mass` before it beyond top-p (0 if that keeps it)."""
+class CutoffGap(NamedTuple):
+    """How far a token of probability zero is from being possible.
+
+    logit  difference to the smallest logit that argmax or top-k keeps (0 if they keep the token)
+    mass   probability of likelier tokens in excess of top-p (0 if top-p keeps the token)
+    """
 
     logit: float
     mass: float
@@ -40,17 +43,20 @@ class Margin(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One text, or a piece of one: its tokens, and the distributions they should have been drawn from.
+    """One sequence, or a piece of one: its tokens, and the distributions they should have been sampled from.
 
-    tokens     n tokens
-    p          (n, vocab) the target's distributions, standardised as claimed, before each of them
-    q          (n, vocab) the draft's distributions there, standardised; zero where it drafts nothing
-    raw        (n, vocab) the draft's distributions not standardised, where that is another distribution
-    prompt     what stands before the text
-    steps      tokens emitted by each step, which add up to n
-    margins    of tokens that p makes impossible, by their place: how far outside they are
-    continues  whether it goes on where the row before it ended
-    more       whether the next row goes on where it ends
+    tokens       n tokens
+    p            (n, vocab) the target's distribution before each of them, standardised as claimed
+    q            (n, vocab) the draft's distribution there, standardised; zero where nothing was drafted
+    raw          (n, vocab) the draft's distribution before standardisation, where that differs
+    prompt       the tokens before the sequence
+    steps        tokens emitted by each step; they add up to n
+    cutoff_gaps  offset in the sequence -> `CutoffGap`, of tokens that p makes impossible
+    continues    whether it continues the sequence of the row before
+    more         whether the next row continues it
+
+    >>> Row([1, 0], torch.full((2, 2), 0.5)).tokens
+    [1, 0]
     """
 
     tokens: Sequence[int]
@@ -59,203 +65,223 @@ class Row:
     raw: Tensor | None = None
     prompt: Sequence[int] = ()
     steps: Sequence[int] | None = None
-    margins: Mapping[int, Margin] = field(default_factory=dict)
+    cutoff_gaps: Mapping[int, CutoffGap] = field(default_factory=dict)
     continues: bool = False
     more: bool = False
 
 
-class Placed(NamedTuple):
-    """Bets of one row: the `kinds` of K bets, r(x)/p(x) `(n, K)`, the `excess` of J witnesses `(n, J)`, at
-    which tokens the bets are placed as well `(n, places)`, and each token's `place` in its step, or -1."""
+class RowBets(NamedTuple):
+    """The bets on n tokens.
 
-    kinds: list[str]
+    alternatives    names of the alternatives that the K bets belong to
+    ratios          (n, K) r(x)/p(x)
+    deviations      (n, J) deviations of J test functions from their expectation under p (`specnb.audit.distance`)
+    masks           (n, subsets) the subsets of tokens on which each bet is also made alone
+    step_positions  (n,) each token's position in its step, counted from 0; -1 where steps are unknown
+    """
+
+    alternatives: list[str]
     ratios: Array
-    excess: Array
+    deviations: Array
     masks: NDArray[np.bool_]
-    place: NDArray[np.int64]
+    step_positions: NDArray[np.int64]
 
 
 class Bets:
-    """Places all bets on row after row; `seed` is that of the transform's own uniforms."""
+    """Makes all bets on row after row; `seed` is that of the transform's own uniforms."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng([STREAM, seed])
-        self.histograms = {kind: pit.Histogram() for kind in ("along-p", "along-q/p", "along-ids")}
-        self.longest = 1
-        self.text = _Sequence()
-        self.last: Tensor | None = None  # p before the token placed last, `(1, vocab)`
-        self.others: tuple[_Sequence, _Sequence] = (_Sequence(), _Sequence())
-        self.after_prompt: dict[tuple[int, ...], _Sequence] = {}
+        self.histograms = {name: pit.Histogram() for name in ("along-p", "along-q/p", "along-ids")}
+        self.longest_step = 1
+        self.sequence = _History()
+        self.previous_p: Tensor | None = None  # p before the last token judged, `(1, vocab)`
+        self.references: tuple[_History, _History] = (_History(), _History())
+        self.last_with_prompt: dict[tuple[int, ...], _History] = {}
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Begins a new sequence. What is kept of earlier ones does not grow with the vocabulary."""
-        before, self.text, self.last = self.text, _Sequence(prompt=list(prompt)), None
-        self.others = (before, self.after_prompt.get(tuple(prompt), _Sequence()))
-        self.after_prompt[tuple(prompt)] = self.text
+        before, self.sequence, self.previous_p = self.sequence, _History(prompt=list(prompt)), None
+        self.references = (before, self.last_with_prompt.get(tuple(prompt), _History()))
+        self.last_with_prompt[tuple(prompt)] = self.sequence
 
-    def place(self, row: Row) -> Placed:
+    def bets_on(self, row: Row) -> RowBets:
         """The bets on `row`, a piece of the sequence begun last, whose tokens and distributions have been checked."""
         tokens = torch.as_tensor(row.tokens, device=row.p.device)
-        row, drafted, cumulated = _drafted_everywhere(row), None, None
-        own = CumulativeMass(row.p).interval(tokens)
+        row, q_interval, q_mass = _with_p_where_nothing_was_drafted(row), None, None
+        p_interval = CumulativeMass(row.p).interval(tokens)
         if row.q is not None:
-            cumulated = CumulativeMass(row.q)
-            drafted = cumulated.interval(tokens)
-        seen = self._view(row, tokens)
+            q_mass = CumulativeMass(row.q)
+            q_interval = q_mass.interval(tokens)
+        condensed = self._condensed(row, tokens)
         collected = _Collected([], [], [])
-        self._bet_on_alternatives(collected, tokens, seen)
-        self._bet_on_transforms(collected, seen, own)
-        self._bet_on_noise(collected, tokens, own, drafted)
-        if row.q is not None and cumulated is not None:
-            ratios = reused(row.p, row.q, tokens, cumulated)
-            for kind, ratio in zip(("one-uniform", "shared-noise"), ratios, strict=True):
-                collected.bet(kind, ratio)
-        masks, place = self._places(row)
-        self.text.grow(row, own, drafted)
-        self.last = row.p[-1:].clone()
-        return Placed(collected.kinds, np.stack(collected.ratios, 1), np.stack(collected.excess, 1), masks, place)
+        self._bet_on_alternatives(collected, tokens, condensed)
+        self._bet_on_transforms(collected, condensed, p_interval)
+        self._bet_on_reused_uniforms(collected, tokens, p_interval, q_interval)
+        if row.q is not None and q_mass is not None:
+            ratios = within_step_ratios(row.p, row.q, tokens, q_mass)
+            for name, ratio in zip(("one-uniform", "shared-noise"), ratios, strict=True):
+                collected.bet(name, ratio)
+        masks, step_positions = self._subsets(row)
+        self.sequence.extend(row, p_interval, q_interval)
+        self.previous_p = row.p[-1:].clone()
+        return RowBets(
+            collected.alternatives,
+            np.stack(collected.ratios, 1),
+            np.stack(collected.deviations, 1),
+            masks,
+            step_positions,
+        )
 
-    def _view(self, row: Row, tokens: Tensor) -> CondensedView:
-        first = row.p[:1] if self.last is None else self.last
-        before = torch.cat([first, row.p[:-1]])
-        last = [*self.text.prompt, *self.text.tokens][-1:]
-        return condense(tokens, row.p, before, row.q, row.raw, previous=last[0] if last else 0)
+    def _condensed(self, row: Row, tokens: Tensor) -> CondensedDistributions:
+        first = row.p[:1] if self.previous_p is None else self.previous_p
+        previous_p = torch.cat([first, row.p[:-1]])
+        last = [*self.sequence.prompt, *self.sequence.tokens][-1:]
+        return condense_distributions(tokens, row.p, previous_p, row.q, row.raw, previous_token=last[0] if last else 0)
 
-    def _bet_on_alternatives(self, collected: _Collected, tokens: Tensor, seen: CondensedView) -> None:
-        known = torch.nn.functional.pad(self.text.had(seen.ids, tokens.cpu()), (0, 2))
-        kinds, at_token = [], []
-        for kind, distributions in alternative_distributions(seen, known):
-            kinds += [kind] * len(distributions)
-            at_token.append(seen.at_token(distributions))
-            likelier = greater_mask(distributions, seen.p)
-            excess = seen.at_token(likelier) - torch.linalg.vecdot(likelier, seen.p)
-            collected.excess.extend(excess.numpy(force=True))
-        p = seen.at_token(seen.p).double()  # over the least float32, a ratio would overflow
+    def _bet_on_alternatives(self, collected: _Collected, tokens: Tensor, condensed: CondensedDistributions) -> None:
+        occurred = torch.nn.functional.pad(self.sequence.occurred(condensed.ids, tokens.cpu()), (0, 2))
+        names, at_token = [], []
+        for name, distributions in alternative_distributions(condensed, occurred):
+            names += [name] * len(distributions)
+            at_token.append(condensed.at_token(distributions))
+            likelier = greater_mask(distributions, condensed.p)
+            deviations = condensed.at_token(likelier) - torch.linalg.vecdot(likelier, condensed.p)
+            collected.deviations.extend(deviations.numpy(force=True))
+        p = condensed.at_token(condensed.p).double()  # dividing by the smallest float32 would overflow
         ratios = torch.where(p > 0, torch.cat(at_token) / p.where(p > 0, 1.0), 1.0).numpy(force=True)
-        for kind, ratio in zip(kinds, ratios, strict=True):
-            collected.bet(kind, ratio)
-        constant = [ratio for kind, ratio in zip(kinds, ratios, strict=True) if kind == "constant-uniform"]
+        for name, ratio in zip(names, ratios, strict=True):
+            collected.bet(name, ratio)
+        constant = [ratio for name, ratio in zip(names, ratios, strict=True) if name == "constant-uniform"]
         if constant:
-            collected.bet("constant-uniform", self.text.learned(np.stack(constant, axis=1)))
+            collected.bet("constant-uniform", self.sequence.adaptive_mixture(np.stack(constant, axis=1)))
 
-    def _bet_on_transforms(self, collected: _Collected, seen: CondensedView, own: Interval) -> None:
-        w = self.random.random(len(own.low))
-        scores = {"along-p": seen.p / seen.sizes.clamp_min(1)}
-        if seen.q is not None:
-            scores["along-q/p"] = torch.where(seen.p > 0, seen.q / seen.p.where(seen.p > 0, 1.0), torch.inf)
-        transforms = {kind: pit.transform(seen.p, score, seen.cell, w) for kind, score in scores.items()}
-        transforms["along-ids"] = np.clip(own.low + w * own.width, 0.0, 1.0)
-        for kind, u in transforms.items():
-            bets = np.concatenate([pit.fixed_bets(u), self.histograms[kind].bets(u)], axis=1)
+    def _bet_on_transforms(
+        self, collected: _Collected, condensed: CondensedDistributions, p_interval: Interval
+    ) -> None:
+        w = self.random.random(len(p_interval.low))
+        scores = {"along-p": condensed.p / condensed.sizes.clamp_min(1)}
+        if condensed.q is not None:
+            possible = condensed.p > 0
+            scores["along-q/p"] = torch.where(possible, condensed.q / condensed.p.where(possible, 1.0), torch.inf)
+        transforms = {name: pit.transform(condensed.p, score, condensed.cell, w) for name, score in scores.items()}
+        transforms["along-ids"] = np.clip(p_interval.low + w * p_interval.width, 0.0, 1.0)
+        for name, u in transforms.items():
+            bets = np.concatenate([pit.fixed_bets(u), self.histograms[name].bets(u)], axis=1)
             for number, ratio in enumerate(bets.T):
-                cut = kind == "along-p" and number in TOP_P
-                collected.bet("tail-cut" if cut else kind, ratio)
+                is_top_p = name == "along-p" and number in TOP_P_BETS
+                collected.bet("tail-cut" if is_top_p else name, ratio)
             below = (u[:, None] < np.array(pit.EDGES)) - np.array(pit.EDGES)
-            collected.excess.extend([*below.T, *-below.T])
+            collected.deviations.extend([*below.T, *-below.T])
 
-    def _bet_on_noise(self, collected: _Collected, tokens: Tensor, own: Interval, drafted: Interval | None) -> None:
-        """Against the tokens a few places before, and against two earlier texts at the same place: the one
-        before, and the last one with the same prompt."""
-        start, n = len(self.text.tokens), len(tokens)
-        for number, probs in enumerate((own, drafted)):
-            if probs is None:
+    def _bet_on_reused_uniforms(
+        self, collected: _Collected, tokens: Tensor, p_interval: Interval, q_interval: Interval | None
+    ) -> None:
+        """Compares with the tokens a few positions before, and with two earlier sequences at the same offset: the
+        one before, and the last one with the same prompt."""
+        start, n = len(self.sequence.tokens), len(tokens)
+        for model, interval in enumerate((p_interval, q_interval)):
+            if interval is None:
                 continue
-            so_far = self.text.intervals(number, probs)
+            so_far = self.sequence.intervals(model, interval)
             for lag in LAGS:
-                collected.bet("noise-of-steps", same_uniform(own, _cut(so_far, start - lag, n), probs))
-            for other in self.others:
-                earlier = _cut(other.intervals(number), start, n)
-                collected.bet("noise-of-texts", same_uniform(own, earlier, probs))
-        for other in self.others:
+                earlier = _slice(so_far, start - lag, n)
+                collected.bet("noise-of-steps", same_uniform_ratio(p_interval, earlier, interval))
+            for reference in self.references:
+                earlier = _slice(reference.intervals(model), start, n)
+                collected.bet("noise-of-texts", same_uniform_ratio(p_interval, earlier, interval))
+        for reference in self.references:
             expected = np.full(n, -1)
-            there = other.tokens[start : start + n]
-            expected[: len(there)] = there
-            hit = np.where(expected == tokens.numpy(force=True), 1 / np.where(own.width > 0, own.width, 1.0), 0.0)
+            known = reference.tokens[start : start + n]
+            expected[: len(known)] = known
+            width = np.where(p_interval.width > 0, p_interval.width, 1.0)
+            hit = np.where(expected == tokens.numpy(force=True), 1 / width, 0.0)
             collected.bet("same-tokens", np.where(expected >= 0, hit, 1.0))
 
-    def _places(self, row: Row) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        offset = len(self.text.tokens) + np.arange(len(row.tokens))
+    def _subsets(self, row: Row) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """The masks of `RowBets`: early and late tokens; with steps, the first, inner and last positions of a step,
+        and the first position after a step of full length."""
+        offset = len(self.sequence.tokens) + np.arange(len(row.tokens))
         masks = [offset < EARLY, offset >= LATE]
         if row.steps is None:
             return np.stack(masks, axis=1), np.full(len(offset), -1)
-        place: list[int] = []
-        full: list[tuple[bool, int]] = []
+        positions: list[int] = []
+        context: list[tuple[bool, int]] = []
         after_full = False
         for emitted in row.steps:
-            place += range(emitted)
-            full += [(after_full, self.longest)] * emitted
-            after_full = emitted >= self.longest > 1
-            self.longest = max(self.longest, emitted)
-        places = np.array(place, dtype=np.int64)
-        after, longest = np.array(full, dtype=np.int64).reshape(-1, 2).T
-        masks += [places == 0, (places > 0) & (places < longest - 1), (places > 0) & (places == longest - 1)]
-        return np.stack([*masks, (places == 0) & (after > 0)], axis=1), places
+            positions += range(emitted)
+            context += [(after_full, self.longest_step)] * emitted
+            after_full = emitted >= self.longest_step > 1
+            self.longest_step = max(self.longest_step, emitted)
+        position = np.array(positions, dtype=np.int64)
+        after, longest = np.array(context, dtype=np.int64).reshape(-1, 2).T
+        masks += [position == 0, (position > 0) & (position < longest - 1), (position > 0) & (position == longest - 1)]
+        return np.stack([*masks, (position == 0) & (after > 0)], axis=1), position
 
 
 class _Collected(NamedTuple):
-    kinds: list[str]
+    alternatives: list[str]
     ratios: list[Array]
-    excess: list[Array]
+    deviations: list[Array]
 
-    def bet(self, kind: str, ratio: Array) -> None:
-        self.kinds.append(kind)
+    def bet(self, alternative: str, ratio: Array) -> None:
+        self.alternatives.append(alternative)
         self.ratios.append(ratio)
 
 
-class _Sequence:
-    """What is remembered of a text: its tokens, where they lay in the cumulated distributions."""
+class _History:
+    """What is kept of a sequence: its tokens, and the intervals of their uniforms under p and q."""
 
     def __init__(self, prompt: list[int] | None = None) -> None:
         self.prompt = prompt or []
         self.tokens: list[int] = []
-        self.laid: tuple[list[Interval], list[Interval]] = ([], [])
+        self.pieces: tuple[list[Interval], list[Interval]] = ([], [])
         self.log_weight: Array | float = 0.0
 
-    def grow(self, row: Row, own: Interval, drafted: Interval | None) -> None:
+    def extend(self, row: Row, p_interval: Interval, q_interval: Interval | None) -> None:
         self.tokens += [int(token) for token in row.tokens]
-        self.laid[0].append(own)
-        if drafted is not None:
-            self.laid[1].append(drafted)
+        self.pieces[0].append(p_interval)
+        if q_interval is not None:
+            self.pieces[1].append(q_interval)
 
-    def intervals(self, number: int, more: Interval | None = None) -> Interval:
-        """Of all tokens so far, under p (0) or q (1), and `more` behind them."""
-        parts = [*self.laid[number], *([] if more is None else [more])]
+    def intervals(self, model: int, more: Interval | None = None) -> Interval:
+        """Of all tokens so far, under p (`model` 0) or q (1), followed by `more`."""
+        parts = [*self.pieces[model], *([] if more is None else [more])]
         if not parts:
             return Interval(np.empty(0), np.empty(0))
         return Interval(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def had(self, ids: Tensor, tokens: Tensor) -> Tensor:
-        """Which of `ids` `(n, H)` the prompt or the text has before each of the `tokens` `(n,)` that come."""
+    def occurred(self, ids: Tensor, tokens: Tensor) -> Tensor:
+        """Which of `ids` `(n, H)` occur in the prompt or the sequence before each of the next `tokens` `(n,)`."""
         known = torch.as_tensor([*self.prompt, *self.tokens], dtype=torch.int64, device=ids.device)
         vocab = int(max(ids.max(), tokens.max(), known.max() if len(known) else 0)) + 1
         first = torch.full((vocab,), len(tokens), device=ids.device)
-        places = torch.arange(len(tokens), device=ids.device)
-        first.scatter_reduce_(0, tokens, places + 1, "amin")
+        positions = torch.arange(len(tokens), device=ids.device)
+        first.scatter_reduce_(0, tokens, positions + 1, "amin")
         first[known] = 0
-        return first[ids] <= places[:, None]
+        return first[ids] <= positions[:, None]
 
-    def learned(self, ratios: Array) -> Array:
-        """The bets `(n, U)` averaged with weights that each has earned in this text so far, `(n,)`."""
-        floored = np.log(0.05 + 0.95 * ratios)
-        earned = self.log_weight + np.concatenate([np.zeros((1, ratios.shape[1])), floored.cumsum(axis=0)])
-        self.log_weight = earned[-1]
-        weight = np.exp(earned[:-1] - earned[:-1].max(axis=1, keepdims=True))
-        return (weight * np.exp(floored)).sum(axis=1) / weight.sum(axis=1)
+    def adaptive_mixture(self, ratios: Array) -> Array:
+        """The mean `(n,)` of the bets `(n, U)`, weighted by what each has gained in this sequence so far."""
+        staked = np.log(0.05 + 0.95 * ratios)
+        gained = self.log_weight + np.concatenate([np.zeros((1, ratios.shape[1])), staked.cumsum(axis=0)])
+        self.log_weight = gained[-1]
+        weight = np.exp(gained[:-1] - gained[:-1].max(axis=1, keepdims=True))
+        return (weight * np.exp(staked)).sum(axis=1) / weight.sum(axis=1)
 
 
-def _drafted_everywhere(row: Row) -> Row:
-    """Where nothing was drafted, p takes the place of q."""
+def _with_p_where_nothing_was_drafted(row: Row) -> Row:
     if row.q is None:
         return row
     mass = row.q.sum(dim=-1, keepdim=True)
     return replace(row, q=torch.where(mass > 0, row.q, row.p)) if bool((mass == 0).any()) else row
 
 
-def _cut(laid: Interval, start: int, n: int) -> Interval:
-    """Entries `start` to `start + n`, empty intervals where there are none."""
+def _slice(intervals: Interval, start: int, n: int) -> Interval:
+    """Entries `start` to `start + n`; empty intervals outside."""
     index = start + np.arange(n)
-    inside = (index >= 0) & (index < len(laid.low))
+    inside = (index >= 0) & (index < len(intervals.low))
     index = np.where(inside, index, 0)
-    if len(laid.low) == 0:
+    if len(intervals.low) == 0:
         return Interval(np.zeros(n), np.zeros(n))
-    return Interval(laid.low[index], np.where(inside, laid.high[index], laid.low[index]))
+    return Interval(intervals.low[index], np.where(inside, intervals.high[index], intervals.low[index]))

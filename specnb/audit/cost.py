@@ -1,4 +1,4 @@
-"""What an audit costs: its time in teacher-forced runs of the target over the same texts, taken in turn."""
+"""What an audit costs: its time relative to the target's forward passes over the same sequences, measured in turn."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from specnb.models.loading import Pair
 def measure_audit_cost(
     pair: Pair, completions: Sequence[Completion], repetitions: int = 5, seed: int = 0
 ) -> pd.DataFrame:
-    """One line each for the target's run over `texts`, its comparison with itself, which costs the same however
-    many texts there are, and the whole audit without and with the draft: milliseconds per token, medians over
-    `repetitions`, each in an order of its own, and time in target runs with a 95% interval. On a CPU the time is
-    the processor's, on which neighbours weigh less than on the wall clock.
+    """One line per job: milliseconds per token, and time in units of the target's forward passes.
+
+    The jobs: the target's forward passes over `completions`; its comparison with itself (`measure_numerics`), whose
+    cost does not depend on the number of completions; the whole audit without and with the draft. Medians over
+    `repetitions`, each of which runs the jobs in a random order, with a 95% interval of the ratio. On a CPU this is
+    processor time, which depends less on other processes than wall-clock time.
 
     Raises `ValueError` for fewer than 3 repetitions.
     """
-    tokens, prompts = [text.tokens for text in completions], [text.prompt for text in completions]
+    tokens, prompts = [one.tokens for one in completions], [one.prompt for one in completions]
     whole = partial(audit, pair.target, tokens, prompts=prompts, progress=False)
     jobs: dict[str, Callable[[], object]] = {
         "the target's run": partial(teacher_forced_pass, pair.target, completions),
@@ -40,7 +42,7 @@ def measure_audit_cost(
     }
     order, device = np.random.default_rng(seed), pair.target.device
     seconds = np.empty((repetitions, len(jobs)))
-    teacher_forced_pass(pair.target, completions[:1])  # what a first run does once
+    teacher_forced_pass(pair.target, completions[:1])  # warm-up
     for repetition in tqdm(range(repetitions), desc="audits against the clock", delay=3, leave=False):
         for job in order.permutation(len(jobs)):
             begun = _clock(device)

@@ -1,9 +1,10 @@
-"""Evidence against a distribution that may be looked at after every token: many bets, one wealth.
+"""Test martingales: evidence against a distribution p that may be looked at after every token.
 
-A bet turns each token into a factor whose expectation under p, given all before, is at most 1. The
-wealth of whoever started with 1 and bets on is then a nonnegative supermartingale, an average of such
-wealths with weights fixed beforehand is one too, and by Ville's inequality it ever reaches 1/delta with
-probability at most delta: whatever the vocabulary, the distributions, and the moment one stops.
+A bet turns each token x into the factor 1 + s (r(x)/p(x) - 1), whose expectation under p, given all tokens before,
+is at most 1. The running product of such factors is a nonnegative supermartingale that starts at 1 (a *test
+martingale*), and so is an average of several with weights fixed beforehand. Its value is an *e-value*: by Ville's
+inequality it ever reaches 1/delta with probability at most delta, for any vocabulary, any distributions and any
+stopping time.
 """
 
 from __future__ import annotations
@@ -16,80 +17,91 @@ from scipy.stats import norm
 Array = NDArray[np.float64]
 
 STRENGTHS = (0.9, 0.5, 0.2, 0.06, 0.02)
-"""Shares of the wealth that are put on a bet; the rest is kept. A bug that shows in one of 50 tokens
-wants 0.02, one that shows in all of them 0.9."""
-ALWAYS = 0.5  # the weight of betting at every token; the rest is for betting at some places only
+"""Fractions s of the martingale that are staked on a bet. A bug that affects one token in 50 is found fastest with
+0.02, one that affects every token with 0.9."""
+ALL_TOKENS_WEIGHT = 0.5  # weight of the bets on every token; the rest goes to bets on subsets of the tokens
 CHUNK = 64
 
 
 class Evidence:
-    """The wealth of all bets: `kinds` names the kind of each of K bets, `places` counts the sets of tokens
-    at which alone they are placed as well. Every kind has the same weight, every bet of a kind too."""
+    """The test martingales of K bets.
 
-    def __init__(self, kinds: list[str], places: int) -> None:
-        self.names = sorted(set(kinds), key=kinds.index)
-        index = np.array([self.names.index(kind) for kind in kinds])
-        self.order = np.argsort(index, kind="stable")  # bets of one kind stand side by side
-        self.kind_of = index[self.order]
-        self.places = places
-        self.starts = np.searchsorted(self.kind_of, np.arange(len(self.names)))
-        bets_of_kind = np.bincount(index)[self.kind_of]
-        share = np.array([1.0] if places == 0 else [ALWAYS, *[(1 - ALWAYS) / places] * places])
-        weight = share[:, None, None] / (bets_of_kind * len(STRENGTHS)) * np.ones((len(STRENGTHS), 1))
-        self.log_weight = np.log(weight)  # (1 + places, strengths, K)
-        self.log_wealth = self.log_weight.copy()
-        self.n = 0
-        self.moments = Moments(len(kinds))
+    `alternatives` names the alternative hypothesis of each bet. Each bet is made on every token, and again on each of
+    `subsets` subsets of the tokens alone. Every alternative has the same weight, and so has every bet of one.
+
+    >>> evidence = Evidence(["a"], subsets=0)
+    >>> log_e = evidence.add(np.array([[2.0], [2.0]]), np.zeros((2, 0), dtype=bool))
+    >>> np.exp(log_e[:, 0]).round(2).tolist()  # the mean of 1 + s over the five strengths, and of its square
+    [1.34, 1.89]
+    """
+
+    def __init__(self, alternatives: list[str], subsets: int) -> None:
+        self.names = sorted(set(alternatives), key=alternatives.index)
+        index = np.array([self.names.index(name) for name in alternatives])
+        self.order = np.argsort(index, kind="stable")  # puts the bets of one alternative side by side
+        self.alternative_of = index[self.order]
+        self.subsets = subsets
+        self.starts = np.searchsorted(self.alternative_of, np.arange(len(self.names)))
+        bets_per_alternative = np.bincount(index)[self.alternative_of]
+        fractions = [ALL_TOKENS_WEIGHT, *[(1 - ALL_TOKENS_WEIGHT) / subsets] * subsets] if subsets else [1.0]
+        weight = np.array(fractions)[:, None, None] / (bets_per_alternative * len(STRENGTHS))
+        self.log_weight = np.log(weight * np.ones((len(STRENGTHS), 1)))  # (1 + subsets, strengths, K)
+        self.log_martingale = self.log_weight.copy()
+        self.moments = Moments(len(alternatives))
 
     def add(self, ratios: Array, masks: NDArray[np.bool_]) -> Array:
-        """Bets on n tokens: `ratios` `(n, K)` are r(x)/p(x), `masks` `(n, places)` says where each set of
-        tokens is. Returns the natural logarithm of the evidence of each kind `(n, kinds)` after each token."""
+        """The natural logarithm of each alternative's e-value `(n, alternatives)` after each of n more tokens.
+
+        `ratios` `(n, K)` are r(x)/p(x) at the tokens, `masks` `(n, subsets)` says which tokens are in each subset.
+        """
         parts = [
-            self._chunk(ratios[at : at + CHUNK, self.order], masks[at : at + CHUNK])
-            for at in range(0, len(ratios), CHUNK)
+            self._chunk(ratios[start : start + CHUNK, self.order], masks[start : start + CHUNK])
+            for start in range(0, len(ratios), CHUNK)
         ]
-        self.n += len(ratios)
         return np.concatenate(parts) if parts else np.empty((0, len(self.names)))
 
     def _chunk(self, ratios: Array, masks: NDArray[np.bool_]) -> Array:
         gains = np.log1p(np.array(STRENGTHS)[:, None] * (ratios[:, None] - 1))  # (n, strengths, K)
         self.moments.add(ratios, gains)
-        where = np.concatenate([np.ones((len(masks), 1)), masks], axis=1)
-        wealth = gains[:, None] * where[..., None, None]
-        for now in wealth:  # a loop over tokens is faster than cumsum along them
-            now += self.log_wealth
-            self.log_wealth = now
-        self.log_wealth = self.log_wealth.copy()
-        largest = np.maximum.reduceat(wealth.max(axis=(1, 2)), self.starts, axis=-1)
-        wealth -= largest[:, self.kind_of][:, None, None]
-        scaled = np.exp(wealth, dtype=np.float32, casting="same_kind")
+        included = np.concatenate([np.ones((len(masks), 1)), masks], axis=1)
+        logs = gains[:, None] * included[..., None, None]
+        for now in logs:  # a loop over tokens is faster than cumsum along them
+            now += self.log_martingale
+            self.log_martingale = now
+        self.log_martingale = self.log_martingale.copy()
+        largest = np.maximum.reduceat(logs.max(axis=(1, 2)), self.starts, axis=-1)
+        logs -= largest[:, self.alternative_of][:, None, None]
+        scaled = np.exp(logs, dtype=np.float32, casting="same_kind")
         return largest + np.log(np.add.reduceat(scaled.sum(axis=(1, 2)), self.starts, axis=-1))
 
     def detectable(self, delta: float, power: float = 0.9) -> dict[str, float]:
-        """For each kind the total variation per token that would have been found in this text with `power`.
+        """For each alternative the total variation per token that would have been detected here with `power`.
 
-        For samplers with the distribution (1 - e) p + e r, r one of the kind's alternatives: each such sampler that is
-        at least that far from p would have crossed 1/delta by the end. NaN where not even e = 1 would.
-        It takes the text for drawn from p, and the sum of the log factors for normal.
+        It is about samplers with the distribution (1 - e) p + e r, r one of the alternative's distributions: each
+        such sampler at least that far from p would have passed 1/delta by the last token. NaN where not even e = 1
+        would. Assumes that the tokens seen were drawn from p, and that the sum of the log factors is normal.
         """
-        price = -np.log(delta) - self.log_weight[0] + np.log(len(self.names))
-        found = self.moments.detectable(price, power)
+        threshold = -np.log(delta) - self.log_weight[0] + np.log(len(self.names))
+        found = self.moments.detectable(threshold, power)
         result = {}
-        for kind, name in enumerate(self.names):
-            distances, certain = (values[self.kind_of == kind] for values in found)
-            result[name] = float(distances.max()) if certain.any() else float("nan")
+        for number, name in enumerate(self.names):
+            distances, detected = (values[self.alternative_of == number] for values in found)
+            result[name] = float(distances.max()) if detected.any() else float("nan")
         return result
 
 
-def total(kinds: Array) -> Array:
-    """The logarithm of the average over the last axis of evidences given as logarithms."""
-    largest = kinds.max(axis=-1)
-    return largest + np.log(np.exp(kinds - largest[..., None]).mean(axis=-1))
+def log_mean(logs: Array) -> Array:
+    """The logarithm of the mean over the last axis of numbers given as logarithms.
+
+    >>> float(np.exp(log_mean(np.log([[1.0, 3.0]])))[0].round(6))
+    2.0
+    """
+    largest = logs.max(axis=-1)
+    return largest + np.log(np.exp(logs - largest[..., None]).mean(axis=-1))
 
 
 class Moments:
-    """What detection needs to know of each bet: its mean log factor and the square of it, under p and,
-    weighted by r/p, under r; and the total variation between the two."""
+    """First two moments of each bet's log factor, under p and (weighted by r/p) under r; and TV(p, r)."""
 
     def __init__(self, bets: int) -> None:
         shape = (len(STRENGTHS), bets)
@@ -100,7 +112,7 @@ class Moments:
         self.under_r = np.zeros((2, *shape))
 
     def add(self, ratios: Array, gains: Array) -> None:
-        """`ratios` `(n, K)` and their log factors `(n, strengths, K)`."""
+        """Adds n tokens: `ratios` `(n, K)` and their log factors `gains` `(n, strengths, K)`."""
         self.n += len(ratios)
         self.mass += ratios.sum(axis=0)
         self.distance += np.maximum(0, 1 - ratios).sum(axis=0)
@@ -108,22 +120,25 @@ class Moments:
         weighted = ratios[:, None] * gains
         self.under_r += np.stack([weighted.sum(axis=0), np.einsum("nsk,nsk->sk", weighted, gains)])
 
-    def detectable(self, price: Array, power: float) -> tuple[Array, NDArray[np.bool_]]:
-        """Of each bet the total variation found with `power` when log wealth must pass `price` `(strengths, K)`,
-        and whether r itself (e = 1) is found; where it is not, the total variation is that of r."""
+    def detectable(self, threshold: Array, power: float) -> tuple[Array, NDArray[np.bool_]]:
+        """For each bet the total variation detected with `power`, and whether r itself (e = 1) is detected.
+
+        Detected means that the log martingale passes `threshold` `(strengths, K)`. Where r is not detected, the
+        total variation is that of r.
+        """
         n = max(self.n, 1)
         distance = self.distance / n
         p = self.under_p / n
         r = self.under_r / np.maximum(self.mass, 1e-300)
-        quantile = norm.isf(power)  # negative: the unlucky texts
+        quantile = norm.isf(power)  # negative: with probability `power` the sum is larger
 
-        def excess(share: float, bet: int) -> float:
-            mean, square = (1 - share) * p[..., bet] + share * r[..., bet]
+        def excess(mixture: float, bet: int) -> float:
+            mean, square = (1 - mixture) * p[..., bet] + mixture * r[..., bet]
             spread = np.sqrt(np.maximum(square - mean**2, 0) * n)
-            return float((n * mean + quantile * spread - price[:, bet]).max())
+            return float((n * mean + quantile * spread - threshold[:, bet]).max())
 
-        shares = np.ones(len(distance))
-        found = np.array([distance[bet] > 0 and excess(1.0, bet) > 0 for bet in range(len(distance))])
-        for bet in np.flatnonzero(found).tolist():
-            shares[bet] = brentq(excess, 0.0, 1.0, args=(bet,)) if excess(0.0, bet) < 0 else 0.0
-        return shares * distance, found
+        mixtures = np.ones(len(distance))
+        detected = np.array([distance[bet] > 0 and excess(1.0, bet) > 0 for bet in range(len(distance))])
+        for bet in np.flatnonzero(detected).tolist():
+            mixtures[bet] = brentq(excess, 0.0, 1.0, args=(bet,)) if excess(0.0, bet) < 0 else 0.0
+        return mixtures * distance, detected

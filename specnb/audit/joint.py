@@ -1,7 +1,7 @@
-"""The audit's exact mode: the joint distribution of the next few tokens, enumerated, for small vocabularies.
+"""The audit's exact mode: the enumerated joint distribution of the next few tokens, for small vocabularies.
 
-Where all texts of a few tokens can be listed, no alternative needs to be thought of: every deviation of the
-joint distribution counts, whatever it looks like.
+Where all sequences of a few tokens can be enumerated, no alternative has to be named: every deviation of the joint
+distribution counts.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from scipy.special import gammaln, logsumexp
 from specnb.measure.statistics import _without_rare_cells, detectable_total_variation, goodness_of_fit
 from specnb.sampling.enumeration import Conditional
 
-CELLS = 200_000
+MAX_SEQUENCES = 200_000
 CONCENTRATIONS = 10.0 ** np.arange(1, 7)
-"""How close to the target's joint distribution the alternatives lie: the prior is Dirichlet(concentration x distribution)."""
+"""The alternatives have the prior Dirichlet(concentration x the target's joint distribution)."""
 
 
 @dataclass(frozen=True)
 class JointReport:
-    """Counted texts against their enumerated probabilities.
+    """Counts of n sequences against their enumerated probabilities.
 
-    log10_e          evidence: the likelihood of distributions near the target's, averaged, over that of the target's.
-                     It reaches 1/delta with probability at most delta, for any distribution and any n
-    p_value          Pearson's, beside it; its rate of false alarms is right for large counts only
-    total_variation  between the frequencies and the distribution; at this n an exact sampler shows some, too
-    detectable       the total variation that Pearson's test finds at `delta` with power 0.99
-    impossible       texts of probability zero, and how often they came
+    cells            number of possible sequences
+    log10_e          decimal logarithm of the e-value: the mean likelihood under distributions near the target's, over
+                     that under the target's. It exceeds 1/delta with probability at most delta, for any n
+    p_value          of Pearson's test; its false-alarm rate is right for large counts only
+    total_variation  between frequencies and probabilities; at finite n it is positive for an exact sampler too
+    detectable       the total variation that Pearson's test detects at `delta` with power 0.99
+    impossible       sequences of probability zero and their counts
     """
 
     delta: float
@@ -53,33 +54,43 @@ class JointReport:
         verdict = "REJECTED" if self.rejected else "no deviation was found"
         return (
             f"{verdict}: e = 10^{self.log10_e:.1f}, Pearson's p = {self.p_value:.2g}, total variation "
-            f"{self.total_variation:.4f} in {self.n:,} texts over {self.cells:,} cells; "
-            f"{self.detectable:.4f} would have been found, and {sum(self.impossible.values())} texts are impossible"
+            f"{self.total_variation:.4f} in {self.n:,} sequences over {self.cells:,} possible ones; "
+            f"{self.detectable:.4f} would have been detected; {sum(self.impossible.values())} sequences are impossible"
         )
 
 
 def audit_joint(
     probs: Conditional, completions: Sequence[Sequence[int]], length: int, eos: int | None = None, delta: float = 1e-6
 ) -> JointReport:
-    """Whether the first `length` tokens of `texts`, all after the same prompt, have the joint distribution that `distribution`
-    gives them; it maps the tokens so far to the float64 distribution of the next. A text ends with `eos`.
+    """Whether the first `length` tokens of `completions`, all of one prompt, have the target's joint distribution.
 
-    Raises `ValueError` for no texts, a text that is too short and does not end, tokens outside the
-    vocabulary, and more than 200,000 possible texts.
+    `probs` maps the tokens so far (without the prompt) to the float64 distribution `(vocab,)` of the next token. A
+    completion may be shorter if it ends with `eos`.
+
+    Raises `ValueError` for no completions, one that is too short without an `eos`, tokens outside the vocabulary, and
+    more than 200,000 possible sequences.
+
+    >>> import torch
+    >>> coin = lambda tokens: torch.tensor([0.5, 0.5], dtype=torch.float64)
+    >>> audit_joint(coin, [[0, 0], [1, 1]] * 40, length=2).rejected  # each token is right, the pair is not
+    True
+    >>> audit_joint(coin, [[0], [1]] * 40, length=1).rejected
+    False
     """
     vocab = len(probs(()))
-    if vocab**length > CELLS:
+    if vocab**length > MAX_SEQUENCES:
         raise ValueError(
-            f"{vocab} tokens have {vocab**length:,} texts of length {length}; at most {CELLS:,} are listed"
+            f"{vocab} tokens form {vocab**length:,} sequences of length {length}; at most {MAX_SEQUENCES:,} are "
+            "enumerated: give a smaller length"
         )
-    seen = Counter(_start(text, number, length, eos, vocab) for number, text in enumerate(completions))
+    seen = Counter(_start(tokens, number, length, eos, vocab) for number, tokens in enumerate(completions))
     if not seen:
-        raise ValueError("there are no texts to judge; give at least one")
-    chances = dict(_enumerated(probs, (), 1.0, length, eos))
-    impossible = {text: count for text, count in seen.items() if chances.get(text, 0.0) == 0}
-    possible = [text for text, chance in chances.items() if chance > 0]
-    expected = np.array([chances[text] for text in possible])
-    counts = np.array([seen[text] for text in possible], dtype=np.float64)
+        raise ValueError("there are no completions to audit; give at least one")
+    probabilities = dict(_enumerated(probs, (), 1.0, length, eos))
+    impossible = {tokens: count for tokens, count in seen.items() if probabilities.get(tokens, 0.0) == 0}
+    possible = [tokens for tokens, probability in probabilities.items() if probability > 0]
+    expected = np.array([probabilities[tokens] for tokens in possible])
+    counts = np.array([seen[tokens] for tokens in possible], dtype=np.float64)
     n = len(completions)
     fit = goodness_of_fit([*counts, sum(impossible.values())], [*expected, 0.0])
     tested = len(_without_rare_cells(counts, expected * n)[1])
@@ -95,31 +106,31 @@ def audit_joint(
     )
 
 
-def _start(text: Sequence[int], number: int, length: int, eos: int | None, vocab: int) -> tuple[int, ...]:
-    start = tuple(int(token) for token in text[:length])
+def _start(tokens: Sequence[int], number: int, length: int, eos: int | None, vocab: int) -> tuple[int, ...]:
+    start = tuple(int(token) for token in tokens[:length])
     if eos in start:
         start = start[: start.index(eos) + 1]
     elif len(start) < length:
-        raise ValueError(f"text {number} has {len(start)} tokens and does not end; each needs {length}")
+        raise ValueError(f"completion {number} has {len(start)} tokens and no eos; it needs {length}")
     if not all(0 <= token < vocab for token in start):
-        raise ValueError(f"text {number} is {start}; the vocabulary has the tokens 0 to {vocab - 1}")
+        raise ValueError(f"completion {number} begins with {start}; the vocabulary has the tokens 0 to {vocab - 1}")
     return start
 
 
 def _enumerated(
-    probs: Conditional, text: tuple[int, ...], chance: float, length: int, eos: int | None
+    probs: Conditional, tokens: tuple[int, ...], probability: float, length: int, eos: int | None
 ) -> Iterator[tuple[tuple[int, ...], float]]:
-    if len(text) == length or (text and text[-1] == eos):
-        yield text, chance
+    if len(tokens) == length or (tokens and tokens[-1] == eos):
+        yield tokens, probability
         return
-    for token, following in enumerate(probs(text).tolist()):
-        yield from _enumerated(probs, (*text, token), chance * following, length, eos)
+    for token, following in enumerate(probs(tokens).tolist()):
+        yield from _enumerated(probs, (*tokens, token), probability * following, length, eos)
 
 
 def _log_evidence(counts: NDArray[np.float64], probs: NDArray[np.float64]) -> float:
     """ln of the Dirichlet-multinomial likelihood over the multinomial one, averaged over concentrations.
 
-    Its expectation under the distribution is 1, since both are probabilities of the same sequence of texts.
+    The ratio has expectation 1 under `probs`, since both are probabilities of the same data.
     """
     n = counts.sum()
     start = CONCENTRATIONS[:, None] * probs

@@ -1,7 +1,7 @@
-"""How far a target is from itself: one run over many tokens against many runs over one.
+"""How far a target's distributions depend on the way they are computed: one pass over many tokens, or one per token.
 
-A sampler runs its target over one token, or gamma + 1; the audit over a whole text. Kernels sum in other
-orders then. This is no fault of the algorithm, and is measured apart.
+A sampler runs its target over 1 or gamma + 1 tokens; the audit runs it over a whole sequence. Kernels then sum in
+different orders. This is not a fault of the sampling algorithm, so it is measured separately.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.audit.teacher_forcing import Completion, _at_once
+from specnb.audit.teacher_forcing import Completion, batch_logits
 from specnb.sampling.distributions import Sampling, standardise, total_variation
 
-TEXTS = 4
+SEQUENCES = 4
 
 
 class Numerics(NamedTuple):
-    """Differences between the two kinds of run at `positions` positions.
+    """Differences between the two ways to compute the target's distributions, at `positions` positions.
 
-    logit  the largest difference of a logit
-    tv     the largest total variation between the two distributions, and tv_mean its mean
-    nats   the mean Kullback-Leibler divergence of the distributions of the runs over one token from those of the run
-           over many: what the difference can bring in evidence per token on average, however one bets
+    logit    largest difference of a logit
+    tv       largest total variation between the two distributions
+    tv_mean  mean total variation
+    nats     mean Kullback-Leibler divergence of the one-token distributions from the many-token ones: the most
+             evidence per token, on average, that any bet can gain from the difference
     """
 
     positions: int
@@ -38,8 +39,8 @@ class Numerics(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"the target differs from itself (one run over the text, runs over one token; {self.positions} positions) "
-            f"by {self.logit:.2g} in a logit and {self.tv:.2g} in total variation"
+            "the target's forward passes over one token differ from its pass over the whole sequence "
+            f"by up to {self.logit:.2g} in a logit and {self.tv:.2g} in total variation ({self.positions} positions)"
         )
 
 
@@ -47,29 +48,33 @@ class Numerics(NamedTuple):
 def measure_numerics(
     model: PreTrainedModel, completions: Sequence[Completion], sampling: Sampling = Sampling(), positions: int = 16
 ) -> Numerics:
-    """Compares the two kinds of run on the first positions of up to four of `texts`."""
-    chosen = [text for text in completions if text.tokens][:TEXTS]
+    """The differences at the first positions of up to four of `completions`.
+
+    About `positions` positions in all; 0 < `positions`, and at least one completion must have tokens.
+    """
+    chosen = [completion for completion in completions if completion.tokens][:SEQUENCES]
     each = -(-positions // len(chosen))
-    pairs = [_both(model, Completion(text.prompt, text.tokens[:each])) for text in chosen]
+    pairs = [_many_and_one(model, Completion(one.prompt, one.tokens[:each])) for one in chosen]
     many, one = (torch.cat(logits).double() for logits in zip(*pairs, strict=True))
     p, r = standardise(many, sampling), standardise(one, sampling)
-    apart = total_variation(p, r)
+    distance = total_variation(p, r)
     both = (p > 0) & (r > 0)
     nats = torch.where(both, r * (r.where(both, 1.0) / p.where(both, 1.0)).log(), 0.0).sum(dim=-1)
     return Numerics(
         len(many),
         float((many - one).abs().max()),
-        float(apart.max()),
-        float(apart.mean()),
+        float(distance.max()),
+        float(distance.mean()),
         max(0.0, float(nats.mean())),
     )
 
 
-def _both(model: PreTrainedModel, text: Completion) -> tuple[Tensor, Tensor]:
-    ((_, _, many),) = _at_once(model, [text])
-    output = model(input_ids=torch.tensor([text.prompt], device=model.device), use_cache=True)
+def _many_and_one(model: PreTrainedModel, completion: Completion) -> tuple[Tensor, Tensor]:
+    """Logits `(n, vocab)` from one pass over the sequence, and from one pass per token."""
+    ((_, _, many),) = batch_logits(model, [completion])
+    output = model(input_ids=torch.tensor([completion.prompt], device=model.device), use_cache=True)
     logits = [output.logits[:, -1]]
-    for token in text.tokens[:-1]:
+    for token in completion.tokens[:-1]:
         output = model(
             input_ids=torch.tensor([[token]], device=model.device),
             past_key_values=output.past_key_values,
@@ -80,12 +85,17 @@ def _both(model: PreTrainedModel, text: Completion) -> tuple[Tensor, Tensor]:
 
 
 def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int = 0) -> int | None:
-    """The number of tokens at which the natural logarithms `log_e` `(n,)` of the evidence first pass 1/delta by
-    more than numerics of `nats` per token account for; None if they do not. `before` tokens went before.
+    """The number of tokens at which the e-value first passes 1/delta by more than the numerics explain, or None.
 
-    Were each token drawn from r instead of p, Hoelder's inequality bounds the mean of e^a, a < 1, by
-    E_p[(r/p)^(1/(1-a))]^(1-a) per token, and so the chance that log e passes ln(1/delta)/a + n nats/(1-a)
+    `log_e` `(n,)` are natural logarithms of the e-value, `before` tokens preceded them, and the target differs from
+    itself by `nats` per token.
+
+    If each token were sampled from r instead of p, Hoelder's inequality would bound the mean of e^a, a < 1, by
+    E_p[(r/p)^(1/(1-a))]^(1-a) per token, and so the probability that log e passes ln(1/delta)/a + n nats/(1-a)
     by delta, up to terms of third order in log r/p. The best a gives (sqrt(ln 1/delta) + sqrt(n nats))^2.
+
+    >>> crossing(np.array([1.0, 3.0]), delta=0.1, nats=0.0)
+    2
     """
     n = before + np.arange(1, len(log_e) + 1)
     passed = log_e >= (np.sqrt(-np.log(delta)) + np.sqrt(n * nats)) ** 2

@@ -1,4 +1,4 @@
-"""What an audit found, as an object, in words, as JSON and as a page."""
+"""The report of an audit: as an object, as text, as JSON and as an HTML page."""
 
 from __future__ import annotations
 
@@ -16,59 +16,70 @@ from specnb.measure.statistics import Estimate
 
 Array = NDArray[np.float64]
 
-CERTAIN = {
+VIOLATIONS = {
     "impossible": "a token has probability zero under the settings claimed",
-    "after-the-end": "tokens follow an end-of-text",
-    "wrong-length": "a text is longer than asked, or ends early without an end-of-text",
+    "after-the-end": "tokens follow an end token",
+    "wrong-length": "a sequence is longer than claimed, or shorter and without an end token",
 }
-"""Findings that need no statistics: one of them is enough."""
+"""What an exact sampler never does: one violation rejects exactness, without statistics."""
 
 
 class Impossible(NamedTuple):
-    """A token of probability zero: the text, its place there, the token, and how far outside it is:
-    `logit` below what argmax or top-k keeps, and `mass` beyond top-p (NaN where no logits were given)."""
+    """A token of probability zero.
 
-    row: int
-    offset: int
+    sequence, position  where it is, both counted from 0
+    token               its id
+    logit               how far its logit is below the smallest one that argmax or top-k keeps; NaN without logits
+    mass                the probability of likelier tokens in excess of top-p; NaN without logits
+
+    >>> print(Impossible(sequence=3, position=17, token=5, logit=0.25, mass=0.0))
+    sequence 3, position 17: token 5 (its logit is 0.25 below the smallest one kept)
+    """
+
+    sequence: int
+    position: int
     token: int
     logit: float
     mass: float
 
     def __str__(self) -> str:
-        far = [] if not self.logit > 0 else [f"its logit is {self.logit:.3g} below the least one kept"]
-        far += [] if not self.mass > 0 else [f"{self.mass:.3g} of mass beyond top-p lies before it"]
-        return f"text {self.row}, place {self.offset}: token {self.token}" + (f" ({' and '.join(far)})" if far else "")
+        gaps = [] if not self.logit > 0 else [f"its logit is {self.logit:.3g} below the smallest one kept"]
+        gaps += [] if not self.mass > 0 else [f"likelier tokens have {self.mass:.3g} more than top-p"]
+        place = f"sequence {self.sequence}, position {self.position}: token {self.token}"
+        return f"{place} ({' and '.join(gaps)})" if gaps else place
 
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of an audit of `tokens` tokens in `rows` texts at the false-alarm rate `delta`.
+    """The outcome of an audit of `tokens` tokens in `sequences` sequences at the false-alarm rate `delta`.
 
-    found_after    number of tokens after which the evidence passed 1/delta, None if it did not
-    numerics_only  whether it passed 1/delta, but by no more than the target's own numerics account for
-    running        (tokens,) decimal logarithm of the e-value after each token
-    running_kinds  the same of each kind of alternative, of `specnb.audit.alternatives.ALTERNATIVES`
-    certain        kind -> how many findings that need no statistics, of `CERTAIN`
-    impossible     the tokens of probability zero (the first 100)
-    border         those that numerics may have put there: no farther outside than the target from itself
-    where          of the leading kind, where its evidence comes from: lists of (what, tokens, decimal log evidence)
-    tv             what the best witness sees of the total variation per token; see `specnb.audit.distance`
-    detectable     kind -> the total variation per token that would have been found with power 0.9
-    interrupted    whether the keyboard stopped it before the last token
+    found_after             number of tokens after which exactness was rejected, or None
+    numerics_only           whether the e-value passed 1/delta, but by no more than the target's numerics explain
+    running                 (tokens,) decimal logarithm of the e-value after each token
+    running_by_alternative  the same for each alternative of `specnb.audit.alternatives.ALTERNATIVES`
+    tv                      lower-bound estimate of the total variation per token; see `specnb.audit.distance`
+    violations              number of violations by name; see `VIOLATIONS`
+    impossible              the tokens of probability zero (the first 100)
+    borderline              those whose probability may be zero because of the target's numerics alone
+    breakdown               evidence of the leading alternative by position, token, ...: lists of (group, tokens,
+                            decimal log e-value)
+    detectable              alternative -> total variation per token that would have been detected with power 0.9
+    numerics                how far the target's distributions depend on the way they are computed
+    interrupted             whether Ctrl-C stopped the audit before the last token
     """
 
     delta: float
     tokens: int
-    rows: int
+    sequences: int
     found_after: int | None
     numerics_only: bool
     running: Array
-    running_kinds: dict[str, Array]
+    running_by_alternative: dict[str, Array]
     tv: Estimate
-    certain: dict[str, int] = field(default_factory=dict)
+    violations: dict[str, int] = field(default_factory=dict)
     impossible: list[Impossible] = field(default_factory=list)
-    border: list[Impossible] = field(default_factory=list)
-    where: dict[str, list[tuple[str, int, float]]] = field(default_factory=dict)
+    borderline: list[Impossible] = field(default_factory=list)
+    breakdown: dict[str, list[tuple[str, int, float]]] = field(default_factory=dict)
     detectable: dict[str, float] = field(default_factory=dict)
     numerics: Numerics | None = None
     notes: list[str] = field(default_factory=list)
@@ -86,92 +97,93 @@ class Report:
 
     @property
     def log10_e(self) -> float:
-        """Decimal logarithm of the e-value at the end; infinite after a finding that needs no statistics."""
-        return math.inf if any(self.certain.values()) else float(self.running[-1])
+        """Decimal logarithm of the e-value at the end; infinite after a violation."""
+        return math.inf if any(self.violations.values()) else float(self.running[-1])
 
     @property
     def log10_e_peak(self) -> float:
-        """The largest it ever was; 10 to minus this is a p-value, whenever one stops."""
-        return math.inf if any(self.certain.values()) else float(self.running.max())
+        """The largest `log10_e` after any token; 10 to the power of minus this is a p-value."""
+        return math.inf if any(self.violations.values()) else float(self.running.max())
 
     @property
-    def kinds(self) -> dict[str, float]:
-        """Decimal log e-value of each kind of alternative at the end, the largest first."""
-        last = {kind: float(values[-1]) for kind, values in self.running_kinds.items()}
+    def by_alternative(self) -> dict[str, float]:
+        """Decimal logarithm of each alternative's e-value at the end, the largest first."""
+        last = {name: float(values[-1]) for name, values in self.running_by_alternative.items()}
         return dict(sorted(last.items(), key=lambda item: -item[1]))
 
     @property
-    def kind(self) -> str | None:
-        """What the deviation looks like: a certain finding, or the alternative with most evidence; None without one."""
+    def diagnosis(self) -> str | None:
+        """What the deviation looks like: a violation, or the alternative with the largest e-value; None without one."""
         if not self.rejected and not self.numerics_only:
             return None
-        return next(iter(self.certain)) if self.certain else next(iter(self.kinds))
+        return next(iter(self.violations)) if self.violations else next(iter(self.by_alternative))
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """The report in plain words."""
-        rate = f"{self.delta:g}"
-        lines = [f"audit of {self.tokens:,} tokens in {self.rows:,} texts, false alarms at most {rate}"]
+        """The report in words. Sequences and positions are counted from 0."""
+        sequences = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)}"
+        lines = [f"audit of {self.tokens:,} tokens in {sequences}, false-alarm rate at most {self.delta:g}"]
         if self.rejected:
-            lines += [
-                f"REJECTED after {self.found_after:,} tokens: the sampler does not have the target's distribution"
-            ]
-            lines += self._likeness()
+            lines += [f"REJECTED after {self.found_after:,} tokens: the tokens do not have the target's distribution"]
+            lines += self._diagnosis_lines()
         elif self.numerics_only:
-            lines += ["NUMERICS: the text deviates from the run over whole texts, by no more than the target does"]
+            lines += ["NUMERICS: the tokens deviate from the target, by no more than its numerics explain"]
         else:
-            lines += [
-                "no deviation was found" + ("; what would have been found is listed below" * bool(self.detectable))
-            ]
-        certain = any(self.certain.values())
-        lines += [
-            f"evidence: e = {_power(self.log10_e)}" + ("" if certain else f", at most {_power(self.log10_e_peak)}")
-        ]
+            listed = "; the deviations that would have been detected are listed below"
+            lines += ["no deviation was found" + listed * bool(self.detectable)]
+        largest = "" if any(self.violations.values()) else f", largest {_power(self.log10_e_peak)}"
+        lines += [f"e-value: {_power(self.log10_e)}{largest}"]
         lines += [f"impossible: {one}" for one in self.impossible[:5]]
-        lines += [f"at the border, where numerics decide: {one}" for one in self.border[:5]]
+        lines += [f"impossible by no more than the numerics explain: {one}" for one in self.borderline[:5]]
         lines += [
-            f"total variation per token seen by the best witness: {self.tv.value:.4f} "
-            f"[{self.tv.low:.4f}, {self.tv.high:.4f}]; all of it may be more"
+            f"total variation per token: at least about {self.tv.value:.4f} [{self.tv.low:.4f}, {self.tv.high:.4f}]"
         ]
         if self.numerics is not None:
             lines += [f"numerics: {self.numerics}"]
         if self.detectable:
-            lines += ["total variation per token that would have been found with power 0.9:"]
-            lines += [f"  {kind:<17}{_distance(value)}" for kind, value in self.detectable.items()]
+            lines += ["total variation per token that would have been detected with power 0.9:"]
+            lines += [f"  {name:<17}{_distance(value)}" for name, value in self.detectable.items()]
         return lines + [f"note: {note}" for note in self.notes]
 
-    def _likeness(self) -> list[str]:
-        lines = [f"  {kind}: {CERTAIN[kind]} ({count:,})" for kind, count in self.certain.items()]
-        leading = [(kind, value) for kind, value in self.kinds.items() if value > -math.log10(self.delta) / 2][:3]
-        lines += [f"  looks like {kind} (e = {_power(value)}): {ALTERNATIVES[kind]}" for kind, value in leading]
-        for what, entries in self.where.items() if leading else ():
-            best = sorted(entries, key=lambda entry: -entry[2])[:3]
-            lines += [f"  most evidence {what}: " + ", ".join(f"{name} ({_power(gain)})" for name, _, gain in best)]
+    def _diagnosis_lines(self) -> list[str]:
+        lines = [f"  {name}: {VIOLATIONS[name]} ({count:,})" for name, count in self.violations.items()]
+        threshold = -math.log10(self.delta) / 2
+        leading = [(name, value) for name, value in self.by_alternative.items() if value > threshold][:3]
+        lines += [f"  looks like {name} (e-value {_power(value)}): {ALTERNATIVES[name]}" for name, value in leading]
+        for grouping, groups in self.breakdown.items() if leading else ():
+            best = sorted(groups, key=lambda group: -group[2])[:3]
+            gains = ", ".join(f"{group} ({_power(gain)})" for group, _, gain in best)
+            lines += [f"  most evidence by {grouping}: {gains}"]
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """The report without its running evidence, of types that JSON has; infinities and NaN are strings."""
+        """The report without the arrays per token, in JSON types; infinities and NaN are strings.
+
+        >>> from specnb.audit import audit
+        >>> audit(lambda prefix: [0.5, 0.5], [[0, 1]], prompts=[[]], progress=False).to_dict()["verdict"]
+        'not rejected'
+        """
         plain = {
             "verdict": self.verdict,
             "rejected": self.rejected,
-            "kind": self.kind,
+            "diagnosis": self.diagnosis,
             "delta": self.delta,
             "tokens": self.tokens,
-            "rows": self.rows,
+            "sequences": self.sequences,
             "found_after": self.found_after,
             "log10_e": self.log10_e,
             "log10_e_peak": self.log10_e_peak,
-            "kinds": self.kinds,
-            "certain": self.certain,
+            "log10_e_by_alternative": self.by_alternative,
+            "violations": self.violations,
             "impossible": [one._asdict() for one in self.impossible],
-            "border": [one._asdict() for one in self.border],
-            "where": {
-                what: [{"what": name, "tokens": tokens, "log10_e": gain} for name, tokens, gain in entries]
-                for what, entries in self.where.items()
+            "borderline": [one._asdict() for one in self.borderline],
+            "breakdown": {
+                grouping: [{"group": name, "tokens": tokens, "log10_e": gain} for name, tokens, gain in groups]
+                for grouping, groups in self.breakdown.items()
             },
-            "tv_witnessed": self.tv._asdict(),
+            "tv_lower_bound": self.tv._asdict(),
             "detectable": self.detectable,
             "numerics": None if self.numerics is None else self.numerics._asdict(),
             "notes": self.notes,
@@ -179,7 +191,7 @@ class Report:
         return {key: _json(value) for key, value in plain.items()}
 
     def to_html(self) -> str:
-        """A page of its own: verdict, the running evidence, and tables."""
+        """The report as an HTML page: verdict, a chart of the e-value, and tables."""
         body = self._repr_html_()
         return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>audit</title><body>{body}</body></html>\n'
 
@@ -187,17 +199,16 @@ class Report:
         colour = {"rejected": "#b2182b", "numerics": "#b07c00", "not rejected": "#2166ac"}[self.verdict]
         words = html.escape("\n".join(line for line in self.lines() if not line.startswith("  ") or self.rejected))
         table = self.detectable or {}
-        rows = "".join(f"<tr><td>{kind}</td><td>{_distance(value)}</td></tr>" for kind, value in table.items())
-        found = (
-            f"<table><tr><th>kind</th><th>total variation found with power 0.9</th></tr>{rows}</table>" if rows else ""
-        )
+        rows = "".join(f"<tr><td>{name}</td><td>{_distance(value)}</td></tr>" for name, value in table.items())
+        header = "<tr><th>alternative</th><th>total variation detected with power 0.9</th></tr>"
+        detectable = f"<table>{header}{rows}</table>" if rows else ""
         return (
             f'<div style="font-family:sans-serif;max-width:60em"><h2 style="color:{colour}">{self.verdict}</h2>'
-            f'{self._chart()}<pre style="white-space:pre-wrap">{words}</pre>{found}</div>'
+            f'{self._chart()}<pre style="white-space:pre-wrap">{words}</pre>{detectable}</div>'
         )
 
     def _chart(self) -> str:
-        """Decimal log evidence against tokens, with the line at 1/delta; nothing where there are no tokens."""
+        """The e-value against tokens on a log scale, with a line at 1/delta; empty without tokens."""
         if self.tokens == 0:
             return ""
         wide, high, bar = 640, 180, -math.log10(self.delta)
@@ -218,9 +229,9 @@ class Report:
             for at, ink in ((0.0, "#bbb"), (bar, "#b2182b"))
         )
         return (
-            f'<svg viewBox="0 0 {wide} {high}" width="{wide}" role="img" aria-label="evidence against tokens">{lines}'
+            f'<svg viewBox="0 0 {wide} {high}" width="{wide}" role="img" aria-label="e-value against tokens">{lines}'
             f'<polyline fill="none" stroke="#2166ac" stroke-width="1.5" points="{points}"/>'
-            f'<text x="40" y="{high - 4}" font-size="11">evidence after 1 to {self.tokens:,} tokens{cut}</text></svg>'
+            f'<text x="40" y="{high - 4}" font-size="11">e-value after 1 to {self.tokens:,} tokens{cut}</text></svg>'
         )
 
 

@@ -1,4 +1,4 @@
-"""The distributions that a target gives to texts that exist already: one run over each text (teacher forcing).
+"""Teacher forcing: the distributions that a target gives along existing sequences, one forward pass for each.
 
 A target is a model of transformers, or a function from all tokens before to a distribution `(vocab,)`.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.audit.bets import Margin, Row
+from specnb.audit.bets import CutoffGap, Row
 from specnb.models.support import context_limit
 from specnb.sampling.distributions import Sampling, standardise
 
@@ -22,11 +22,11 @@ NextTokenProbs = Callable[[tuple[int, ...]], Any]
 Source = PreTrainedModel | NextTokenProbs
 
 LOGITS = 2**23
-"""Logits that one run may give: it decides how many texts run at once, and cuts long ones into pieces."""
+"""Logits that one forward pass may return: limits how many sequences share a pass, and cuts long ones into pieces."""
 
 
 class Completion(NamedTuple):
-    """A prompt, what was generated after it, and the tokens emitted by each step, if known."""
+    """A prompt, the tokens generated after it, and the number of tokens emitted by each step, if known."""
 
     prompt: list[int]
     tokens: list[int]
@@ -34,8 +34,10 @@ class Completion(NamedTuple):
 
 
 def vocabulary(source: Source, prompt: Sequence[int]) -> int:
-    """The number of tokens that `source` gives distributions about."""
-    return int(source.config.vocab_size) if isinstance(source, PreTrainedModel) else len(_asked(source, tuple(prompt)))
+    """The size of the vocabulary of `source`; a function is called once, with `prompt`."""
+    if isinstance(source, PreTrainedModel):
+        return int(source.config.vocab_size)
+    return len(_probs_after(source, tuple(prompt)))
 
 
 def teacher_forced_rows(
@@ -45,13 +47,19 @@ def teacher_forced_rows(
     draft: Source | None,
     draft_sampling: Sampling,
 ) -> Iterator[Row]:
-    """The rows of all `texts`, in order; long ones in pieces. One without tokens needs no forward pass."""
+    """The rows of all `completions`, in order; long ones in pieces. One without tokens needs no forward pass.
+
+    >>> coin = lambda prefix: [0.5, 0.5]
+    >>> rows = teacher_forced_rows(coin, [Completion([], [1, 0])], Sampling(), None, Sampling())
+    >>> [(row.tokens, row.p.tolist()) for row in rows]
+    [([1, 0], [[0.5, 0.5], [0.5, 0.5]])]
+    """
     vocab = vocabulary(target, completions[0].prompt)
-    for some, group in groupby(completions, key=lambda text: bool(text.tokens)):
-        if some:
+    for has_tokens, group in groupby(completions, key=lambda completion: bool(completion.tokens)):
+        if has_tokens:
             yield from _rows(target, list(group), vocab, sampling, draft, draft_sampling)
         else:
-            yield from (Row([], torch.empty(0, vocab), prompt=text.prompt) for text in group)
+            yield from (Row([], torch.empty(0, vocab), prompt=completion.prompt) for completion in group)
 
 
 def _rows(
@@ -62,97 +70,111 @@ def _rows(
     draft: Source | None,
     draft_sampling: Sampling,
 ) -> Iterator[Row]:
-    for chosen in _together(completions, vocab):
-        targets = _logits(target, chosen, vocab)
+    for batch in _batches(completions, vocab):
+        pieces = _logits(target, batch, vocab)
         if draft is None:
-            yield from (_row(*logits, sampling, None, draft_sampling) for logits in targets)
+            yield from (_row(*piece, sampling, None, draft_sampling) for piece in pieces)
         else:
-            for logits, drafted in zip(targets, _logits(draft, chosen, vocab), strict=True):
-                yield _row(*logits, sampling, drafted[2], draft_sampling)
+            for piece, draft_piece in zip(pieces, _logits(draft, batch, vocab), strict=True):
+                yield _row(*piece, sampling, draft_piece[2], draft_sampling)
 
 
 def teacher_forced_pass(target: Source, completions: Sequence[Completion]) -> None:
-    """Runs `target` over all `texts` as `forced_rows` does, and keeps nothing."""
+    """Runs `target` over all `completions` as `teacher_forced_rows` does, and keeps nothing; for timing."""
     vocab = vocabulary(target, completions[0].prompt)
-    for chosen in _together(completions, vocab):
-        for _ in _logits(target, chosen, vocab):
+    for batch in _batches(completions, vocab):
+        for _ in _logits(target, batch, vocab):
             pass
 
 
 def _row(
-    text: Completion, start: int, logits: Tensor, sampling: Sampling, drafted: Tensor | None, drafting: Sampling
+    completion: Completion,
+    start: int,
+    logits: Tensor,
+    sampling: Sampling,
+    draft_logits: Tensor | None,
+    draft_sampling: Sampling,
 ) -> Row:
-    tokens = text.tokens[start : start + len(logits)]
+    tokens = completion.tokens[start : start + len(logits)]
     p = standardise(logits, sampling)
-    q = None if drafted is None else standardise(drafted, drafting)
-    raw = None if drafted is None or drafting == Sampling() else standardise(drafted)
+    q = None if draft_logits is None else standardise(draft_logits, draft_sampling)
+    raw = None if draft_logits is None or draft_sampling == Sampling() else standardise(draft_logits)
     zero = (p.gather(-1, torch.as_tensor(tokens, device=p.device)[:, None])[:, 0] == 0).nonzero()[:, 0].tolist()
-    margins = {start + at: margin(logits[at], sampling, tokens[at]) for at in zero}
-    steps = text.steps if len(tokens) == len(text.tokens) else None
-    more = start + len(tokens) < len(text.tokens)
-    return Row(tokens, p, q, raw, text.prompt, steps, margins, continues=start > 0, more=more)
+    gaps = {start + at: cutoff_gap(logits[at], sampling, tokens[at]) for at in zero}
+    steps = completion.steps if len(tokens) == len(completion.tokens) else None
+    more = start + len(tokens) < len(completion.tokens)
+    return Row(tokens, p, q, raw, completion.prompt, steps, gaps, continues=start > 0, more=more)
 
 
-def margin(logits: Tensor, sampling: Sampling, token: int) -> Margin:
-    """How far `token` is from what `sampling` keeps of `logits` `(vocab,)`; both numbers are 0 if it keeps it."""
+def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
+    """How far `token` is from the tokens that `sampling` keeps, by `logits` `(vocab,)`; zeros if it is kept.
+
+    >>> cutoff_gap(torch.tensor([2.0, 1.0]), Sampling(temperature=0), 1)
+    CutoffGap(logit=1.0, mass=0.0)
+    """
     logits = logits.double()
     kept = 1 if sampling.temperature == 0 else sampling.top_k or len(logits)
     weakest = logits.topk(min(kept, len(logits))).values[-1]
     gap = float((weakest - logits[token]).clamp_min(0))
     if sampling.temperature == 0 or sampling.top_p == 1:
-        return Margin(gap, 0.0)
+        return CutoffGap(gap, 0.0)
     probs = standardise(logits, Sampling(sampling.temperature, sampling.top_k))
-    return Margin(gap, max(0.0, float(probs[probs > probs[token]].sum()) - sampling.top_p))
+    return CutoffGap(gap, max(0.0, float(probs[probs > probs[token]].sum()) - sampling.top_p))
 
 
-def _together(completions: Sequence[Completion], vocab: int) -> Iterator[list[Completion]]:
-    """The texts, in order, in groups that run at once."""
-    longest, chosen = 0, list[Completion]()
-    for text in completions:
-        longest = max(longest, len(text.prompt) + len(text.tokens))
-        if chosen and (len(chosen) + 1) * longest * vocab > LOGITS:
-            yield chosen
-            longest, chosen = len(text.prompt) + len(text.tokens), []
-        chosen.append(text)
-    yield chosen
+def _batches(completions: Sequence[Completion], vocab: int) -> Iterator[list[Completion]]:
+    """The completions, in order, in groups that share a forward pass."""
+    longest, batch = 0, list[Completion]()
+    for completion in completions:
+        longest = max(longest, _length(completion))
+        if batch and (len(batch) + 1) * longest * vocab > LOGITS:
+            yield batch
+            longest, batch = _length(completion), []
+        batch.append(completion)
+    yield batch
+
+
+def _length(completion: Completion) -> int:
+    return len(completion.prompt) + len(completion.tokens)
 
 
 def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> Iterator[tuple[Completion, int, Tensor]]:
-    """Of each text, or piece of one: the text, the place of its first token here, and logits `(n, vocab)`."""
+    """For each completion, or piece of one: the completion, the offset of its first token, and logits `(n, vocab)`."""
     if not isinstance(source, PreTrainedModel):
-        for text in completions:
-            yield text, 0, _function_logits(source, text, vocab)
-    elif len(completions) == 1 and (len(completions[0].prompt) + len(completions[0].tokens)) * vocab > LOGITS:
+        for completion in completions:
+            yield completion, 0, _function_logits(source, completion, vocab)
+    elif len(completions) == 1 and _length(completions[0]) * vocab > LOGITS:
         yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab))
     else:
-        yield from _at_once(source, completions)
+        yield from batch_logits(source, completions)
 
 
-def _at_once(model: PreTrainedModel, completions: Sequence[Completion]) -> Iterator[tuple[Completion, int, Tensor]]:
-    # Padding stands behind each text, where causal attention does not look.
-    longest = max(len(text.prompt) + len(text.tokens) for text in completions) - 1
-    rows = [[*text.prompt, *text.tokens[:-1]] for text in completions]
+def batch_logits(model: PreTrainedModel, completions: Sequence[Completion]) -> Iterator[tuple[Completion, int, Tensor]]:
+    """For each completion: the completion, 0, and logits `(n, vocab)`, all from one forward pass without a cache."""
+    # Padding is on the right, where causal attention does not see it.
+    longest = max(map(_length, completions)) - 1
+    rows = [[*completion.prompt, *completion.tokens[:-1]] for completion in completions]
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=model.device)
-    first = min(len(text.prompt) for text in completions) - 1
-    logits = _run(model, ids, keep=longest - first, use_cache=False).logits
-    for text, row in zip(completions, logits, strict=True):
-        start = len(text.prompt) - 1 - first
-        yield text, 0, row[start : start + len(text.tokens)]
+    first = min(len(completion.prompt) for completion in completions) - 1
+    logits = _forward(model, ids, keep=longest - first, use_cache=False).logits
+    for completion, row in zip(completions, logits, strict=True):
+        start = len(completion.prompt) - 1 - first
+        yield completion, 0, row[start : start + len(completion.tokens)]
 
 
-def _in_pieces(model: PreTrainedModel, text: Completion, piece: int) -> Iterator[tuple[Completion, int, Tensor]]:
-    ids = torch.tensor([[*text.prompt, *text.tokens[:-1]]], device=model.device)
+def _in_pieces(model: PreTrainedModel, completion: Completion, size: int) -> Iterator[tuple[Completion, int, Tensor]]:
+    ids = torch.tensor([[*completion.prompt, *completion.tokens[:-1]]], device=model.device)
     cache = None
-    done = 1 - len(text.prompt)  # places before 0 belong to the prompt
-    for part in ids.split(piece, dim=1):
-        output = _run(model, part, keep=part.shape[1], use_cache=True, past_key_values=cache)
+    offset = 1 - len(completion.prompt)  # negative offsets are in the prompt
+    for part in ids.split(size, dim=1):
+        output = _forward(model, part, keep=part.shape[1], use_cache=True, past_key_values=cache)
         cache = output.past_key_values
-        if done + part.shape[1] > 0:
-            yield text, max(done, 0), output.logits[0, max(-done, 0) :]
-        done += part.shape[1]
+        if offset + part.shape[1] > 0:
+            yield completion, max(offset, 0), output.logits[0, max(-offset, 0) :]
+        offset += part.shape[1]
 
 
-def _run(model: PreTrainedModel, ids: Tensor, keep: int, **more: Any) -> Any:
+def _forward(model: PreTrainedModel, ids: Tensor, keep: int, **more: Any) -> Any:
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         return model(input_ids=ids, logits_to_keep=keep, **more)
     output = model(input_ids=ids, **more)
@@ -160,51 +182,52 @@ def _run(model: PreTrainedModel, ids: Tensor, keep: int, **more: Any) -> Any:
     return output
 
 
-def _function_logits(probs: NextTokenProbs, text: Completion, vocab: int) -> Tensor:
+def _function_logits(probs: NextTokenProbs, completion: Completion, vocab: int) -> Tensor:
     distributions = []
-    for at in range(len(text.tokens)):
-        distributions.append(_asked(probs, (*text.prompt, *text.tokens[:at])))
+    for at in range(len(completion.tokens)):
+        distributions.append(_probs_after(probs, (*completion.prompt, *completion.tokens[:at])))
         if len(distributions[-1]) != vocab:
             raise ValueError(
-                f"a distribution has {len(distributions[-1])} entries and the target's vocabulary {vocab}; target and draft must "
-                "share a vocabulary that never changes"
+                f"a distribution has {len(distributions[-1])} entries and the target's vocabulary {vocab}; target and "
+                "draft must share a vocabulary that never changes"
             )
     return torch.stack(distributions).log()
 
 
-def _asked(probs: NextTokenProbs, prefix: tuple[int, ...]) -> Tensor:
-    asked = torch.as_tensor(probs(prefix))
-    asked = asked if asked.is_floating_point() else asked.double()
-    if asked.ndim != 1 or not bool((asked >= 0).all()) or not abs(float(asked.sum()) - 1) < 1e-3:
+def _probs_after(probs: NextTokenProbs, prefix: tuple[int, ...]) -> Tensor:
+    row = torch.as_tensor(probs(prefix))
+    row = row if row.is_floating_point() else row.double()
+    if row.ndim != 1 or not bool((row >= 0).all()) or not abs(float(row.sum()) - 1) < 1e-3:
         raise ValueError(
-            f"the distribution after {len(prefix)} tokens has shape {tuple(asked.shape)} and sum {float(asked.sum()):.6g}; "
+            f"the distribution after {len(prefix)} tokens has shape {tuple(row.shape)} and sum {float(row.sum()):.6g}; "
             "it must be one row of probabilities that sum to 1"
         )
-    return asked
+    return row
 
 
 def require_completions(source: Source, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
-    """Raises `ValueError` for a text that `source` cannot judge, by its entry in `names` (default: "text 0", ...)."""
+    """Raises `ValueError` for a completion that `source` gives no distributions for.
+
+    The message names it by its entry in `names` (default: "sequence 0", "sequence 1", ...).
+    """
     if isinstance(source, PreTrainedModel) and source.training:
         raise ValueError(
             "the model is in training mode, where dropout makes its distributions random; call its eval() first"
         )
     vocab = vocabulary(source, completions[0].prompt)
     limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
-    for number, text in enumerate(completions):
-        name = f"text {number}" if names is None else names[number]
-        if isinstance(source, PreTrainedModel) and not text.prompt:
-            raise ValueError(
-                f"{name} has no prompt; a model needs at least one token before, the begin-of-text one say"
-            )
-        outside = [token for token in (*text.prompt, *text.tokens) if not 0 <= token < vocab]
+    for number, completion in enumerate(completions):
+        name = f"sequence {number}" if names is None else names[number]
+        if isinstance(source, PreTrainedModel) and not completion.prompt:
+            raise ValueError(f"{name} has no prompt; a model needs at least one token, such as beginning-of-sequence")
+        outside = [token for token in (*completion.prompt, *completion.tokens) if not 0 <= token < vocab]
         if outside:
             raise ValueError(
                 f"{name} has the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}: "
-                "was it written with another tokenizer?"
+                "was another tokenizer used?"
             )
-        if limit is not None and len(text.prompt) + len(text.tokens) - 1 > limit:
+        if limit is not None and _length(completion) - 1 > limit:
             raise ValueError(
-                f"{name} has {len(text.prompt) + len(text.tokens)} tokens with its prompt, and the model has "
-                f"{limit} positions; cut it, or generate shorter ones"
+                f"{name} has {_length(completion)} tokens with its prompt, and the model has "
+                f"{limit} positions; cut the sequence, or generate shorter ones"
             )

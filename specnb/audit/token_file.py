@@ -12,11 +12,11 @@ LINE = '{"prompt": [ids], "tokens": [ids]}'
 GZIP = b"\x1f\x8b"
 UTF8_MARK = b"\xef\xbb\xbf"
 WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16 and UTF-32
-LARGEST = 2**63 - 1  # of a tensor of token ids
+LARGEST = 2**63 - 1  # of int64, the dtype of token ids
 
 
 class Sequence(NamedTuple):
-    """One sequence of a file: where it stands, its prompt, its tokens, and the tokens emitted by each step."""
+    """One sequence of a file: its file and line, prompt, tokens, and the number of tokens emitted by each step."""
 
     where: str
     prompt: list[int]
@@ -30,7 +30,11 @@ def read_tokens(file: Path) -> list[Sequence]:
     Raises `ValueError`, with the file and the number of the line, for anything else, and `OSError` where the
     file cannot be read.
 
-    >>> read_tokens(Path("tokens.jsonl"))
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "tokens.jsonl"
+    >>> file.write_text('{"prompt": [1], "tokens": [5, 7]}')
+    33
+    >>> read_tokens(file)
     [Sequence(where='tokens.jsonl, line 1', prompt=[1], tokens=[5, 7], steps=None)]
     """
     sequences: list[Sequence] = []
@@ -67,7 +71,9 @@ def _read_line(line: bytes, where: str) -> Sequence:
     steps = _integers(entries, "steps", where)
     if sum(steps) != len(tokens):
         total = _short(str(sum(steps)))
-        raise ValueError(f"{where}: steps add up to {total} for {len(tokens)} tokens; give the tokens of each step")
+        raise ValueError(
+            f"{where}: steps add up to {total} for {len(tokens)} tokens; give the number of tokens of each step"
+        )
     return Sequence(where, prompt, tokens, steps)
 
 
@@ -77,7 +83,7 @@ def _parsed(line: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is no JSON ({error}); each line is {LINE}") from None
+        raise ValueError(f"{where} is not JSON ({error}); each line is {LINE}") from None
     except RecursionError:
         raise ValueError(f"{where} is nested too deeply; each line is {LINE}") from None
     except ValueError as error:  # duplicate keys, and integers longer than Python reads
@@ -97,10 +103,10 @@ def _integers(entries: dict[str, Any], key: str, where: str) -> list[int]:
         raise ValueError(f"{where} has no {key!r}; each line is {LINE}")
     values = entries[key]
     if not isinstance(values, list) or not all(type(value) is int for value in values):
-        raise ValueError(f"{where}: {key!r} is no list of whole numbers; each line is {LINE}")
+        raise ValueError(f"{where}: {key!r} is not a list of integers; each line is {LINE}")
     outside = [value for value in values if not 0 <= value <= LARGEST]
     if outside:
-        raise ValueError(f"{where}: {key!r} has {_short(str(outside[0]))}; numbers there go from 0 to 2^63 - 1")
+        raise ValueError(f"{where}: {key!r} has {_short(str(outside[0]))}; the range is 0 to 2^63 - 1")
     return values
 
 

@@ -19,9 +19,9 @@ import torch
 from tqdm import tqdm
 
 from specnb.audit.auditor import Auditor
+from specnb.audit.bugs.bug import Bug
 from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, generate
 from specnb.audit.numerics import measure_numerics
-from specnb.audit.step_bugs import Bug
 from specnb.audit.teacher_forcing import Completion, teacher_forced_rows
 from specnb.experiments import corpus
 from specnb.models.loading import Pair, load_pair
@@ -69,7 +69,7 @@ def written(bug: Bug, pair: Pair, seeds: Sequence[int], chunk: int) -> dict[int,
     eos = line_breaks(pair) if bug.name in ENDING else None
     found: dict[int, list[Completion]] = {seed: [] for seed in seeds}
     # Bugs that let rows of a batch meddle with each other are given no rows of other audits.
-    together = max(1, BATCH // count) if bug.plant is None else 1
+    together = max(1, BATCH // count) if bug.patch is None else 1
     for start in range(0, len(seeds), together):
         numbers = [(seed, before + text) for seed in seeds[start : start + together] for text in range(count)]
         starts = [prompts[(seed * 7 + text) % len(prompts)] for seed, text in numbers]
@@ -94,10 +94,10 @@ def audited(bug: Bug, pair: Pair, seeds: Sequence[int]) -> list[Audited]:
     for chunk in range(len(CHUNKS)):
         completions = written(bug, pair, open_, chunk)
         if numerics is None:
-            numerics = measure_numerics(pair.target, completions[open_[0]], bug.asked)
+            numerics = measure_numerics(pair.target, completions[open_[0]], bug.claimed)
             auditors = {seed: Auditor(DELTA, seed, eos, numerics=numerics) for seed in seeds}
         for seed in open_:
-            for row in teacher_forced_rows(pair.target, completions[seed], bug.asked, pair.draft, bug.asked):
+            for row in teacher_forced_rows(pair.target, completions[seed], bug.claimed, pair.draft, bug.claimed):
                 auditors[seed].add(row)
                 if pooled.tokens < POOLED:
                     pooled.add(row)
@@ -110,7 +110,7 @@ def audited(bug: Bug, pair: Pair, seeds: Sequence[int]) -> list[Audited]:
     rows = []
     for seed, auditor in auditors.items():
         within = auditor.found_after is not None and auditor.found_after <= CAP
-        kind = auditor.report(detect=False).kind if within else None
+        kind = auditor.report(detect=False).diagnosis if within else None
         found = auditor.found_after if within else None
         rows.append(Audited(bug.name, seed, min(auditor.tokens, CAP), found, kind, *tv[:3], tv.n))
     return rows

@@ -17,9 +17,11 @@ from scipy import stats
 from torch import Tensor
 from tqdm import tqdm
 
-from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, always_accepting, planted
+from specnb.audit.bugs.bug import UNFILTERED, Bug
+from specnb.audit.bugs.loop import active, always_accepting
+from specnb.audit.bugs.step import argmax_distribution, unchanged
+from specnb.audit.known_bugs import EXACT, KNOWN_BUGS
 from specnb.audit.known_bugs import generate as generate_wrong
-from specnb.audit.step_bugs import PLAIN, Bug, argmax_distribution, unchanged
 from specnb.decoding.loop import generate
 from specnb.models.loading import Pair, load_pair
 from specnb.report.results import out, write
@@ -112,12 +114,12 @@ def greedy_passes(bug: Bug, pair: Pair, prompts: Sequence[Sequence[int]], new_to
 
 def at_temperature_0(bug: Bug) -> Bug:
     """The same bug in greedy decoding: what was a distribution becomes the certainty of its most probable token."""
-    if bug.asked.temperature == 0:
+    if bug.claimed.temperature == 0:
         return bug
     p, q, sampled = bug.p, bug.q or unchanged, bug.sampled or unchanged
     return replace(
         bug,
-        asked=Sampling(temperature=0),
+        claimed=Sampling(temperature=0),
         p=None if p is None else lambda distributions: argmax_distribution(p(distributions)),
         q=lambda distributions: argmax_distribution(q(distributions)),
         sampled=lambda distributions: argmax_distribution(sampled(distributions)),
@@ -126,8 +128,8 @@ def at_temperature_0(bug: Bug) -> Bug:
 
 def exercised(bug: Bug) -> bool:
     """Whether a check of one rule at temperature 1, without filters, runs the code that is wrong."""
-    in_the_rule = bug.plant in (None, always_accepting) or bug.rule is not token_verification
-    return in_the_rule and bug.asked == PLAIN
+    in_the_rule = bug.patch in (None, always_accepting) or bug.rule is not token_verification
+    return in_the_rule and bug.claimed == UNFILTERED
 
 
 def _shares(tokens: Tensor, vocab: int) -> Tensor:
@@ -159,7 +161,7 @@ def main() -> None:
         rows = list(done.itertuples(index=False, name=None))
         for at, (name, (check, repeats)) in enumerate(CHECKS.items()):
             if exercised(bug):
-                with planted(bug):
+                with active(bug):
                     passed = sum(check(bug, np.random.default_rng([at, repeat])) for repeat in range(repeats))
                 rows.append((bug.name, name, passed, repeats))
         rows.append((bug.name, "transformers", int(greedy_passes(bug, pair, prompts, 48)), 1))

@@ -86,7 +86,7 @@ def line(sampler: Sampler, filters: str, report: Report) -> dict[str, Any]:
         "tokens": report.tokens,
         "verdict": report.verdict,
         "found after": report.found_after,
-        "kind": report.kind,
+        "kind": report.diagnosis,
         "log10 e": report.log10_e_peak,
         "TV seen": report.tv.value,
         "low": report.tv.low,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specnb.audit.alternatives import ALTERNATIVES, alternative_distributions
-from specnb.audit.condensed import CondensedView, condense
+from specnb.audit.condensed import CondensedDistributions, condense_distributions
 from specnb.sampling import enumeration
 from specnb.sampling.distributions import normalise, residual
 from specnb.sampling.verification import token_verification
@@ -27,34 +27,34 @@ def pair(kind: str, vocab: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def for_every_token(p: Tensor, q: Tensor, before: Tensor, head: int, raw: bool = True):
-    """The view of the same distributions with each token emitted in turn."""
+    """The same distributions with each token emitted in turn."""
     vocab = len(p)
     rows = [probs.expand(vocab, -1) for probs in (p, before, q, normalise(q.sqrt()))]
-    return condense(torch.arange(vocab), rows[0], rows[1], rows[2], rows[3] if raw else None, head=head)
+    return condense_distributions(torch.arange(vocab), rows[0], rows[1], rows[2], rows[3] if raw else None, likely=head)
 
 
-def one_by_one(seen: CondensedView, had: Tensor) -> list[tuple[str, Tensor]]:
+def one_by_one(seen: CondensedDistributions, had: Tensor) -> list[tuple[str, Tensor]]:
     return [(kind, probs) for kind, distributions in alternative_distributions(seen, had) for probs in distributions]
 
 
 @given(KEYS, st.integers(1, 9))
 @examples
-def test_a_view_of_a_distribution_loses_nothing(key: tuple[str, int, int], head: int) -> None:
+def test_cells_keep_all_mass(key: tuple[str, int, int], head: int) -> None:
     p, q, before = pair(*key)
     seen = for_every_token(p, q, before, head)
-    for probs, cells in ((p, seen.p), (q, seen.q), (before, seen.before)):
+    for probs, cells in ((p, seen.p), (q, seen.q), (before, seen.previous_p)):
         assert torch.allclose(cells.sum(dim=-1), torch.ones(len(p), dtype=torch.float64))
         # The tokens' own masses add up to those of the cells they are said to lie in.
         merge_rows = torch.zeros_like(cells[0]).scatter_add(0, seen.cell, probs)
         assert torch.allclose(merge_rows, cells[0], atol=1e-12)
     held = torch.bincount(seen.cell, minlength=seen.p.shape[1])
     assert torch.equal(held, seen.sizes[0])
-    assert torch.equal(seen.previous[1:], seen.cell[:-1])
+    assert torch.equal(seen.previous_cell[1:], seen.cell[:-1])
 
 
 @given(KEYS, st.sampled_from([2, 5, FULL]), st.booleans())
 @examples
-def test_every_suspect_is_a_fair_bet(key: tuple[str, int, int], head: int, raw: bool) -> None:
+def test_every_alternative_is_a_fair_bet(key: tuple[str, int, int], head: int, raw: bool) -> None:
     """sum over x of p(x) r(x)/p(x) is 1 where p has no zeros that r fills, and less where it has."""
     p, q, before = pair(*key)
     seen = for_every_token(p, q, before, head, raw)
@@ -77,8 +77,8 @@ def test_every_suspect_is_a_fair_bet(key: tuple[str, int, int], head: int, raw: 
 
 @given(st.sampled_from(["dense", "zeros in q", "zeros in p"]), st.integers(3, 6), st.integers(0, 10**6))
 @examples
-def test_suspects_have_the_distribution_of_the_bug_they_are_named_after(kind: str, vocab: int, seed: int) -> None:
-    """What one step of a broken Algorithm 1 emits first, enumerated, is among the distributions suspected."""
+def test_alternatives_have_the_distribution_of_their_bug(kind: str, vocab: int, seed: int) -> None:
+    """What one step of a broken Algorithm 1 emits first, enumerated, is one of the alternatives."""
     p, q, before = pair(kind, vocab, seed)
     seen = for_every_token(p, q, before, FULL, raw=False)
     alternatives: dict[str, list[Tensor]] = {}
@@ -107,18 +107,18 @@ def test_suspects_have_the_distribution_of_the_bug_they_are_named_after(kind: st
     assert among(q, "draft-leak")
 
 
-def test_a_certain_token_leaves_no_suspect_but_the_truth_or_none() -> None:
-    """At temperature 0 a text of argmaxes never gains by any bet."""
+def test_no_bet_gains_where_one_token_is_certain() -> None:
+    """At temperature 0 no bet gains on argmax tokens."""
     p = torch.eye(4, dtype=torch.float64)[:1]
-    seen = condense(torch.tensor([0]), p, p, p, head=4)
+    seen = condense_distributions(torch.tensor([0]), p, p, p, likely=4)
     for kind, probs in one_by_one(seen, torch.zeros_like(seen.p, dtype=torch.bool)):
         assert seen.at_token(probs) <= 1 + 1e-12, kind
 
 
-def test_lumps_hold_what_has_no_cell() -> None:
+def test_pooled_cells_hold_the_other_tokens() -> None:
     generator = np.random.default_rng(0)
     p, q = (torch.from_numpy(generator.dirichlet(np.ones(50), size=3)) for _ in range(2))
-    seen = condense(torch.tensor([1, 2, 3]), p, p, q, head=10)
+    seen = condense_distributions(torch.tensor([1, 2, 3]), p, p, q, likely=10)
     assert seen.p.shape == (3, 12)
     assert torch.equal(seen.sizes[:, -2:].sum(dim=-1), torch.full((3,), 40))
     assert (seen.q[:, -2] > seen.p[:, -2]).all()  # the first lump is of those that q finds likelier

@@ -1,4 +1,4 @@
-"""The audit of models and functions: what it accepts, what it finds, what it refuses."""
+"""`audit` on models and functions: input, findings and errors."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def no_residual(p, q, draft_tokens, accept, final) -> Outcome:
     return Outcome(accepted, sample(p.take_along_dim(accepted[..., None, None], dim=-2).squeeze(-2), final))
 
 
-def test_exact_texts_of_a_model_pass(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+def test_exact_completions_of_a_model_pass(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     made = generate(target, PROMPTS, draft, gamma=2, max_new_tokens=12, progress=False)
     steps = [[size for size in row if size] for row in made.record.emitted.tolist()]
     for aim in ({}, {"draft": draft}, {"draft": draft, "steps": steps}):
         report = assert_exact(target, made.tokens, prompts=PROMPTS, **aim)
         assert report.tokens == sum(map(len, made.tokens))
-        assert report.rows == len(PROMPTS)
+        assert report.sequences == len(PROMPTS)
         assert len(report.running) == report.tokens
         assert report.numerics.logit < 1e-4
         assert report.detectable["argmax"] > 0
@@ -51,32 +51,25 @@ def test_a_broken_sampler_is_found(target: PreTrainedModel, draft: PreTrainedMod
     made = generate(target, prompts, draft, gamma=2, max_new_tokens=12, rule=no_residual, progress=False)
     report = audit(target, made.tokens, prompts=prompts, draft=draft, progress=False)
     assert report.rejected
-    assert report.kind == "no-residual"
+    assert report.diagnosis == "no-residual"
     with pytest.raises(AssertionError, match="REJECTED"):
         assert_exact(target, made.tokens, prompts=prompts, draft=draft)
     stopped = audit(target, made.tokens, prompts=prompts, draft=draft, stop=True, progress=False)
     assert stopped.found_after == report.found_after <= stopped.tokens < report.tokens
 
 
-def test_prompts_and_starts_say_the_same(target: PreTrainedModel) -> None:
-    completions = [[0, 1, 3], [2, 2]]
-    by_prompt = audit(target, completions, prompts=[[1], [2, 3]], progress=False)
-    by_start = audit(target, [[1, 0, 1, 3], [2, 3, 2, 2]], starts=[1, 2], progress=False)
-    assert by_prompt.to_dict() == by_start.to_dict()
-
-
 def test_wrong_settings_are_found(target: PreTrainedModel) -> None:
     """Sampled at one temperature, claimed at another; drawn without top-k, claimed with it."""
     made = generate(target, PROMPTS, max_new_tokens=12, sampling=Sampling(0.5), progress=False)
     report = audit(target, made.tokens, prompts=PROMPTS, progress=False)
-    assert report.kind in {"sharper", "argmax", "tail-cut"}
+    assert report.diagnosis in {"sharper", "argmax", "tail-cut"}
     assert not audit(target, made.tokens, prompts=PROMPTS, sampling=Sampling(0.5), progress=False).rejected
     report = audit(target, made.tokens, prompts=PROMPTS, sampling=Sampling(0.5, top_k=2), progress=False)
-    assert report.kind == "impossible"
+    assert report.diagnosis == "impossible"
     assert report.impossible[0].logit > 0
 
 
-def test_greedy_texts_show_the_first_difference_and_its_gap(target: PreTrainedModel) -> None:
+def test_greedy_sequences_show_the_first_difference_and_its_logit_gap(target: PreTrainedModel) -> None:
     made = generate(target, PROMPTS[:3], max_new_tokens=6, sampling=Sampling(0), progress=False)
     greedy = {"prompts": PROMPTS[:3], "sampling": Sampling(0), "progress": False}
     assert not audit(target, made.tokens, **greedy).rejected
@@ -86,7 +79,7 @@ def test_greedy_texts_show_the_first_difference_and_its_gap(target: PreTrainedMo
     completions[1][2] = int(logits.topk(2).indices[1])
     report = audit(target, completions, **greedy)
     first = report.impossible[0]
-    assert (first.row, first.offset, first.token) == (1, 2, completions[1][2])
+    assert (first.sequence, first.position, first.token) == (1, 2, completions[1][2])
     top = logits.topk(2).values
     assert first.logit == pytest.approx(float(top[0] - top[1]), abs=1e-4)
 
@@ -105,20 +98,20 @@ def test_functions_are_targets_too() -> None:
             text.append(int(generator.choice(5, p=probs(tuple(text)))))
         completions.append(text)
     assert_exact(probs, completions, prompts=[[]] * 30)
-    assert_exact(probs, completions, starts=[0] * 30, draft=lambda prefix: np.full(5, 0.2))
+    assert_exact(probs, completions, prompts=[[]] * 30, draft=lambda prefix: np.full(5, 0.2))
     turned = [[(token + 1) % 5 for token in text] for text in completions]
     assert audit(probs, turned, prompts=[[]] * 30, progress=False).rejected
 
 
-def test_texts_that_go_on_behind_an_end_are_mentioned(target: PreTrainedModel) -> None:
+def test_sequences_that_continue_after_eos_are_mentioned(target: PreTrainedModel) -> None:
     target.config.eos_token_id = 2
     try:
-        told = audit(target, [[0, 2, 1], [1, 2]], prompts=[[1], [1]], progress=False)
+        noted = audit(target, [[0, 2, 1], [1, 2]], prompts=[[1], [1]], progress=False)
         ended = audit(target, [[0, 2, 1], [1, 2]], prompts=[[1], [1]], eos=2, progress=False)
     finally:
         target.config.eos_token_id = None
-    assert told.notes == ["1 text goes on behind an end-of-text [2]; give eos if it ends them"]
-    assert ended.kind == "after-the-end"
+    assert noted.notes == ["1 sequence continues after the end token [2]; give eos if it ends them"]
+    assert ended.diagnosis == "after-the-end"
 
 
 def test_an_interrupt_still_gives_a_report(target: PreTrainedModel) -> None:
@@ -130,7 +123,7 @@ def test_an_interrupt_still_gives_a_report(target: PreTrainedModel) -> None:
 
     report = audit_distributions(rows(), progress=False)
     assert report.tokens == 2
-    assert "stopped by hand" in str(report)
+    assert "interrupted after 2 tokens" in str(report)
 
 
 def test_the_report_is_json(target: PreTrainedModel) -> None:
@@ -145,9 +138,7 @@ def test_the_report_is_json(target: PreTrainedModel) -> None:
     [
         ({"completions": []}, "no tokens"),
         ({"completions": [[]], "prompts": [[1]]}, "no tokens"),
-        ({"completions": [[1]], "prompts": [[1], [2]]}, "1 texts and 2 prompts"),
-        ({"completions": [[1]]}, "either prompts, or starts"),
-        ({"completions": [[1]], "prompts": [[1]], "starts": [0]}, "either prompts, or starts"),
+        ({"completions": [[1]], "prompts": [[1], [2]]}, "1 completions and 2 prompts"),
         ({"completions": [[1, 9]], "prompts": [[1]]}, "has the token 9"),
         ({"completions": [[1]], "prompts": [[]]}, "no prompt"),
         ({"completions": [[1]], "prompts": [[1]], "steps": [[2]]}, "steps add up to 2"),

@@ -1,4 +1,4 @@
-"""The auditor: fair to exact samplers by enumeration, finds broken ones and says what they look like."""
+"""The auditor: bets are fair under exact samplers, by enumeration; broken ones are found and diagnosed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 from distributions_for_tests import distribution_pair, distributions_along
-from samplers import BROKEN, sample_row, tables
+from samplers import SAMPLER_BUGS, sample_row, tables
 
 from specnb.audit.auditor import Auditor
-from specnb.audit.bets import Margin, Row
+from specnb.audit.bets import CutoffGap, Row
 from specnb.audit.numerics import Numerics
 from specnb.sampling.distributions import sample
 from specnb.sampling.verification import token_verification
 
 RANDOMISED = {"along-p", "along-q/p", "along-ids", "tail-cut"}
-"""Kinds that bet on the transform, which has uniforms of its own; `test_pit` shows that those are fair."""
+"""Alternatives with bets on the transform, which is randomised; `test_pit` shows that those are fair."""
 
 
-def judged(rows: list[Row], **settings: object) -> Auditor:
+def audited(rows: list[Row], **settings: object) -> Auditor:
     auditor = Auditor(**settings)  # type: ignore[arg-type]
     for row in rows:
         auditor.add(row)
@@ -32,7 +32,7 @@ def judged(rows: list[Row], **settings: object) -> Auditor:
 @pytest.mark.parametrize("kind", ["dense", "zeros in p", "zeros in q", "disjoint", "equal", "one-hot q"])
 @pytest.mark.parametrize("with_steps", [False, True])
 def test_an_exact_sampler_gains_nothing_on_average(kind: str, with_steps: bool) -> None:
-    """The evidence of each kind, summed over all pairs of texts of two tokens times their probability, is at most 1."""
+    """The expected e-value of each alternative, over all pairs of sequences of two tokens, is at most 1."""
     p, q = distribution_pair(kind, 3, seed=5)
     steps = [1, 1] if with_steps else None
     expected: dict[str, float] = {}
@@ -45,21 +45,21 @@ def test_an_exact_sampler_gains_nothing_on_average(kind: str, with_steps: bool) 
             rows.append(Row(text, distributions, distributions_along(q, text, 2), prompt=(1,), steps=steps))
         if chance > 0:
             whole += chance
-            for name, value in judged(rows).report(detect=False).kinds.items():
+            for name, value in audited(rows).report(detect=False).by_alternative.items():
                 expected[name] = expected.get(name, 0.0) + chance * 10**value
     assert whole == pytest.approx(1)
     for name in expected.keys() - RANDOMISED:
-        assert expected[name] <= 1 + 1e-6, name  # kinds are added up in float32
+        assert expected[name] <= 1 + 1e-6, name  # e-values are added up in float32
         if kind == "dense":
             assert expected[name] == pytest.approx(1), name
 
 
-def test_exact_samplers_raise_no_alarm() -> None:
+def test_exact_samplers_are_not_rejected() -> None:
     """Thirty audits at delta = 0.01, looked at after every token: none, or hardly any, is rejected."""
     alarms = 0
     for seed in range(30):
         p, q = tables(seed)
-        auditor = judged([sample_row(p, q, 60, 10 * seed + row) for row in range(3)], delta=0.01, seed=seed)
+        auditor = audited([sample_row(p, q, 60, 10 * seed + row) for row in range(3)], delta=0.01, seed=seed)
         alarms += auditor.found_after is not None
     assert alarms <= 4  # five or more have a chance of 1e-5
 
@@ -68,19 +68,19 @@ def test_a_sampler_seeded_like_the_audit_is_still_exact() -> None:
     """Its uniforms and those of the randomised transform would otherwise be the same numbers."""
     p = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).expand(2000, -1)
     u = torch.from_numpy(np.random.default_rng(0).random(2000))
-    assert not judged([Row(sample(p, u).tolist(), p)], seed=0).report().rejected
+    assert not audited([Row(sample(p, u).tolist(), p)], seed=0).report().rejected
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", SAMPLER_BUGS)
 def test_a_broken_sampler_is_found_and_named(name: str) -> None:
-    broken, kinds = BROKEN[name]
+    bug = SAMPLER_BUGS[name]
     p, q = tables()
     auditor = Auditor()
     for row in range(25):
-        auditor.add(sample_row(p, q, 120, row, **broken))  # type: ignore[arg-type]
+        auditor.add(sample_row(p, q, 120, row, **bug.settings))  # type: ignore[arg-type]
     report = auditor.report()
     assert report.rejected
-    assert report.kind in kinds, report.kinds
+    assert report.diagnosis in bug.alternatives, report.by_alternative
     assert report.running[report.found_after - 1] >= 6 > report.running[report.found_after - 2]
     assert not report.detectable
     assert "REJECTED" in str(report)
@@ -88,31 +88,31 @@ def test_a_broken_sampler_is_found_and_named(name: str) -> None:
 
 def test_without_a_draft_broken_samplers_are_found_too() -> None:
     p, q = tables()
-    rows = [sample_row(p, q, 150, row, **BROKEN["greedy draft"][0]) for row in range(20)]  # type: ignore[arg-type]
-    assert judged([replace(row, q=None, steps=None) for row in rows]).found_after is not None
+    rows = [sample_row(p, q, 150, row, **SAMPLER_BUGS["greedy draft"].settings) for row in range(20)]  # type: ignore[arg-type]
+    assert audited([replace(row, q=None, steps=None) for row in rows]).found_after is not None
 
 
-def test_texts_that_share_their_noise_are_found() -> None:
-    """Two texts in a hundred tokens are each exact; that they are the same is not."""
+def test_sequences_that_share_their_uniforms_are_found() -> None:
+    """Each of the two sequences is exact; that they are equal is not."""
     p, q = tables()
     row = sample_row(p, q, 30, 0)
-    report = judged([row, row]).report()
-    assert report.kind in {"same-tokens", "noise-of-texts"}
-    assert report.kinds["same-tokens"] > 6
+    report = audited([row, row]).report()
+    assert report.diagnosis in {"same-tokens", "noise-of-texts"}
+    assert report.by_alternative["same-tokens"] > 6
     assert 30 < report.found_after < 50
-    assert judged([row, sample_row(p, q, 30, 1)]).found_after is None
+    assert audited([row, sample_row(p, q, 30, 1)]).found_after is None
 
 
 def test_with_steps_the_audit_sees_where_a_step_is_wrong() -> None:
     """Only the first token after a full acceptance has another distribution, as when the bonus token is not in the cache."""
     p, q = tables(closeness=0.97)
     rows = [sample_row(p, q, 120, seed, AfterFullAcceptance()) for seed in range(40)]
-    aware, blind = judged(rows).report(), judged([replace(row, steps=None) for row in rows]).report()
+    aware, blind = audited(rows).report(), audited([replace(row, steps=None) for row in rows]).report()
     assert aware.rejected
     assert aware.log10_e > blind.log10_e
-    places = aware.where["at the place in a step"]
+    places = aware.breakdown["position in the step"]
     assert places[0][0] == "0"
-    assert places[0][2] > 0.8 * aware.kinds[aware.kind]
+    assert places[0][2] > 0.8 * aware.by_alternative[aware.diagnosis]
 
 
 class AfterFullAcceptance:
@@ -128,7 +128,7 @@ class AfterFullAcceptance:
         return outcome
 
 
-def test_pieces_of_texts_are_judged_as_the_whole() -> None:
+def test_a_sequence_in_pieces_gives_the_same_e_values() -> None:
     p, q = tables()
     rows = [replace(sample_row(p, q, 50, seed), steps=None) for seed in range(3)]
     pieces = []
@@ -136,9 +136,9 @@ def test_pieces_of_texts_are_judged_as_the_whole() -> None:
         for start, end in ((0, 1), (1, 20), (20, 50)):
             part = [probs[start:end] for probs in (row.p, row.q)]
             pieces.append(Row(row.tokens[start:end], *part, prompt=row.prompt, continues=start > 0, more=end < 50))
-    whole, parts = judged(rows).report(), judged(pieces).report()
+    whole, parts = audited(rows).report(), audited(pieces).report()
     assert parts.running == pytest.approx(whole.running)
-    assert parts.rows == whole.rows == 3
+    assert parts.sequences == whole.sequences == 3
 
 
 def test_rows_without_draft_in_places_and_long_vocabularies() -> None:
@@ -147,67 +147,67 @@ def test_rows_without_draft_in_places_and_long_vocabularies() -> None:
     q = torch.from_numpy(generator.dirichlet(np.full(500, 0.1), size=40)).float()
     q[::3] = 0
     tokens = [int(generator.choice(500, p=probs / probs.sum())) for probs in p.double().numpy()]
-    report = judged([Row(tokens, p, q)]).report()
+    report = audited([Row(tokens, p, q)]).report()
     assert not report.rejected
     assert np.isfinite(report.running).all()
 
 
-# What needs no statistics
+# Violations
 
 
 def test_an_impossible_token_is_named() -> None:
     p = torch.tensor([[0.5, 0.5, 0.0]] * 4, dtype=torch.float64)
-    report = judged([Row([0, 1, 0, 1], p), Row([0, 2, 1, 2], p, margins={1: Margin(0.5, 0.0)})]).report()
+    report = audited([Row([0, 1, 0, 1], p), Row([0, 2, 1, 2], p, cutoff_gaps={1: CutoffGap(0.5, 0.0)})]).report()
     assert report.rejected
-    assert report.kind == "impossible"
+    assert report.diagnosis == "impossible"
     assert report.found_after == 6
-    assert report.certain == {"impossible": 2}
+    assert report.violations == {"impossible": 2}
     assert report.impossible[0] == (1, 1, 2, 0.5, 0.0)
     assert np.isinf(report.running[5:]).all()
     assert np.isfinite(report.running[:5]).all()
-    assert "text 1, place 1: token 2 (its logit is 0.5 below the least one kept)" in str(report)
+    assert "sequence 1, position 1: token 2 (its logit is 0.5 below the smallest one kept)" in str(report)
 
 
-def test_an_impossible_token_at_the_border_is_left_to_numerics() -> None:
+def test_an_impossible_token_within_the_numerics_is_no_violation() -> None:
     numerics = Numerics(positions=8, logit=0.01, tv=0.001, tv_mean=0.001, nats=0.0)
     p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
-    near, far = Row([2], p, margins={0: Margin(0.015, 0.0)}), Row([2], p, margins={0: Margin(0.03, 0.0)})
-    report = judged([near], numerics=numerics).report()
+    near, far = Row([2], p, cutoff_gaps={0: CutoffGap(0.015, 0.0)}), Row([2], p, cutoff_gaps={0: CutoffGap(0.03, 0.0)})
+    report = audited([near], numerics=numerics).report()
     assert not report.rejected
-    assert len(report.border) == 1
-    assert "numerics decide" in str(report)
-    assert judged([far], numerics=numerics).report().certain == {"impossible": 1}
-    assert judged([near]).report().certain == {"impossible": 1}
+    assert len(report.borderline) == 1
+    assert "no more than the numerics explain" in str(report)
+    assert audited([far], numerics=numerics).report().violations == {"impossible": 1}
+    assert audited([near]).report().violations == {"impossible": 1}
 
 
-def test_tokens_after_the_end_are_found_and_not_judged() -> None:
+def test_tokens_after_eos_are_a_violation_and_are_not_bet_on() -> None:
     p = torch.full((5, 4), 0.25, dtype=torch.float64)
-    report = judged([Row([0, 3, 1, 1, 2], p)], eos=3).report()
-    assert report.certain == {"after-the-end": 3}
+    report = audited([Row([0, 3, 1, 1, 2], p)], eos=3).report()
+    assert report.violations == {"after-the-end": 3}
     assert report.tokens == 2
     assert report.found_after == 3
-    assert not judged([Row([0, 3], p[:2])], eos=[3, 2]).report().rejected
-    assert judged([Row([0, 3], p[:2]), Row([1], p[:1], continues=True)], eos=3).report().rejected
+    assert not audited([Row([0, 3], p[:2])], eos=[3, 2]).report().rejected
+    assert audited([Row([0, 3], p[:2]), Row([1], p[:1], continues=True)], eos=3).report().rejected
 
 
 def test_wrong_lengths_are_found() -> None:
     p = torch.full((5, 4), 0.25, dtype=torch.float64)
     whole, long, ended = Row([0, 1, 2], p[:3]), Row([0, 1, 2, 0], p[:4]), Row([0, 3], p[:2])
     short = Row([0, 1], p[:2])
-    assert judged([long, ended], eos=3, max_new_tokens=3).report().certain == {"wrong-length": 1}
-    assert not judged([whole, ended], eos=3, max_new_tokens=3).report().rejected
-    assert judged([short, whole], eos=3, max_new_tokens=3).report().certain == {"wrong-length": 1}
+    assert audited([long, ended], eos=3, max_new_tokens=3).report().violations == {"wrong-length": 1}
+    assert not audited([whole, ended], eos=3, max_new_tokens=3).report().rejected
+    assert audited([short, whole], eos=3, max_new_tokens=3).report().violations == {"wrong-length": 1}
 
 
 def test_evidence_that_numerics_account_for_is_no_rejection() -> None:
-    """The target differs from itself by 0.05 nats a token; what a bet gains by that is not held against the sampler."""
+    """The target differs from itself by 0.05 nats a token; evidence up to that is no rejection."""
     generator = np.random.default_rng(0)
     p, r = torch.tensor([0.5, 0.5], dtype=torch.float64), np.array([0.65, 0.35])
     row = Row(generator.choice(2, p=r, size=900).tolist(), p.expand(900, -1))
     nats = float((r * np.log(r / 0.5)).sum())
     numerics = Numerics(positions=8, logit=0.6, tv=0.15, tv_mean=0.15, nats=nats)
-    assert judged([row]).report().verdict == "rejected"
-    report = judged([row], numerics=numerics).report()
+    assert audited([row]).report().verdict == "rejected"
+    report = audited([row], numerics=numerics).report()
     assert report.verdict == "numerics"
     assert not report.rejected
     assert "NUMERICS" in str(report)
@@ -230,18 +230,18 @@ def test_evidence_that_numerics_account_for_is_no_rejection() -> None:
         (Row([0, 1], torch.full((2, 2), 0.5), steps=[2, 0]), "steps"),
     ],
 )
-def test_rows_that_make_no_sense_are_refused(row: Row, words: str) -> None:
+def test_inconsistent_rows_are_refused(row: Row, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Auditor().add(row)
 
 
-def test_settings_and_texts_must_agree() -> None:
+def test_bad_settings_are_refused() -> None:
     p = torch.full((1, 2), 0.5)
     with pytest.raises(ValueError, match="delta is 2"):
         Auditor(delta=2)
     with pytest.raises(ValueError, match="no tokens"):
         Auditor().report()
-    auditor = judged([Row([0], p, p)])
+    auditor = audited([Row([0], p, p)])
     with pytest.raises(ValueError, match="give them for all"):
         auditor.add(Row([0], p))
     auditor = Auditor(eos=2)
@@ -262,7 +262,7 @@ def test_settings_and_texts_must_agree() -> None:
 def test_each_sequence_has_an_end_of_its_own() -> None:
     """That one sequence ended says nothing about the next: two exact ones, each with its end, are not rejected."""
     p = torch.full((3, 4), 0.25, dtype=torch.float64)
-    report = judged([Row([0, 1, 3], p), Row([1, 3], p[:2]), Row([3], p[:1])], eos=3).report()
+    report = audited([Row([0, 1, 3], p), Row([1, 3], p[:2]), Row([3], p[:1])], eos=3).report()
     assert not report.rejected
     assert report.tokens == 6
 
@@ -271,29 +271,29 @@ def test_the_length_is_judged_at_the_end_of_a_sequence() -> None:
     """A sequence in pieces is short only if its last piece ends early."""
     p = torch.full((2, 4), 0.25, dtype=torch.float64)
     first, second = Row([0, 1], p, more=True), Row([2], p[:1], continues=True)
-    assert not judged([first, second, first, second], max_new_tokens=3).report().rejected
-    assert judged([first, second], max_new_tokens=4).report().found_after == 3
-    assert judged([first, second], max_new_tokens=2).report().found_after == 3
+    assert not audited([first, second, first, second], max_new_tokens=3).report().rejected
+    assert audited([first, second], max_new_tokens=4).report().found_after == 3
+    assert audited([first, second], max_new_tokens=2).report().found_after == 3
 
 
 def test_empty_sequences_are_judged_by_their_length() -> None:
     p = torch.full((2, 4), 0.25, dtype=torch.float64)
     empty, whole = Row([], p[:0]), Row([0, 1], p)
-    assert not judged([empty, whole]).report().rejected
-    assert judged([empty, whole]).report().rows == 2
-    report = judged([whole, empty, whole], max_new_tokens=2).report()
-    assert report.certain == {"wrong-length": 1}
-    assert (report.found_after, report.tokens, report.rows) == (2, 4, 3)
+    assert not audited([empty, whole]).report().rejected
+    assert audited([empty, whole]).report().sequences == 2
+    report = audited([whole, empty, whole], max_new_tokens=2).report()
+    assert report.violations == {"wrong-length": 1}
+    assert (report.found_after, report.tokens, report.sequences) == (2, 4, 3)
     assert np.isinf(report.running).tolist() == [False, True, True, True]
 
 
 def test_a_finding_without_tokens_is_reported() -> None:
     p = torch.empty(0, 4)
-    report = judged([Row([], p), Row([], p)], max_new_tokens=2).report()
+    report = audited([Row([], p), Row([], p)], max_new_tokens=2).report()
     assert report.rejected
-    assert report.kind == "wrong-length"
-    assert report.certain == {"wrong-length": 2}
-    assert (report.found_after, report.tokens, report.rows) == (0, 0, 2)
+    assert report.diagnosis == "wrong-length"
+    assert report.violations == {"wrong-length": 2}
+    assert (report.found_after, report.tokens, report.sequences) == (0, 0, 2)
     assert report.log10_e == report.log10_e_peak == float("inf")
     assert "REJECTED" in str(report)
     assert "rejected" in report.to_html()
@@ -305,14 +305,14 @@ def test_a_sequence_may_begin_with_an_empty_piece() -> None:
     row = replace(sample_row(p, q, 30, 0), steps=None)
     other = replace(sample_row(p, q, 30, 1), steps=None)
     nothing = replace(other, tokens=[], p=other.p[:0], q=other.q[:0], more=True)
-    whole = judged([row, other]).report()
-    pieces = judged([row, nothing, replace(other, continues=True)]).report()
+    whole = audited([row, other]).report()
+    pieces = audited([row, nothing, replace(other, continues=True)]).report()
     assert pieces.running == pytest.approx(whole.running)
 
 
 def test_the_first_of_two_certain_findings_counts() -> None:
     p = torch.tensor([[0.5, 0.5, 0.0]] * 4, dtype=torch.float64)
-    assert judged([Row([0, 2, 1, 0], p)], max_new_tokens=9).report().found_after == 2
+    assert audited([Row([0, 2, 1, 0], p)], max_new_tokens=9).report().found_after == 2
 
 
 def test_a_sampler_one_position_behind_is_named() -> None:
@@ -325,9 +325,9 @@ def test_a_sampler_one_position_behind_is_named() -> None:
         for at in range(100):
             tokens.append(int(generator.choice(len(p), p=p[tokens[max(at - 1, 0)]].numpy())))
         rows.append(Row(tokens[1:], p[tokens[:-1]], prompt=[0]))
-    report = judged(rows).report()
+    report = audited(rows).report()
     assert report.rejected
-    assert report.kind == "shifted"
+    assert report.diagnosis == "shifted"
 
 
 @pytest.mark.parametrize("lag", [1, 2, 6])
@@ -343,9 +343,9 @@ def test_a_uniform_used_again_some_places_later_is_found(lag: int) -> None:
         for u in uniforms:
             tokens.append(int(sample(p[tokens[-1]], u)))
         rows.append(Row(tokens[1:], p[tokens[:-1]], prompt=[0]))
-    report = judged(rows).report()
+    report = audited(rows).report()
     assert report.rejected
-    assert report.kind == "noise-of-steps"
+    assert report.diagnosis == "noise-of-steps"
 
 
 def test_memory_of_earlier_sequences_does_not_grow_with_the_vocabulary() -> None:

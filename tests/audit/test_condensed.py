@@ -1,4 +1,4 @@
-"""The likeliest tokens are found in the order of their ids, and what is above is told by number."""
+"""The helpers of `condensed`: the likeliest tokens in the order of ids, and the mask of larger entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_likeliest_tokens_are_those_with_the_largest_scores(vocab: int, coun
     assert torch.equal(found, score.topk(count).indices.sort(dim=-1).values)
 
 
-def test_above_is_one_or_zero_and_broadcasts() -> None:
+def test_greater_mask_is_one_or_zero_and_broadcasts() -> None:
     a = torch.tensor([[0.1, 0.5], [0.3, 0.2]])
     assert greater_mask(a, torch.tensor([0.2, 0.2])).tolist() == [[0, 1], [1, 0]]
     assert greater_mask(a[0], a).tolist() == [[0, 0], [0, 1]]

@@ -1,4 +1,4 @@
-"""What an audit costs is told in runs of the target, each time beside the run that it contains."""
+"""The cost of an audit in units of the target's forward passes."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""The estimate of total variation: its interval covers what the witnesses see, and never claims too much."""
+"""The lower bound on the total variation: its interval is valid at any stopping time."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from specnb.audit.distance import DistanceEstimate
+from specnb.audit.distance import TotalVariationEstimate
 
 
-def followed(generator: np.random.Generator, p: np.ndarray, r: np.ndarray, n: int) -> DistanceEstimate:
-    """Witnesses of single tokens and of those likelier under r, on n draws from r."""
+def estimated(generator: np.random.Generator, p: np.ndarray, r: np.ndarray, n: int) -> TotalVariationEstimate:
+    """Test functions: single tokens, and the tokens likelier under r; on n samples from r."""
     tokens = generator.choice(len(p), p=r, size=n)
     sets = np.concatenate([np.eye(len(p)), [(r > p).astype(float)]])
-    distance = DistanceEstimate()
+    distance = TotalVariationEstimate()
     for part in np.array_split(tokens, 5):
         distance.add(sets[:, part].T - sets @ p)
     return distance
@@ -24,9 +24,9 @@ def test_the_lower_end_stays_below_the_total_variation(mix: float) -> None:
     p = generator.dirichlet(np.ones(6))
     r = (1 - mix) * p + mix * generator.dirichlet(np.ones(6))
     truth = np.abs(p - r).sum() / 2
-    estimates = [followed(generator, p, r, 1500).estimate() for _ in range(200)]
-    greater_mask = sum(one.low > truth for one in estimates)
-    assert greater_mask <= 10  # at most 2.5% of 200 are expected, 10 or more of them have a chance of 3%
+    estimates = [estimated(generator, p, r, 1500).estimate() for _ in range(200)]
+    too_high = sum(one.low > truth for one in estimates)
+    assert too_high <= 10  # at most 2.5% of 200 are expected, 10 or more of them have a chance of 3%
     if mix == 0.5:
         assert np.mean([one.value for one in estimates]) == pytest.approx(truth, rel=0.15)
         assert np.mean([one.low > 0 for one in estimates]) > 0.9
@@ -35,40 +35,40 @@ def test_the_lower_end_stays_below_the_total_variation(mix: float) -> None:
 def test_the_interval_narrows() -> None:
     generator = np.random.default_rng(0)
     p, r = np.full(4, 0.25), np.array([0.3, 0.3, 0.2, 0.2])
-    short, long = (followed(generator, p, r, n).estimate() for n in (500, 20_000))
+    short, long = (estimated(generator, p, r, n).estimate() for n in (500, 20_000))
     assert long.high - long.low < 0.3 * (short.high - short.low)
     assert long.low < 0.1 < long.high
     assert long.n == 20_000
 
 
-def test_the_witness_followed_is_chosen_before_the_token_is_seen() -> None:
-    distance = DistanceEstimate()
+def test_the_test_function_is_chosen_before_the_token_is_seen() -> None:
+    distance = TotalVariationEstimate()
     first = distance.add(np.array([[-0.5, 0.5], [0.2, -0.1], [0.3, 0.4]]))
-    assert first.tolist() == [-0.5, -0.1, 0.4]  # the first witness until the second one leads
+    assert first.tolist() == [-0.5, -0.1, 0.4]  # the first test function until the second one leads
     assert distance.add(np.array([[1.0, -1.0]])).tolist() == [-1.0]
 
 
-def test_nothing_seen_bounds_nothing() -> None:
-    assert DistanceEstimate().estimate()[:3] == (0.0, 0.0, 1.0)
+def test_without_tokens_there_is_no_bound() -> None:
+    assert TotalVariationEstimate().estimate()[:3] == (0.0, 0.0, 1.0)
 
 
 def test_the_interval_holds_whenever_one_stops() -> None:
     """Of fair coins looked at after every toss, at most the stated half ever see 0 outside an interval of level 0.5."""
     generator, outside = np.random.default_rng(4), 0
     for _ in range(100):
-        distance, ever = DistanceEstimate(), False
+        distance, ever = TotalVariationEstimate(), False
         for toss in generator.choice([-0.5, 0.5], size=200):
-            distance.add(np.array([[toss], [-toss]]).T)  # of two witnesses, either may be followed
+            distance.add(np.array([[toss], [-toss]]).T)  # of two test functions, either may be used
             ever = ever or distance.estimate(level=0.5).low > 0
         outside += ever
     assert outside <= 36  # at most 25 of 100 are expected on one side; more than 36 have a chance of 0.6%
 
 
 def test_the_interval_has_the_width_of_the_cited_bound() -> None:
-    """Two sides and several rates share 1 - level: the least over rates of (penalty + price) / rate / n."""
-    excess = np.full((100, 1), 0.25)
-    distance = DistanceEstimate()
-    distance.add(excess)
+    """Two sides and several rates share 1 - level: the least over rates of (penalty + threshold) / rate / n."""
+    deviations = np.full((100, 1), 0.25)
+    distance = TotalVariationEstimate()
+    distance.add(deviations)
     widths = [
         ((-np.log(1 - rate) - rate) * 100 * 0.25**2 + np.log(2 * 11 / 0.1)) / rate / 100
         for rate in 0.5 ** np.arange(1, 12)

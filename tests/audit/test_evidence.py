@@ -1,4 +1,4 @@
-"""Evidence is a wealth that no exact sampler makes grow: enumerated, simulated, and grown by real deviations."""
+"""Test martingales: expectation 1 under p (enumerated), Ville's bound (simulated), growth under deviations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specnb.audit.evidence import STRENGTHS, Evidence, total
+from specnb.audit.evidence import STRENGTHS, Evidence, log_mean
 
-KINDS = ["a", "b", "a", "c"]
+NAMES = ["a", "b", "a", "c"]
 
 
 def random_ratios(generator: np.random.Generator, vocab: int) -> tuple[np.ndarray, np.ndarray]:
@@ -25,8 +25,8 @@ def random_ratios(generator: np.random.Generator, vocab: int) -> tuple[np.ndarra
 
 @given(st.integers(2, 4), st.integers(0, 2), st.integers(0, 10**6))
 @examples
-def test_the_expected_wealth_of_every_kind_is_one(vocab: int, places: int, seed: int) -> None:
-    """Summed over all texts of three tokens, whose distributions and places depend on the tokens before."""
+def test_the_expected_e_value_of_every_alternative_is_one(vocab: int, places: int, seed: int) -> None:
+    """Over all sequences of three tokens, whose distributions and subsets depend on the tokens before."""
 
     def sampled(context: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         generator = np.random.default_rng([seed, len(context), *context])
@@ -37,32 +37,32 @@ def test_the_expected_wealth_of_every_kind_is_one(vocab: int, places: int, seed:
     for text in product(range(vocab), repeat=3):
         seen = [sampled(text[:at]) for at in range(3)]
         chance = np.prod([probs[token] for (probs, _, _), token in zip(seen, text, strict=True)])
-        evidence = Evidence(KINDS, places)
+        evidence = Evidence(NAMES, places)
         ratios = np.stack([bets[token] for (_, bets, _), token in zip(seen, text, strict=True)])
         log_e = evidence.add(ratios, np.stack([mask for _, _, mask in seen]))
         expected += chance * np.exp(log_e[-1])
     assert expected == pytest.approx(np.ones(3))
 
 
-def test_the_total_is_the_average() -> None:
+def test_log_mean_is_the_logarithm_of_the_mean() -> None:
     logs = np.log([[1.0, 3.0], [2.0, 1e-300]])
-    assert np.exp(total(logs)) == pytest.approx([2.0, 1.0])
+    assert np.exp(log_mean(logs)) == pytest.approx([2.0, 1.0])
 
 
-def test_pieces_give_what_the_whole_gives() -> None:
+def test_e_values_do_not_depend_on_pieces() -> None:
     generator = np.random.default_rng(0)
     ratios, masks = generator.exponential(size=(300, 4)), generator.random((300, 2)) < 0.5
-    whole, pieces = Evidence(KINDS, 2), Evidence(KINDS, 2)
+    whole, pieces = Evidence(NAMES, 2), Evidence(NAMES, 2)
     parts = [pieces.add(a, b) for a, b in zip(np.split(ratios, [1, 140]), np.split(masks, [1, 140]), strict=True)]
     assert np.concatenate(parts) == pytest.approx(whole.add(ratios, masks))
     assert whole.add(ratios[:0], masks[:0]).shape == (0, 3)
 
 
-def test_evidence_of_one_bet_is_what_the_formula_says() -> None:
+def test_the_e_value_of_one_bet_is_the_mean_product() -> None:
     ratios = np.array([[2.0], [0.0], [3.0]])
     log_e = Evidence(["a"], 0).add(ratios, np.zeros((3, 0), dtype=bool))[-1, 0]
-    wealth = [(1 + s) * (1 - s) * (1 + 2 * s) for s in STRENGTHS]
-    assert np.exp(log_e) == pytest.approx(np.mean(wealth))
+    products = [(1 + s) * (1 - s) * (1 + 2 * s) for s in STRENGTHS]
+    assert np.exp(log_e) == pytest.approx(np.mean(products))
 
 
 def test_evidence_hardly_ever_reaches_one_over_delta() -> None:
@@ -71,12 +71,12 @@ def test_evidence_hardly_ever_reaches_one_over_delta() -> None:
     p, bets = random_ratios(generator, 5)
     for _ in range(runs):
         tokens = generator.choice(5, p=p, size=400)
-        log_e = total(Evidence(KINDS, 0).add(bets[tokens], np.zeros((400, 0), dtype=bool)))
+        log_e = log_mean(Evidence(NAMES, 0).add(bets[tokens], np.zeros((400, 0), dtype=bool)))
         crossed += log_e.max() >= -np.log(delta)
     assert stats.binomtest(crossed, runs, delta, alternative="greater").pvalue > 1e-6
 
 
-def test_what_is_called_detectable_is_detected() -> None:
+def test_a_detectable_deviation_is_detected_with_the_stated_power() -> None:
     """A deviation as large as the audit says it would have found is found with power near 0.9."""
     generator, n, delta = np.random.default_rng(2), 2000, 1e-6
     p, r = generator.dirichlet(np.ones(6)), generator.dirichlet(np.ones(6))
@@ -99,14 +99,14 @@ def test_what_is_called_detectable_is_detected() -> None:
     assert power(share / 2) < 0.3
 
 
-def test_at_a_length_that_shows_nothing_nothing_is_detectable() -> None:
+def test_too_few_tokens_detect_nothing() -> None:
     evidence = Evidence(["a"], 0)
     evidence.add(np.full((3, 1), 1.1), np.zeros((3, 0), dtype=bool))
     assert np.isnan(evidence.detectable(1e-6)["a"])
 
 
-def test_a_kind_among_many_is_detectable_as_one_alone_at_a_smaller_rate() -> None:
-    """The evidence is the average over K kinds, so one of them has to reach K times as much."""
+def test_an_alternative_among_k_is_detectable_as_one_alone_at_delta_over_k() -> None:
+    """The e-value is the mean over K alternatives, so one of them has to reach K times as much."""
     generator = np.random.default_rng(3)
     p, bets = random_ratios(generator, 6)
     ratios = bets[generator.choice(6, p=p, size=2000)]

@@ -31,7 +31,7 @@ def test_the_expected_evidence_is_one(kind: str) -> None:
     assert expected == pytest.approx(1)
 
 
-def test_exact_texts_pass_and_others_do_not() -> None:
+def test_exact_sequences_pass_and_others_do_not() -> None:
     p, q = distribution_pair("dense", 4, seed=1)
     right = joint_distribution(p, 3).numpy()
     report = audit_joint(p, sampled(right, 5000), 3)
@@ -54,7 +54,7 @@ def test_a_deviation_that_only_the_joint_distribution_shows() -> None:
     assert not audit_joint(p, completions, 1).rejected
 
 
-def test_texts_that_end_are_texts_of_their_own() -> None:
+def test_sequences_that_end_early_are_counted() -> None:
     p, _ = distribution_pair("dense", 3, seed=2)
     joint = joint_distribution(p, 2).numpy()
     completions = [text[:1] if text[0] == 1 else text for text in sampled(joint, 3000)]
@@ -64,7 +64,7 @@ def test_texts_that_end_are_texts_of_their_own() -> None:
     assert Counter(map(len, completions))[1] > 0
 
 
-def test_impossible_texts_are_named() -> None:
+def test_impossible_sequences_are_counted() -> None:
     p, _ = distribution_pair("one-hot p", 3, seed=0)
     certain = int(p(()).argmax())
     report = audit_joint(p, [[(certain + 1) % 3]] * 2, 1)

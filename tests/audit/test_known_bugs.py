@@ -1,9 +1,14 @@
-"""Bugs run in the real loop, change one thing, and leave nothing behind."""
+"""The registry of known bugs, and `generate` with each of them."""
+
+from typing import get_args
 
 import pytest
+from all_known_bugs import ALL_KNOWN_BUGS
 from tiny import gpt2, llama, near_copy
 
-from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, LOOP, generate, known_bugs, planted
+from specnb.audit.bugs.bug import Kind
+from specnb.audit.bugs.loop import LOOP_BUGS, active
+from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, generate, known_bugs
 from specnb.decoding import loop
 from specnb.drafting.model import ModelDrafter
 from specnb.sampling.distributions import Sampling
@@ -20,23 +25,23 @@ def test_without_a_bug_it_is_the_loop_itself():
     )
 
 
-def test_a_bug_is_asked_for_what_it_needs():
+def test_bugs_that_need_filters_claim_them():
     filters = Sampling(top_k=2)
-    assert known_bugs(filters)["raw-q"].asked == filters
-    assert known_bugs(filters)["no-residual"].asked == Sampling()
+    assert known_bugs(filters)["raw-q"].claimed == filters
+    assert known_bugs(filters)["no-residual"].claimed == Sampling()
 
 
 @pytest.mark.parametrize("name", KNOWN_BUGS)
-def test_every_bug_writes_text_and_leaves_nothing_behind(name):
+def test_every_bug_generates_and_is_removed_afterwards(name):
     before = loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens
     made = generate(known_bugs(Sampling(top_k=2))[name], TARGET, PROMPTS, DRAFT, eos=3, **SETTINGS)
     assert all(made.tokens)
     assert loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens == before
 
 
-def test_a_bug_is_taken_out_when_the_loop_fails():
+def test_a_bug_is_removed_when_the_loop_fails():
     before = loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens
-    with pytest.raises(ZeroDivisionError), planted(KNOWN_BUGS["rows-share-noise"]):
+    with pytest.raises(ZeroDivisionError), active(KNOWN_BUGS["rows-share-noise"]):
         raise ZeroDivisionError
     assert loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens == before
 
@@ -46,9 +51,15 @@ def test_a_bug_of_drafting_needs_the_model_itself():
         generate(KNOWN_BUGS["greedy-draft-soft-q"], TARGET, PROMPTS, ModelDrafter(DRAFT), **SETTINGS)
 
 
-def test_every_bug_of_the_loop_says_what_it_plants_and_where_it_was_seen():
-    assert all(bug.plant and bug.wrong and bug.seen for bug in LOOP)
-    assert len(KNOWN_BUGS) == len({bug.wrong for bug in KNOWN_BUGS.values()})
+def test_every_bug_is_described_once():
+    assert all(bug.name and bug.description and bug.reported_in for bug in ALL_KNOWN_BUGS)
+    assert len({(bug.kind, bug.name) for bug in ALL_KNOWN_BUGS}) == len(ALL_KNOWN_BUGS)
+    assert {bug.kind for bug in ALL_KNOWN_BUGS} == set(get_args(Kind))
+    assert len({bug.description for bug in KNOWN_BUGS.values()}) == len(KNOWN_BUGS)
+
+
+def test_every_bug_of_the_loop_changes_its_code():
+    assert all(bug.patch for bug in LOOP_BUGS.values())
 
 
 def test_other_models_have_the_bugs_too():

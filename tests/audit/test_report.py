@@ -1,4 +1,4 @@
-"""Reports say what was found in words, as JSON and as a page, and promise no more than that."""
+"""Reports as text, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from specnb.audit.alternatives import ALTERNATIVES
 from specnb.audit.numerics import Numerics
-from specnb.audit.report import CERTAIN, Impossible, Report
+from specnb.audit.report import VIOLATIONS, Impossible, Report
 from specnb.measure.statistics import Estimate
 
 
@@ -17,11 +17,11 @@ def report(**changed: object) -> Report:
     settings = {
         "delta": 1e-6,
         "tokens": 4,
-        "rows": 1,
+        "sequences": 1,
         "found_after": None,
         "numerics_only": False,
         "running": np.array([0.1, -0.2, 0.3, -0.1]),
-        "running_kinds": {"argmax": np.zeros(4), "sharper": np.full(4, 0.5)},
+        "running_by_alternative": {"argmax": np.zeros(4), "sharper": np.full(4, 0.5)},
         "tv": Estimate(0.01, 0.0, 0.05, 4),
         "detectable": {"argmax": 0.123, "sharper": float("nan")},
         "numerics": Numerics(3, 1e-5, 1e-6, 1e-7, 0.0),
@@ -29,50 +29,50 @@ def report(**changed: object) -> Report:
     return Report(**(settings | changed))  # type: ignore[arg-type]
 
 
-def test_nothing_found_says_what_would_have_been_found() -> None:
+def test_without_a_finding_the_report_lists_what_is_detectable() -> None:
     quiet = report()
     assert quiet.verdict == "not rejected"
-    assert quiet.kind is None
+    assert quiet.diagnosis is None
     assert quiet.log10_e == -0.1
     assert quiet.log10_e_peak == 0.3
-    assert list(quiet.kinds) == ["sharper", "argmax"]
+    assert list(quiet.by_alternative) == ["sharper", "argmax"]
     words = str(quiet)
     assert "passed" not in words
     assert "0.1230" in words
     assert "none at this length" in words
-    assert "all of it may be more" in words
+    assert "at least about 0.0100 [0.0000, 0.0500]" in words
 
 
-def test_a_rejection_says_what_it_looks_like_and_where() -> None:
+def test_a_rejection_names_the_alternative_and_its_breakdown() -> None:
     found = report(
         found_after=3,
         running=np.array([1.0, 5.0, 7.0, 8.0]),
-        running_kinds={"argmax": np.full(4, 9.0), "sharper": np.zeros(4)},
-        where={"from token": [("7", 2, 6.0), ("3", 1, 2.0)]},
+        running_by_alternative={"argmax": np.full(4, 9.0), "sharper": np.zeros(4)},
+        breakdown={"token": [("7", 2, 6.0), ("3", 1, 2.0)]},
         detectable={},
     )
     assert found.verdict == "rejected"
-    assert found.kind == "argmax"
+    assert found.diagnosis == "argmax"
     words = str(found)
     assert ALTERNATIVES["argmax"] in words
     assert ALTERNATIVES["sharper"] not in words
     assert "after 3 tokens" in words
-    assert "from token: 7 (10^6.0), 3 (10^2.0)" in words
+    assert "most evidence by token: 7 (10^6.0), 3 (10^2.0)" in words
 
 
-def test_certain_findings_come_first() -> None:
+def test_violations_come_first() -> None:
     found = report(
         found_after=2,
         running=np.array([0.0, np.inf, np.inf, np.inf]),
-        certain={"impossible": 1},
+        violations={"impossible": 1},
         impossible=[Impossible(0, 1, 5, 0.25, float("nan"))],
     )
-    assert found.kind == "impossible"
-    assert CERTAIN["impossible"] in str(found)
-    assert "e = infinite" in str(found)
-    assert "token 5 (its logit is 0.25 below the least one kept)" in str(found)
-    assert str(Impossible(0, 1, 5, float("nan"), float("nan"))) == "text 0, place 1: token 5"
-    assert "0.2 of mass beyond top-p" in str(Impossible(0, 1, 5, 0.0, 0.2))
+    assert found.diagnosis == "impossible"
+    assert VIOLATIONS["impossible"] in str(found)
+    assert "e-value: infinite" in str(found)
+    assert "token 5 (its logit is 0.25 below the smallest one kept)" in str(found)
+    assert str(Impossible(0, 1, 5, float("nan"), float("nan"))) == "sequence 0, position 1: token 5"
+    assert "likelier tokens have 0.2 more than top-p" in str(Impossible(0, 1, 5, 0.0, 0.2))
 
 
 @pytest.mark.parametrize("infinite", [False, True])
@@ -81,7 +81,7 @@ def test_json_has_no_infinities(infinite: bool) -> None:
     read = json.loads(json.dumps(report(tokens=2, running=running).to_dict(), allow_nan=False))
     assert read["detectable"]["sharper"] == "nan"
     assert read["log10_e"] == ("inf" if infinite else 1.0)
-    assert read["tv_witnessed"] == {"value": 0.01, "low": 0.0, "high": 0.05, "n": 4}
+    assert read["tv_lower_bound"] == {"value": 0.01, "low": 0.0, "high": 0.05, "n": 4}
 
 
 @pytest.mark.parametrize("changes", [{}, {"found_after": 1, "running": np.full(4, np.inf)}, {"numerics_only": True}])

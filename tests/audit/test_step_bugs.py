@@ -1,4 +1,4 @@
-"""Every planted bug fails the check that the correct step passes: a test that has never failed proves nothing."""
+"""Every known bug of a step changes its enumerated distribution, which the correct step does not."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import pytest
 import torch
 from distributions_for_tests import distribution_pair
 
-from specnb.audit.step_bugs import corrected, deviation, deviation_on_points, merged_distribution, step, step_bugs
+from specnb.audit.bugs.step import merged_distribution, step_bugs
+from specnb.audit.bugs.step_deviation import corrected, deviation, deviation_on_points, step
 from specnb.sampling.distributions import Sampling, residual
 
 VOCAB, GAMMA = 4, 2
 P, Q = distribution_pair("dense", VOCAB)
 BUGS = step_bugs(Sampling(top_k=3, top_p=0.9))
 NOT_ENUMERABLE = {"one-uniform", "reseeded", "inverted-residual", "lenience-left-on", "unverified", "merged-children"}
-"""Those that use a uniform otherwise than any exact rule does: enumeration itself notices, and raises."""
+"""Bugs that use uniforms in a way that no exact rule does: enumeration raises for them."""
 
 every_bug = pytest.mark.parametrize("name", BUGS)
 
 
 @every_bug
-def test_every_mutant_is_caught(name: str, record_property) -> None:
+def test_every_bug_is_found(name: str, record_property) -> None:
     wrong = step(BUGS[name], P, Q)
     if name in NOT_ENUMERABLE:
         with pytest.raises(ValueError, match="changes its answer inside a cell"):
@@ -36,24 +37,24 @@ def test_every_mutant_is_caught(name: str, record_property) -> None:
 
 
 @every_bug
-def test_the_step_without_its_bug_passes(name: str) -> None:
+def test_the_correct_step_has_no_deviation(name: str) -> None:
     assert deviation(corrected(step(BUGS[name], P, Q)), GAMMA) < 1e-12
 
 
 @every_bug
-def test_points_and_cells_agree(name: str) -> None:
+def test_points_and_enumeration_agree(name: str) -> None:
     one = step(BUGS[name], P, Q)
     one = corrected(one) if name in NOT_ENUMERABLE else one
     assert deviation_on_points(one, GAMMA) == pytest.approx(deviation(one, GAMMA), abs=0.01)
 
 
-def test_the_first_token_alone_would_not_show_the_same_uniform_in_every_test() -> None:
+def test_one_uniform_in_every_test_hardly_changes_the_first_token() -> None:
     reseeded = step(BUGS["reseeded"], P, Q)
     assert deviation_on_points(reseeded, 1) < 0.1 * deviation_on_points(reseeded, GAMMA)
 
 
 @pytest.mark.parametrize("kind", ["dense", "zeros in p", "zeros in q", "disjoint"])
-def test_two_merged_drafts_have_the_distribution_that_the_tree_gives_them(kind: str) -> None:
+def test_two_merged_draft_tokens_have_the_distribution_of_the_tree(kind: str) -> None:
     """Every pair of drafts and both orders, by hand."""
     p_distributions, q_distributions = distribution_pair(kind, VOCAB)
     p, q = p_distributions(()), q_distributions(())

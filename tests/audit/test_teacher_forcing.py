@@ -7,8 +7,8 @@ import torch
 from tiny import ARCHITECTURES, llama, next_distributions
 
 from specnb.audit import teacher_forcing
-from specnb.audit.bets import Margin
-from specnb.audit.teacher_forcing import Completion, margin, require_completions, teacher_forced_rows
+from specnb.audit.bets import CutoffGap
+from specnb.audit.teacher_forcing import Completion, cutoff_gap, require_completions, teacher_forced_rows
 from specnb.sampling.distributions import Sampling
 
 TEXTS = [Completion([1], [0, 2, 3, 1]), Completion([2, 3, 0], [1]), Completion([0, 0], [3, 2, 1, 0, 2])]
@@ -51,20 +51,20 @@ def test_functions_are_asked_for_every_prefix() -> None:
     assert row.p[0].tolist() == pytest.approx([7 / 9, 2 / 9, 0])
     assert row.q is None
     assert row.raw is None
-    assert list(row.margins) == [1]  # token 2 is impossible
+    assert list(row.cutoff_gaps) == [1]  # token 2 is impossible
 
 
 def test_margins_say_how_far_outside_a_token_is() -> None:
     logits = torch.tensor([2.0, 1.0, 0.5, -1.0])
     probs = torch.softmax(logits.double(), 0)
-    assert margin(logits, Sampling(), 3) == Margin(0, 0)
-    assert margin(logits, Sampling(0), 0) == Margin(0, 0)
-    assert margin(logits, Sampling(0), 2) == Margin(1.5, 0)
-    assert margin(logits, Sampling(top_k=2), 2) == Margin(0.5, 0)
-    outside = margin(logits, Sampling(top_p=0.6), 2)
+    assert cutoff_gap(logits, Sampling(), 3) == CutoffGap(0, 0)
+    assert cutoff_gap(logits, Sampling(0), 0) == CutoffGap(0, 0)
+    assert cutoff_gap(logits, Sampling(0), 2) == CutoffGap(1.5, 0)
+    assert cutoff_gap(logits, Sampling(top_k=2), 2) == CutoffGap(0.5, 0)
+    outside = cutoff_gap(logits, Sampling(top_p=0.6), 2)
     assert outside.logit == 0
     assert outside.mass == pytest.approx(float(probs[:2].sum()) - 0.6)
-    both = margin(logits, Sampling(top_k=2, top_p=0.7), 3)
+    both = cutoff_gap(logits, Sampling(top_k=2, top_p=0.7), 3)
     assert both.logit == 2
     assert both.mass == pytest.approx(1 - 0.7)
 

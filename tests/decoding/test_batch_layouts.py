@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
 
-from specnb.audit.layout_bugs import BUGS, max_logit_difference
+from specnb.audit.bugs.layout import LAYOUT_BUGS, max_logit_difference
 from specnb.decoding import batch_layouts, loop
 from specnb.decoding.batch_layouts import LAYOUTS, BatchContinuation, generate, mask_needed, slots_needed
 from specnb.models.memory import cache_bytes
@@ -41,10 +41,10 @@ def test_every_row_has_the_distributions_it_has_alone(make, layout):
     assert max_logit_difference(LAYOUTS[layout], make(dtype=torch.float64), TEXTS, n=2, rounds=5) < APART
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", LAYOUT_BUGS)
 @pytest.mark.parametrize("make", MAKERS)
 def test_planted_bugs_are_found(make, bug):
-    layout = BUGS[bug][0]
+    layout = LAYOUT_BUGS[bug].layout
     target, draft = pair_of(make)
     assert max_logit_difference(layout, target, TEXTS, n=2, rounds=5) > 0.1
     asked = {"gamma": 3, "max_new_tokens": 9}

@@ -95,7 +95,7 @@ def test_bugs_of_the_tree_change_the_beams(monkeypatch, bug):
     """Planted in the speculative search alone, against the right one."""
     model = tiny("gpt2")
     right = [beam_search(model, [1, 2, token], width=3, max_new_tokens=10) for token in range(VOCAB)]
-    monkeypatch.setattr(beam, "TreeModel", TREE_BUGS[bug])
+    monkeypatch.setattr(beam, "TreeModel", TREE_BUGS[bug].model)
     draft = near_copy(model, 0.05)
     wrong = [beam_search(model, [1, 2, token], draft, width=3, gamma=2, max_new_tokens=10) for token in range(VOCAB)]
     assert any(made.tokens != own.tokens for made, own in zip(wrong, right, strict=True))

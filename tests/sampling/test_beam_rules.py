@@ -102,7 +102,9 @@ def test_planted_bugs_are_found(bug):
     different = 0
     for vocab, chosen, width, gamma in CASES.values():
         for seed in range(2):
-            different += enumerate_trees(DyadicLogProbs(vocab, seed), chosen, width, gamma, BEAM_BUGS[bug]).different
+            different += enumerate_trees(
+                DyadicLogProbs(vocab, seed), chosen, width, gamma, BEAM_BUGS[bug].rule
+            ).different
     assert different > 0
 
 

@@ -1,20 +1,21 @@
-"""Planted bugs of speculative beam search: rules that go down the tree in a wrong way.
+"""Known bugs of speculative beam search: wrong rules for following the drafted tree.
 
 The reference is the search without drafts, which is compared with transformers on its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import torch
 
+from specnb.audit.bugs.bug import KnownBug
 from specnb.sampling import beam_rules
 from specnb.sampling.beam_rules import Rule, advance
 
 
-def planted(**wrong) -> Rule:
+def with_functions(**wrong) -> Rule:
     """`advance` with other functions in place of those that it calls."""
 
     def rule(state, log_p, settings):
@@ -38,14 +39,14 @@ def one_may_be_missing(state, log_p, settings):
 
 
 def wrong_parents(state, log_p, settings):
-    """Children keep their scores and tokens, and hang below the next beam."""
+    """Children keep their scores and tokens, and are attached to the next beam."""
     right = beam_rules.best
 
     def best(totals, count):
         parents, tokens, scores = right(totals, count)
         return [(parent + 1) % len(totals) for parent in parents], tokens, scores
 
-    return planted(best=best)(state, log_p, settings)
+    return with_functions(best=best)(state, log_p, settings)
 
 
 def scores_not_reordered(state, log_p, settings):
@@ -56,7 +57,7 @@ def scores_not_reordered(state, log_p, settings):
         parents, tokens, scores = right(totals, count)
         return parents, tokens, scores.roll(1)
 
-    return planted(best=best)(state, log_p, settings)
+    return with_functions(best=best)(state, log_p, settings)
 
 
 def one_level_off(state, log_p, settings):
@@ -66,8 +67,8 @@ def one_level_off(state, log_p, settings):
 
 
 def past_the_end(state, log_p, settings):
-    """The search goes on down the tree after it is over."""
-    return planted(is_over=lambda *given: False)(state, log_p, settings)
+    """The search continues in the tree after its end."""
+    return with_functions(is_over=lambda *given: False)(state, log_p, settings)
 
 
 def ties_the_other_way(state, log_p, settings):
@@ -79,7 +80,7 @@ def ties_the_other_way(state, log_p, settings):
         at = len(flat) - 1 - at
         return (at // totals.shape[1]).tolist(), (at % totals.shape[1]).tolist(), flat[at]
 
-    return planted(best=best)(state, log_p, settings)
+    return with_functions(best=best)(state, log_p, settings)
 
 
 def without_length_penalty(state, log_p, settings):
@@ -88,17 +89,27 @@ def without_length_penalty(state, log_p, settings):
 
 
 def end_inside(state, log_p, settings):
-    """An end-of-text inside the tree is not noticed."""
+    """An end token inside the tree is ignored."""
     return advance(state, log_p, replace(settings, eos=()))
 
 
-BEAM_BUGS: dict[str, Rule] = {
-    "one-may-be-missing": one_may_be_missing,
-    "wrong-parents": wrong_parents,
-    "scores-not-reordered": scores_not_reordered,
-    "one-level-off": one_level_off,
-    "past-the-end": past_the_end,
-    "ties-the-other-way": ties_the_other_way,
-    "without-length-penalty": without_length_penalty,
-    "end-inside": end_inside,
-}
+@dataclass(frozen=True)
+class BeamBug(KnownBug):
+    """A bug of speculative beam search, and the `rule` that has it."""
+
+    rule: Rule
+
+
+_BUGS = [
+    ("one-may-be-missing", "a level is accepted although one beam is not in the tree", one_may_be_missing),
+    ("wrong-parents", "children are attached to the next beam", wrong_parents),
+    ("scores-not-reordered", "scores are not reordered with their beams", scores_not_reordered),
+    ("one-level-off", "below the first level a node has its parent's distribution", one_level_off),
+    ("past-the-end", "the search continues in the tree after its end", past_the_end),
+    ("ties-the-other-way", "of equal scores the later parent and the higher token come first", ties_the_other_way),
+    ("without-length-penalty", "beams that end in the tree have no length penalty", without_length_penalty),
+    ("end-inside", "an end token inside the tree is ignored", end_inside),
+]
+
+BEAM_BUGS = {name: BeamBug(name, description, "-", "beam", rule) for name, description, rule in _BUGS}
+"""The bugs of speculative beam search by name."""

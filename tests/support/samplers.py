@@ -1,14 +1,17 @@
-"""Samplers on distributions, exact and broken, for the tests of the audit: no models, any number of texts at once."""
+"""Stand-alone samplers for the tests of the audit, exact and with known bugs: on tables, without models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specnb.audit.bets import Row
+from specnb.audit.bugs.bug import KnownBug
 from specnb.sampling.distributions import normalise, one_hot, residual, sample
 from specnb.sampling.verification import Outcome, Rule, token_verification
 
@@ -23,13 +26,13 @@ def tables(seed: int = 0, closeness: float = 0.5, vocab: int = VOCAB) -> tuple[T
     return p, q
 
 
-Drawn = Callable[[Tensor], Tensor]
+Change = Callable[[Tensor], Tensor]
 
 
 def sample_row(
-    p: Tensor, q: Tensor, n: int, seed: int, rule: Rule = token_verification, sampled: Drawn | None = None
+    p: Tensor, q: Tensor, n: int, seed: int, rule: Rule = token_verification, sampled: Change | None = None
 ) -> Row:
-    """One text of `n` tokens by steps of `rule`, drafts from `drawn(q)`, with its distributions and steps."""
+    """A sequence of `n` tokens by steps of `rule`, draft tokens from `sampled(q)`, with its distributions and steps."""
     generator = torch.Generator().manual_seed(seed)
     text, steps = [0], []
     while len(text) <= n:
@@ -50,7 +53,7 @@ def sample_row(
 
 
 def _rejecting(replace: Callable[[Tensor, Tensor], Tensor]) -> Rule:
-    """Algorithm 1 that draws from `replace(p, q)` after a rejection."""
+    """Algorithm 1 that samples from `replace(p, q)` after a rejection."""
 
     def rule(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
         accepted, token = token_verification(p, q, draft_tokens, accept, final)
@@ -67,20 +70,59 @@ def _reusing(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: 
     return token_verification(p, q, draft_tokens, accept, again)
 
 
-def _seeded_anew(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+def _constant_uniform(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     return token_verification(p, q, draft_tokens, torch.full_like(accept, 0.3), final)
 
 
-BROKEN: dict[str, tuple[dict[str, object], set[str]]] = {
-    "no residual": ({"rule": _rejecting(lambda p, q: p)}, {"no-residual"}),
-    "inverted residual": ({"rule": _rejecting(lambda p, q: residual(q, p))}, {"draft-leak"}),
-    "greedy draft": ({"drawn": lambda q: one_hot(q.argmax(), VOCAB, q.dtype)}, {"greedy-draft"}),
-    "colder draft": ({"drawn": lambda q: normalise(q**2)}, {"wrong-q"}),
-    "one uniform": ({"rule": _reusing}, {"one-uniform"}),
-    "seeded anew": ({"rule": _seeded_anew}, {"constant-uniform", "lenience"}),
-    "half as strict": (
-        {"rule": lambda p, q, draft_tokens, accept, final: token_verification(p, q, draft_tokens, accept / 2, final)},
-        {"lenience"},
+def _lenient(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    return token_verification(p, q, draft_tokens, accept / 2, final)
+
+
+@dataclass(frozen=True)
+class SamplerBug(KnownBug):
+    """A bug of a stand-alone sampler: `settings` for `sample_row`, and the `alternatives` that may explain it."""
+
+    settings: dict[str, Any]
+    alternatives: frozenset[str]
+
+
+_BUGS: list[tuple[str, str, dict[str, Any], set[str]]] = [
+    ("no residual", "after a rejection p itself is sampled", {"rule": _rejecting(lambda p, q: p)}, {"no-residual"}),
+    (
+        "inverted residual",
+        "after a rejection max(0, q - p) is sampled",
+        {"rule": _rejecting(lambda p, q: residual(q, p))},
+        {"draft-leak"},
     ),
+    (
+        "greedy draft",
+        "draft tokens are the argmax of q",
+        {"sampled": lambda q: one_hot(q.argmax(), VOCAB, q.dtype)},
+        {"greedy-draft"},
+    ),
+    (
+        "colder draft",
+        "draft tokens are sampled at half the temperature",
+        {"sampled": lambda q: normalise(q**2)},
+        {"wrong-q"},
+    ),
+    (
+        "one uniform",
+        "the uniform that rejected a draft token also samples the recovered token",
+        {"rule": _reusing},
+        {"one-uniform"},
+    ),
+    (
+        "constant uniform",
+        "all acceptance tests use one constant",
+        {"rule": _constant_uniform},
+        {"constant-uniform", "lenience"},
+    ),
+    ("lenience 0.5", "draft tokens are accepted with min(1, 2 p/q)", {"rule": _lenient}, {"lenience"}),
+]
+
+SAMPLER_BUGS = {
+    name: SamplerBug(name, description, "-", "sampler", settings, frozenset(alternatives))
+    for name, description, settings, alternatives in _BUGS
 }
-"""Name -> (what `sample` is given, the kinds that the audit may call it)."""
+"""The bugs of stand-alone samplers by name."""

@@ -1,24 +1,27 @@
-"""Planted bugs of the run over a tree: each gives the model, or the table of slots, one thing wrong."""
+"""Known bugs of tree attention: each gives the model, or the table of cache slots, one wrong input."""
+
+from dataclasses import dataclass
 
 import torch
 
+from specnb.audit.bugs.bug import KnownBug
 from specnb.models.tree import TreeModel
 
 
-class Meddled(TreeModel):
-    """A tree whose positions and visibility pass through `meddle` on their way to the model."""
+class ChangedInputs(TreeModel):
+    """A tree model whose positions and mask pass through `change` before the model sees them."""
 
     def _run(self, paths):
         run = self.runner.run
 
-        def meddled(tokens, slots, keep, positions, visible):
-            return run(tokens, slots, keep, *self.meddle(slots, positions, visible))
+        def changed(tokens, slots, keep, positions, visible):
+            return run(tokens, slots, keep, *self.change(slots, positions, visible))
 
-        self.runner.run = meddled
+        self.runner.run = changed
         super()._run(paths)
         self.runner.run = run
 
-    def meddle(self, slots, positions, visible):
+    def change(self, slots, positions, visible):
         raise NotImplementedError
 
 
@@ -28,49 +31,60 @@ def _rolled(visible, columns):
     return visible
 
 
-class NotReordered(Meddled):
-    """Beams change places and the rows of the cache do not: a node sees the past of the one before it."""
+class BeamsNotReordered(ChangedInputs):
+    """Beams are reordered and the cache is not: a node attends to the prefix of the node before it."""
 
-    def meddle(self, slots, positions, visible):
+    def change(self, slots, positions, visible):
         columns = torch.ones(visible.shape[-1], dtype=torch.bool)
         columns[slots[0]] = False
         return positions, _rolled(visible, columns)
 
 
-class WrongParent(Meddled):
-    """Within the run, a node hangs below the parent of the one before it."""
+class WrongParent(ChangedInputs):
+    """Within the forward pass, a node is attached to the parent of the node before it."""
 
-    def meddle(self, slots, positions, visible):
+    def change(self, slots, positions, visible):
         return positions, _rolled(visible, slots[0]).scatter(2, slots[..., None], True)
 
 
-class Causal(Meddled):
-    """No tree mask: a node sees all that stand before it in the run, its siblings among them."""
+class CausalMask(ChangedInputs):
+    """A causal mask instead of the tree mask: a node attends to its siblings."""
 
-    def meddle(self, slots, positions, visible):
+    def change(self, slots, positions, visible):
         return positions, visible.cumsum(dim=1) > 0
 
 
-class WithoutItself(Meddled):
-    """A node does not see its own token."""
+class WithoutItself(ChangedInputs):
+    """A node does not attend to its own token."""
 
-    def meddle(self, slots, positions, visible):
+    def change(self, slots, positions, visible):
         return positions, visible.scatter(2, slots[..., None], False)
 
 
-class InLine(Meddled):
-    """A node's position is that of its slot, not of its depth."""
+class PositionsOfSlots(ChangedInputs):
+    """The position id of a node is its slot, not its depth."""
 
-    def meddle(self, slots, positions, visible):
+    def change(self, slots, positions, visible):
         return slots, visible
 
 
-class ForgetsAncestors(TreeModel):
-    """Only the beams' last nodes keep their slots; those above them are overwritten while they are still seen."""
+class AncestorsOverwritten(TreeModel):
+    """Only the last nodes of the beams keep their slots; their ancestors are overwritten while still in use."""
 
     def keep(self, paths):
         super().keep(paths)
         self.free += [slot for path, slot in self.slots.items() if path and path not in set(paths)]
 
 
-TREE_BUGS = {bug.__name__: bug for bug in (NotReordered, WrongParent, Causal, WithoutItself, InLine, ForgetsAncestors)}
+@dataclass(frozen=True)
+class TreeBug(KnownBug):
+    """A bug of tree attention, and the `model` that has it."""
+
+    model: type[TreeModel]
+
+
+TREE_BUGS = {
+    one.__name__: TreeBug(one.__name__, str(one.__doc__), "-", "tree", one)
+    for one in (BeamsNotReordered, WrongParent, CausalMask, WithoutItself, PositionsOfSlots, AncestorsOverwritten)
+}
+"""The bugs of tree attention by name."""

@@ -9,7 +9,7 @@ from distributions_for_tests import PAIRS, distribution_pair, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specnb.audit.shared_noise import CumulativeMass, Interval, reused, same_uniform
+from specnb.audit.shared_uniforms import CumulativeMass, Interval, same_uniform_ratio, within_step_ratios
 from specnb.sampling.distributions import sample
 from specnb.sampling.verification import token_verification
 
@@ -57,7 +57,7 @@ def test_a_uniform_used_twice_is_a_fair_bet(key: tuple[str, int, int], low: floa
     tokens = torch.arange(len(p))
     own, probs = CumulativeMass(p).interval(tokens), CumulativeMass(q if drafted else p).interval(tokens)
     earlier = Interval(np.full(len(p), low), np.full(len(p), min(low + width, 1.0)))
-    ratio = same_uniform(own, earlier, probs)
+    ratio = same_uniform_ratio(own, earlier, probs)
     mean = float((own.width * ratio).sum())
     assert (ratio >= 0).all()
     assert mean <= 1 + 1e-9
@@ -77,7 +77,7 @@ def test_a_uniform_used_twice_gives_what_the_bet_says() -> None:
         given_first = tokens[1][tokens[0] == token]
         seen = torch.bincount(given_first, minlength=5) / len(given_first)
         earlier = CumulativeMass(first[None]).interval(torch.tensor([token]))
-        expected = same_uniform(own, Interval(*(np.repeat(x, 5) for x in earlier)), own) * own.width
+        expected = same_uniform_ratio(own, Interval(*(np.repeat(x, 5) for x in earlier)), own) * own.width
         assert np.allclose(seen.numpy(), expected, atol=1e-3)
 
 
@@ -85,7 +85,7 @@ def test_a_uniform_used_twice_gives_what_the_bet_says() -> None:
 @examples
 def test_reused_noise_is_a_fair_bet(key: tuple[str, int, int]) -> None:
     p, q = both(key)
-    for ratio in reused(p, q, torch.arange(len(p)), CumulativeMass(q)):
+    for ratio in within_step_ratios(p, q, torch.arange(len(p)), CumulativeMass(q)):
         mean = float((p[0].numpy() * ratio).sum())
         assert (ratio >= 0).all()
         assert mean == pytest.approx(1, abs=1e-9)  # both bugs emit only what p allows
@@ -102,7 +102,7 @@ def test_reused_noise_has_the_distribution_of_the_bug(seed: int) -> None:
     # A step with one draft; the distribution behind it does not matter for the first token.
     distributions = torch.stack([p[0], p[0]]).expand(len(first), -1, -1)
     tests = (distributions, q[0].expand(len(first), 1, -1), draft_tokens, accept[:, None])
-    for final, ratio in zip((accept, first), reused(p, q, torch.arange(5), CumulativeMass(q)), strict=True):
+    for final, ratio in zip((accept, first), within_step_ratios(p, q, torch.arange(5), CumulativeMass(q)), strict=True):
         accepted, token = token_verification(*tests, final)
         emitted = torch.where(accepted > 0, draft_tokens[:, 0], token)
         seen = torch.bincount(emitted, minlength=5) / len(first)

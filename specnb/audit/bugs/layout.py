@@ -1,13 +1,15 @@
-"""Do the rows of a batch get the distributions that they would have alone? The check, and the bugs that it has to find."""
+"""Known bugs of batch layouts, and the check that finds them: each row must get the logits it would have alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.audit.bugs.bug import KnownBug
 from specnb.decoding.batch_layouts import Layout, PackedBatch, PaddedBatch
 
 
@@ -20,12 +22,13 @@ def max_logit_difference(
     rounds: int = 6,
     seed: int = 0,
 ) -> float:
-    """The largest difference of any logit from what a run of that text alone gives, without cache, mask or batch.
+    """The largest difference of a logit from a forward pass over that sequence alone, without cache or batch.
 
-    `rounds` times each row runs `n` random tokens and then loses 0 to n of them, each row another number.
+    `rounds` times every row runs over `n` random tokens and is then cropped by 0 to n of them, a different number in
+    each row.
     """
     random = torch.Generator().manual_seed(seed)
-    known = [list(text) for text in sequences]
+    known = [list(tokens) for tokens in sequences]
     rows = layout(model, known, max(map(len, known)) + n * rounds)
     worst = 0.0
     for _ in range(rounds):
@@ -33,10 +36,10 @@ def max_logit_difference(
         counts = torch.randint(n + 1, (len(known),), generator=random)
         logits = rows.run(tokens.to(model.device))
         rows.crop(counts.to(model.device))
-        for text, own, lost, row in zip(known, tokens.tolist(), counts.tolist(), logits, strict=True):
-            alone = model(input_ids=torch.tensor([text + own], device=model.device), use_cache=False).logits
+        for prefix, new, cropped, row in zip(known, tokens.tolist(), counts.tolist(), logits, strict=True):
+            alone = model(input_ids=torch.tensor([prefix + new], device=model.device), use_cache=False).logits
             worst = max(worst, float((row - alone[0, -n:]).abs().max()))
-            text += own[: n - lost]
+            prefix += new[: n - cropped]
     return worst
 
 
@@ -71,12 +74,24 @@ class AcceptedIsLost(PaddedBatch):
         super().crop((counts + 1).minimum(self.lengths))
 
 
-BUGS: dict[str, tuple[Layout, str]] = {
-    "padding-visible": (PaddingVisible, "short rows see their padding"),
-    "positions-of-the-longest": (PositionsOfTheLongest, "position ids count the padding"),
-    "no-blocks": (NoBlocks, "packed texts see each other"),
-    "positions-not-reset": (PositionsNotReset, "position ids run on through the packed row"),
-    "rejected-stays": (RejectedStays, "one entry too few leaves the cache"),
-    "accepted-is-lost": (AcceptedIsLost, "one entry too many leaves the cache"),
-}
-"""What batches get wrong, each with one line of a correct way changed."""
+@dataclass(frozen=True)
+class LayoutBug(KnownBug):
+    """A bug of a batch layout, and the `layout` that has it."""
+
+    layout: Layout
+
+
+_BUGS = [
+    LayoutBug("padding-visible", "short rows attend to their padding",
+              "lucidrains/speculative-decoding", "layout", PaddingVisible),
+    LayoutBug("positions-of-the-longest", "position ids count the padding",
+              "batches without position ids", "layout", PositionsOfTheLongest),
+    LayoutBug("no-blocks", "packed sequences attend to each other", "-", "layout", NoBlocks),
+    LayoutBug("positions-not-reset", "position ids continue through the packed row", "-", "layout", PositionsNotReset),
+    LayoutBug("rejected-stays", "one entry too few is removed from the cache",
+              "several; mlx-lm#1109", "layout", RejectedStays),
+    LayoutBug("accepted-is-lost", "one entry too many is removed from the cache", "several", "layout", AcceptedIsLost),
+]  # fmt: skip
+
+LAYOUT_BUGS = {bug.name: bug for bug in _BUGS}
+"""The bugs of batch layouts by name."""

@@ -1,0 +1,58 @@
+"""What every known bug has in common, and the bugs that can run in the decoding loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from specnb.sampling.distributions import Sampling
+from specnb.sampling.verification import Rule, token_verification
+
+Kind = Literal["step", "loop", "layout", "beam", "tree", "sampler"]
+Change = Callable[[Tensor], Tensor]
+"""Changes the distributions `(..., positions, vocab)` that a model has at temperature 1."""
+SetAttribute = Callable[[Any, str, Any], None]
+"""Sets an attribute of a module for as long as a bug is active."""
+
+UNFILTERED = Sampling()
+
+
+@dataclass(frozen=True)
+class KnownBug:
+    """An entry of the registry: `kind` is the part of the implementation that has the bug.
+
+    description  what is wrong
+    reported_in  issues or projects where it was reported; "-" where it was made up for tests
+
+    >>> KnownBug("no-residual", "after a rejection p itself is sampled", "teaching code", "step").kind
+    'step'
+    """
+
+    name: str
+    description: str
+    reported_in: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Bug(KnownBug):
+    """A bug of a step or of the loop, as changes of a correct step. What is None is as it should be.
+
+    rule      the verification rule
+    claimed   the sampling settings that the tokens should have
+    p, q      make what the rule reads from the target's and the draft's distributions at temperature 1
+    sampled   makes the distribution that draft tokens are sampled from, position by position
+    patch     for bugs of the loop: replaces parts of its code (`specnb.audit.bugs.loop`)
+    lossless  whether the output still has the target's distribution
+    """
+
+    rule: Rule = token_verification
+    claimed: Sampling = UNFILTERED
+    p: Change | None = None
+    q: Change | None = None
+    sampled: Change | None = None
+    patch: Callable[[SetAttribute], None] | None = None
+    lossless: bool = False
