@@ -84,7 +84,6 @@ def tokens(results: Results) -> Named:
     rungs = results.table("02_ladder").set_index(["temperature", "assumptions"])
     ladder, rest = rungs.change, rungs.loc[(1, "measured")]
 
-
     def error_of_equation_1(temperature: int) -> str:
         value, low, high = (
             results.number("iid-assumption", f"equation_1_error{end} at temperature {temperature}")

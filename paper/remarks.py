@@ -111,14 +111,9 @@ def overlaps_help_less_over_texts(results: Results) -> bool:
 @remark("the order of the drafts in Table 3 of the original")
 def drafts_are_in_order(results: Results) -> bool:
     ours = results.table("04_table3")
-    ours = ours[ours.target.str.startswith("this pair")].pivot_table(
-        "alpha", "temperature", "draft"
-    )
+    ours = ours[ours.target.str.startswith("this pair")].pivot_table("alpha", "temperature", "draft")
     model = next(name for name in ours if name.endswith("M"))
-    return bool(
-        (ours.unigram < ours.bigram).all()
-        and (ours.bigram < ours[model]).all()
-    )
+    return bool((ours.unigram < ours.bigram).all() and (ours.bigram < ours[model]).all())
 
 
 @remark("It is untrue of the unigram")

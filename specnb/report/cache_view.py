@@ -97,7 +97,9 @@ def _draw(
         owner, at = int(shot.owners[row, column]), (left + column, top + row)
         place = shot.positions[row, column] - known[owner]
         if owner >= 0 and place <= drafted:
-            kind = "sequence" if place < 0 else "newest" if place == 0 else "rejected" if place > accepted[owner] else ""
+            kind = (
+                "sequence" if place < 0 else "newest" if place == 0 else "rejected" if place > accepted[owner] else ""
+            )
             here = shot.positions[row, column] < shot.lengths[owner]
             axis.add_patch(Rectangle(at, 1, 0.9, fc=COLOURS[ENTRY_KINDS[kind or "accepted"]], alpha=1 if here else 0.2))
             axis.text(at[0] + 0.5, at[1] + 0.5, "abcdefgh"[owner] if here else "", color="white", fontsize=5,

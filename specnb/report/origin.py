@@ -56,9 +56,9 @@ def parameters(notebook: Path) -> list[str]:
 
 
 def assigned(source: str) -> list[str]:
-    """The names that the statements of `source` assign, in order.
+    r"""The names that the statements of `source` assign, in order.
 
-    >>> assigned("gamma = 4\\nseed = 0")
+    >>> assigned("gamma = 4\nseed = 0")
     ['gamma', 'seed']
     """
     statements = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
@@ -130,7 +130,9 @@ def _stale(made: Origin, name: str, entry: dict[str, Any], root: Path, folder: P
             changes.append(f"notebook {number} ran with {parameter} = {ran!r}, and config.yml says {value!r}")
     read, written = [*SHARED, *entry.get("reads", [])], promised(name, entry)
     now = digests(read, folder, root) | digests(written, folder)
-    changes += [f"{file} is not what notebook {number} read" for file in read if made["read"].get(file) != now.get(file)]
+    changes += [
+        f"{file} is not what notebook {number} read" for file in read if made["read"].get(file) != now.get(file)
+    ]
     changes += [
         f"{file} is not what notebook {number} wrote" for file in written if made["written"].get(file) != now.get(file)
     ]

@@ -1,7 +1,7 @@
 """Remarks: each stands in the paper, is true of the results, and would not be of others."""
 
-import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -27,12 +27,19 @@ class Contrary(Results):
         return table
 
     def claims(self) -> pd.DataFrame:
-        claims = super().claims()
-        return claims.assign(verdict="open", evidence=claims.evidence.map(_contrary))
+        return super().claims().assign(verdict="open")
+
+    def numbers(self) -> dict[str, dict[str, Any]]:
+        return {
+            claim: {name: _contrary(value) for name, value in named.items()}
+            for claim, named in super().numbers().items()
+        }
 
 
-def _contrary(evidence: str) -> str:
-    return re.sub(r"(?<![\w.])([-+]?)(\d)", lambda n: ("" if n[1] == "-" else "-") + n[2], evidence)
+def _contrary(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {"value": -value["value"], "low": -value["high"], "high": -value["low"]}
+    return not value if isinstance(value, bool) else -value if value else 1
 
 
 @pytest.mark.parametrize("words", REMARKS)
