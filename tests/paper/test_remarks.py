@@ -31,15 +31,16 @@ class Contrary(Results):
 
     def numbers(self) -> dict[str, dict[str, Any]]:
         return {
-            claim: {name: _contrary(value) for name, value in named.items()}
+            claim: {name: _contrary(value, at) for at, (name, value) in enumerate(named.items())}
             for claim, named in super().numbers().items()
         }
 
 
-def _contrary(value: Any) -> Any:
+def _contrary(value: Any, at: int) -> Any:
+    """The other sign, different for equal numbers, and for an interval not around zero."""
     if isinstance(value, dict):
-        return {"value": -value["value"], "low": -value["high"], "high": -value["low"]}
-    return not value if isinstance(value, bool) else -value if value else 1
+        return {"value": 1 - value["value"], "low": 1 - value["high"], "high": 1 - value["low"]}
+    return not value if isinstance(value, bool) else -value - at
 
 
 @pytest.mark.parametrize("words", REMARKS)
@@ -93,5 +94,5 @@ def test_a_gpu_would_be_noticed(tmp_path: Path, name: str) -> None:
 
 def test_what_is_untrue_is_quoted() -> None:
     require_true(RESULTS)
-    with pytest.raises(Missing, match=r"no longer true: “two plausible bugs” \(bugs_of_beam_search_show\); mend"):
+    with pytest.raises(Missing, match=r"no longer true: “two plausible bugs” \(bugs_of_beam_search_show\); correct"):
         require_true(Planted("06_every_tree", "different: A.4", 1))
