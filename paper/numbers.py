@@ -62,7 +62,7 @@ def exactness(results: Results) -> Named:
         "few-tv-exact": f"{few['expected of an exact one']:.3f}",
         "float32": f"{results.number('unbiasedness', 'float32_bound'):.0e}",
         "other-replacements": count(results.number("residual-unique", "other_exact")),
-        "same-seed": f"{interval(differing, digits=3)} ($n =$ {count(differing['n'])})",
+        "same-seed": f"{interval(differing, digits=3)} (n = {count(differing['n'])})",
         "uniform-runs": count(runs["target runs"]["uniform"]),
         "plain-runs": count(runs["target runs"]["none (standard decoding)"]),
         "trained-runs": count(runs["target runs"]["trained draft"]),

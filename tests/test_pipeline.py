@@ -57,7 +57,7 @@ def _configure(project: Path, **parameters: object) -> None:
 def project(tmp_path: Path) -> Path:
     """A project of two notebooks, the second reads the first one's table; in a path that some tools dislike."""
     root = tmp_path / "with späce"
-    for folder in ("notebooks", "specnb", "data/reference", "data/pair", "data/results"):
+    for folder in ("notebooks", "specnb/report", "data/reference", "data/pair", "data/results"):
         (root / folder).mkdir(parents=True)
     shutil.copytree(ROOT / "profiles", root / "profiles")
     for file in ("Snakefile", "data/claims.csv", "data/corpus.csv", *(f"specnb/{name}.py" for name in CODE)):

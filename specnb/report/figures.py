@@ -73,7 +73,7 @@ def family(count: int) -> list[tuple[float, float, float, float]]:
 
 
 def panels(columns: int, rows: int = 1, height: float = 2.4) -> tuple[Figure, list[Axes]]:
-    """A figure and the list of its axes: one column wide for one panel, page-wide for more; `height` in inches a row."""
+    """A figure and the list of its axes, one column wide for one panel and page-wide for more; `height` in inches."""
     width = COLUMN if columns == 1 else PAGE
     figure, axes = plt.subplots(rows, columns, figsize=(width, height * rows), squeeze=False)
     return figure, list(axes.flat)

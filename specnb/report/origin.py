@@ -56,9 +56,9 @@ def parameters(notebook: Path) -> list[str]:
 
 
 def assigned(source: str) -> list[str]:
-    """The names that the statements of `source` assign, in order.
+    r"""The names that the statements of `source` assign, in order.
 
-    >>> assigned("gamma = 4\\nseed = 0")
+    >>> assigned("gamma = 4\nseed = 0")
     ['gamma', 'seed']
     """
     statements = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]

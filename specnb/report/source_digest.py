@@ -126,11 +126,8 @@ def _public(root: Path, package: str) -> dict[str, set[str]]:
     if package.split(".")[0] != PACKAGE or file.name != "__init__.py" or not file.exists():
         return {}
     for node in _parsed(file.read_text(encoding="utf-8")).body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if any(isinstance(target, ast.Name) and target.id == PUBLIC for target in targets):
-            return {name: {module} for name, module in ast.literal_eval(node.value).items()}  # type: ignore[attr-defined]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and PUBLIC in _bound(ast.Module([node], [])):
+            return {name: {module} for name, module in ast.literal_eval(node.value).items()}
     return {}
 
 

@@ -67,9 +67,9 @@ def step_views(record: StepRecord, row: int, tokenizer: PreTrainedTokenizerBase)
 
 
 def visible(text: str) -> str:
-    """`text` with visible signs for newline and tab, and a dot for an incomplete UTF-8 character.
+    r"""`text` with visible signs for newline and tab, and a dot for an incomplete UTF-8 character.
 
-    >>> visible("a\\tb")
+    >>> visible("a\tb")
     'a⇥b'
     """
     return text.replace("\n", "⏎").replace("\t", "⇥").replace("\ufffd", "·")

@@ -1,5 +1,6 @@
-"""Results as a text needs them: what is missing is named, and numbers print the same way everywhere."""
+"""Results looked up by name: what is missing is named, and numbers print the same way everywhere."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -13,20 +14,20 @@ def test_a_missing_table_is_named(tmp_path: Path) -> None:
         reading.Results(tmp_path).table("01_joint")
 
 
-def test_a_quotation_is_what_stands_there(tmp_path: Path) -> None:
-    (tmp_path / "claims.csv").write_text("id,verdict,evidence,notebook\nwalltime,holds,1.1% off,03\n")
+def test_numbers_of_verdicts_are_read_by_name(tmp_path: Path) -> None:
+    stored = {"walltime": {"off": 0.011, "alpha": {"value": 0.5, "low": 0.4, "high": 0.6}}}
+    (tmp_path / "03.numbers.json").write_text(json.dumps(stored))
+    (tmp_path / "04.numbers.json").write_text(json.dumps({"table-3-shape": {"n": 3, "rises": True}}))
     results = reading.Results(tmp_path)
-    assert results.quote("walltime", r"([\d.]+)% off") == "1.1"
-    with pytest.raises(reading.Missing, match=r"the evidence for walltime says nothing like .* any more: 1\.1% off"):
-        results.quote("walltime", r"([\d.]+)% above")
-
-
-@pytest.mark.parametrize(
-    ("words", "numbers"),
-    [("-0.028 [-0.046, +0.011]", (-0.028, -0.046, 0.011)), ("0.5 [0.25, 1] (n = 40)", (0.5, 0.25, 1))],
-)
-def test_a_printed_estimate_is_read_back(words: str, numbers: tuple[float, float, float]) -> None:
-    assert reading.parsed(words) == numbers
+    assert (results.number("walltime", "off"), results.number("table-3-shape", "n")) == (0.011, 3)
+    assert results.number("table-3-shape", "rises") == 1
+    assert reading.interval(results.estimate("walltime", "alpha"), digits=1) == "0.5 [0.4, 0.6]"
+    with pytest.raises(reading.Missing, match=r"walltime stores no number 'lost', only \['alpha', 'off'\]"):
+        results.number("walltime", "lost")
+    with pytest.raises(reading.Missing, match="oracle-gamma stores no number"):
+        results.number("oracle-gamma", "gain")
+    with pytest.raises(reading.Missing, match="not an estimate"):
+        results.estimate("walltime", "off")
 
 
 def test_numbers_as_printed() -> None:

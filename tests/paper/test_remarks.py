@@ -1,7 +1,7 @@
 """Remarks: each stands in the paper, is true of the results, and would not be of others."""
 
-import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -27,12 +27,20 @@ class Contrary(Results):
         return table
 
     def claims(self) -> pd.DataFrame:
-        claims = super().claims()
-        return claims.assign(verdict="open", evidence=claims.evidence.map(_contrary))
+        return super().claims().assign(verdict="open")
+
+    def numbers(self) -> dict[str, dict[str, Any]]:
+        return {
+            claim: {name: _contrary(value, at) for at, (name, value) in enumerate(named.items())}
+            for claim, named in super().numbers().items()
+        }
 
 
-def _contrary(evidence: str) -> str:
-    return re.sub(r"(?<![\w.])([-+]?)(\d)", lambda n: ("" if n[1] == "-" else "-") + n[2], evidence)
+def _contrary(value: Any, at: int) -> Any:
+    """The other sign, different for equal numbers, and for an interval not around zero."""
+    if isinstance(value, dict):
+        return {"value": 1 - value["value"], "low": 1 - value["high"], "high": 1 - value["low"]}
+    return not value if isinstance(value, bool) else -value - at
 
 
 @pytest.mark.parametrize("words", REMARKS)
@@ -86,5 +94,5 @@ def test_a_gpu_would_be_noticed(tmp_path: Path, name: str) -> None:
 
 def test_what_is_untrue_is_quoted() -> None:
     require_true(RESULTS)
-    with pytest.raises(Missing, match=r"no longer true: “two plausible bugs” \(bugs_of_beam_search_show\); mend"):
+    with pytest.raises(Missing, match=r"no longer true: “two plausible bugs” \(bugs_of_beam_search_show\); correct"):
         require_true(Planted("06_every_tree", "different: A.4", 1))

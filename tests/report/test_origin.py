@@ -1,4 +1,4 @@
-"""Origins: each thing that a result rests on is planted stale and named; words, clocks and comments stop nothing."""
+"""Provenance: every changed input or output is reported by name; text, timings and comments are not."""
 
 import json
 import re
@@ -30,7 +30,13 @@ def _package(root: Path, **modules: str) -> None:
 def _run(root: Path, seed: int = 1) -> None:
     """What notebook 05 of this project does: it reads `bench.csv` and writes a table, a figure and a claim."""
     start = origin.at_start(root, "05")
-    for file in (f"{RESULTS}/05.claims.csv", f"{RESULTS}/05_speed.csv", "figures/05_speed.pdf", "figures/05_speed.svg"):
+    for file in (
+        f"{RESULTS}/05.claims.csv",
+        f"{RESULTS}/05.numbers.json",
+        f"{RESULTS}/05_speed.csv",
+        "figures/05_speed.pdf",
+        "figures/05_speed.svg",
+    ):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_text(f"{file} of {(root / RESULTS / 'bench.csv').read_text()}")
     (root / RESULTS / "05_here_timed.csv").write_text("0.1 s")
@@ -51,8 +57,8 @@ def project(tmp_path: Path) -> Path:
     _package(
         tmp_path,
         probs="X = 1\n",
-        decode="from specnb.sampling.distributions import X\n",
-        cli="import specnb.decoding.loop\n",
+        decode="from specnb.probs import X\n",
+        cli="import specnb.decode\n",
     )
     _notebook(tmp_path / "notebooks" / "05_walltime.ipynb", *CELLS)
     _run(tmp_path)
@@ -81,6 +87,7 @@ def _edit(file: str) -> Callable[[Path], None]:
 PLANTED = {
     "a table edited by hand": (_edit(f"{RESULTS}/05_speed.csv"), "05_speed.csv is not what notebook 05 wrote"),
     "a verdict edited by hand": (_edit(f"{RESULTS}/05.claims.csv"), "05.claims.csv is not what notebook 05 wrote"),
+    "a number edited by hand": (_edit(f"{RESULTS}/05.numbers.json"), "05.numbers.json is not what notebook 05 wrote"),
     "a figure edited by hand": (_edit("figures/05_speed.pdf"), "05_speed.pdf is not what notebook 05 wrote"),
     "a bench after the run": (_edit(f"{RESULTS}/bench.csv"), "bench.csv is not what notebook 05 read"),
     "a new draft": (_edit(origin.SHARED[1]), f"{origin.SHARED[1]} is not what notebook 05 read"),
@@ -92,7 +99,7 @@ PLANTED = {
     ),
     "a module below the one imported": (
         lambda root: _package(root, probs="X = 2\n"),
-        "the results of notebook 05 were made by other code than is in specnb.sampling.distributions",
+        "the results of notebook 05 were made by other code than is in specnb.probs",
     ),
     "a run with another seed": (lambda root: _run(root, seed=7), "05 ran with seed = 7, and config.yml says 1"),
     "a promise of another table": (
@@ -121,7 +128,7 @@ def test_what_is_changed_while_a_notebook_runs_counts_as_changed(project: Path) 
     assert [sentence for sentence in origin.stale(project, project) if "bench.csv" in sentence]
 
 
-def test_words_clocks_and_threads_stop_nothing(project: Path) -> None:
+def test_text_timings_and_threads_do_not_count(project: Path) -> None:
     _notebook(project / "notebooks" / "05_walltime.ipynb", *CELLS, words="# Better words")
     (project / RESULTS / "05_here_timed.csv").unlink()
     _package(project, probs='"""Words."""\n\nX = 1  # more\n', cli="X = 3\n")

@@ -1,12 +1,15 @@
 """Findings: verdicts come from checks, unknown claims are refused, and nothing is half-written."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from specnb.measure.statistics import Estimate
 from specnb.report import results
 
 
@@ -36,7 +39,7 @@ def test_an_origin_is_left_with_the_verdicts(tmp_path: Path, monkeypatch: pytest
     findings.close()
     made = json.loads((tmp_path / "data" / "results" / "02.origin.json").read_text())
     assert made["parameters"] == {"seed": 1, "distributions": "(1, 2)"}
-    assert list(made["written"]) == ["data/results/02.claims.csv"]
+    assert list(made["written"]) == ["data/results/02.claims.csv", "data/results/02.numbers.json"]
     monkeypatch.setattr(results.origin, "at_start", lambda root, number: {})
     results.Findings("12").close()
     assert not (tmp_path / "data" / "results" / "12.origin.json").exists()
@@ -67,6 +70,49 @@ def test_bad_findings_are_refused() -> None:
         results.Findings("00").verdict("unbiasedness", True, "1e-12")
     with pytest.raises(ValueError, match="no figure"):
         results.Findings("00").verdict("lanes-figure", True, "looks right")
+
+
+def test_numbers_are_stored_beside_the_verdict(tmp_path: Path) -> None:
+    """Floats are rounded as in tables; estimates keep their interval; every claim of the notebook has an entry."""
+    findings = results.Findings("02")
+    numbers = {
+        "alpha": Estimate(2 / 3, 0.5, 0.75, 10),
+        "n": np.int64(3),
+        "exact": np.True_,
+        "bound": Fraction(1, 4),
+        "name": "x",
+    }
+    findings.verdict("expected-tokens", True, "44 of 45", numbers=numbers)
+    findings.close()
+    stored = json.loads((tmp_path / "data" / "results" / "02.numbers.json").read_text())
+    assert stored["expected-tokens"] == {
+        "alpha": {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10},
+        "n": 3,
+        "exact": True,
+        "bound": 0.25,
+        "name": "x",
+    }
+    assert stored["iid-assumption"] == {}
+    assert set(stored) == set(findings.claims.index)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "says"),
+    [(float("nan"), ValueError, "alpha is nan"), ([1, 2], TypeError, "alpha is a list"), (None, TypeError, "NoneType")],
+)
+def test_what_is_no_number_is_refused(value: object, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=f"expected-tokens: .*{says}"):
+        results.Findings("02").verdict("expected-tokens", True, "44 of 45", numbers={"alpha": value})
+
+
+def test_outside_a_checkout_findings_say_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "CLAIMS", tmp_path / "claims.csv")
+    for needs_claims in (lambda: results.Findings("02"), results.collect):
+        with pytest.raises(RuntimeError, match=r"claims\.csv does not exist: .* need the project's checkout"):
+            needs_claims()
+    monkeypatch.delenv("SPECNB_OUT")
+    monkeypatch.chdir(tmp_path)
+    assert results.out() == tmp_path / "build" / "own"
 
 
 def test_main_counts_what_is_open(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def __getattr__(name):
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A package in which `a` imports `b`, the package `inner` has two modules, `lazy` makes names on demand, `public` says which."""
+    """A package: `a` imports `b`, `inner` has modules, `lazy` makes names on demand, `public` lists them."""
     files = {
         "__init__": "",
         "a": "def f():\n    from specnb import b\n",
