@@ -13,16 +13,27 @@ bench bench-gpu notebooks paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDI
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: environment reproduce test lint lab bench bench-gpu models notebooks paper lock clean
+.PHONY: environment reproduce test fast wheel nbval lint lab docs bench bench-gpu models notebooks paper lock clean
 
 reproduce: environment  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
 	snakemake --cores $(CORES) --quiet rules host
 
-test: environment lint  ## all tests, the notebooks included
-	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg tests notebooks
+test: environment lint fast nbval  ## all checks: style and types, tests and examples, the notebooks
 
-lint: environment
-	ruff check && ruff format --check && mypy
+lint: environment  ## style, types, and imports that point downwards
+	ruff check && ruff format --check && mypy && lint-imports --no-logo
+
+fast: environment  ## the tests, and the examples in docstrings
+	pytest -n $(CORES) --dist loadscope --doctest-modules specnb tests
+
+nbval: environment  ## the notebooks, run again and compared with their committed outputs
+	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg notebooks
+
+wheel: environment  ## build the wheel and use it in another environment, outside the checkout
+	python .ci/wheel.py
+
+docs: environment  ## the public interface as pages, from docstrings: build/docs/index.html
+	pdoc --math --output-directory build/docs specnb '!specnb.experiments'
 
 lab: environment  ## explore in JupyterLab
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
@@ -46,7 +57,7 @@ paper: environment  ## typeset the paper from results and figures; a missing or 
 
 lock: environment  ## resolve constraints.txt anew, for all platforms
 	pip install -q uv
-	uv pip compile -q --universal --fork-strategy fewest --python-version 3.11 --no-header --no-annotate pyproject.toml -o constraints.txt
+	uv pip compile -q --universal --fork-strategy fewest --python-version 3.11 --no-header --no-annotate --all-extras pyproject.toml -o constraints.txt
 
 clean:  ## forget what was run; keeps the environment
 	rm -rf build .snakemake

@@ -19,21 +19,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("pytest",)
 
-IMPORT = """
-import sys, specnb
+GENERATE = """
+import json, sys, specnb
 assert "site-packages" in specnb.__file__, specnb.__file__
 assert not {"torch", "transformers", "numpy"} & set(sys.modules), "import specnb loads more than itself"
-assert "specnb.experiments" not in sys.modules
-"""
-
-GENERATE = """
-import json, torch, specnb
-torch.set_num_threads(1)
 pair = specnb.load_pair()
-prompts = [pair.encode(text) for text in ("def area(", "import ", "class ", "for i in range(")] * 8
+prompts = [pair.encode(text) for text in ("def area(", "import ", "class ", "for i in range(")] * 4
 for name, temperature in (("exact", 1.0), ("greedy", 0.0)):
     sampling = specnb.Sampling(temperature)
-    made = specnb.generate(pair.target, prompts, pair.draft, gamma=4, max_new_tokens=40, sampling=sampling, seed=1)
+    made = specnb.generate(pair.target, prompts, pair.draft, gamma=4, max_new_tokens=32, sampling=sampling, seed=1)
     lines = [json.dumps({"prompt": p, "tokens": list(t)}) for p, t in zip(prompts, made.tokens)]
     open(f"{name}.jsonl", "w").write("\\n".join(lines))
 """
@@ -109,13 +103,11 @@ def main() -> None:
             if done.returncode != status:
                 sys.exit(f"{command} ended with status {done.returncode}, not {status}\n{done.stdout}{done.stderr}")
 
-        run(python, "-c", IMPORT)
         run(python, "-c", GENERATE)
         (pair,) = (env / "lib").glob("python*/site-packages/specnb/_pair")
-        settings = ("--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", "40")
+        settings = ("--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", "32")
         run("specnb", "audit", "exact.jsonl", *settings)
         run("specnb", "audit", "greedy.jsonl", *settings, status=1)
-        run("specnb", "audit", "missing.jsonl", *settings, status=2)
         (work / "test_sampler.py").write_text(TEST)
         run(python, "-m", "pytest", "-q", "test_sampler.py")
         print(f"{wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB: installed, imported and used outside the checkout")

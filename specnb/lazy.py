@@ -14,11 +14,11 @@ def lazy(package: str, public: Mapping[str, str]) -> tuple[Callable[[str], Any],
     A name that is mapped to itself as a submodule (`"audit": "specnb.audit"`) stands for that module. A name that is
     not public raises `AttributeError`, which lists those that are.
 
-    >>> get, _ = lazy("specnb", {"theory": "specnb.theory", "expected_tokens": "specnb.theory"})
+    >>> get, _ = lazy("specnb", {"theory": "specnb.theory", "Sampling": "specnb.sampling.distributions"})
     >>> get("theory").__name__
     'specnb.theory'
-    >>> get("expected_tokens")(alpha=0.5, gamma=1)
-    1.5
+    >>> get("Sampling").__name__
+    'Sampling'
     """
 
     def get(name: str) -> Any:
