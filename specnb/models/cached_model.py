@@ -11,10 +11,16 @@ from specnb.models.support import context_limit
 
 
 class CachedModel:
-    """A model with the cache of one batch: runs tokens at given slots and returns the logits there.
+    """A model with the cache of one batch; `run` evaluates tokens at given slots.
 
-    What lies at higher slots than a token is invisible to it, so a row is cropped by running its next
-    tokens at lower slots. `capacity` is the number of slots of each row.
+    A token does not see higher slots than its own, so a row is cropped by putting its next tokens at lower slots.
+    `capacity` is the number of slots of each row.
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
+    >>> tokens, slots = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 2]])
+    >>> CachedModel(model, capacity=8).run(tokens, slots, keep=2).shape
+    torch.Size([1, 2, 4])
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
@@ -24,7 +30,7 @@ class CachedModel:
         self.last_position = (context_limit(model) or capacity) - 1
 
     def clear(self) -> None:
-        """Forgets the texts that were run; the cache's tensors stay where they are."""
+        """Empties the cache; its tensors stay where they are in memory."""
         self.cache.clear()
 
     def run(
@@ -36,11 +42,11 @@ class CachedModel:
         visible: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Logits `(batch, keep, vocab)` of the last `keep` of `tokens` `(batch, n)` put at `slots` `(batch, n)`.
+        """Logits `(batch, keep, vocab)` after the last `keep` of `tokens` `(batch, n)`, put at `slots` `(batch, n)`.
 
-        Where tokens do not stand in a line (a tree), `positions` `(batch, n)` says where each is in its text,
-        and `visible` `(batch, n, capacity)` which slots it sees, its own among them. `rows` `(batch,)` are the rows
-        of the cache that these tokens belong to, if they are not all of it.
+        For a tree of tokens, `positions` `(batch, n)` are their positions in their sequences, and `visible`
+        `(batch, n, capacity)` is true for the slots that each token sees, its own included. `rows` `(batch,)` are the
+        cache rows of these tokens, if not all.
         """
         self.cache.write_at(slots, rows)
         if visible is None:
@@ -49,7 +55,7 @@ class CachedModel:
             mask = additive_mask(visible, self.model.dtype)
         output = self.model(
             input_ids=tokens,
-            # Drafts beyond the model's limit are cut off before they are emitted; they only need a valid index.
+            # Draft tokens beyond the model's limit are never emitted; they only need a valid index.
             position_ids=(slots if positions is None else positions).clamp_max(self.last_position),
             attention_mask=mask,
             past_key_values=self.cache,
@@ -60,10 +66,10 @@ class CachedModel:
 
 
 def prefill(runner: CachedModel, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
-    """Runs the prompts, all or those in `rows`, through a model, but for the last token of the longest.
+    """One forward pass over the prompts `tokens` `(batch, longest)`, all or those in `rows`, without the last token.
 
-    Shorter rows run some tokens that are not theirs; those lie behind the row's length, invisible
-    until they are overwritten.
+    Rows of smaller `lengths` `(batch,)` also evaluate padding. It lies beyond the row's length, where it is invisible
+    until it is overwritten.
     """
     if rows is not None:
         tokens, lengths = tokens[rows], lengths[rows]

@@ -72,13 +72,13 @@ def test_too_large_a_batch_is_told_what_would_fit(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda device: predicted(target, None, rows=7, **asked).generation)
     generate(target, [[1] * 50] * 7, max_new_tokens=20, progress=False)
     with pytest.raises(
-        MemoryError, match=r"8 rows need .* GB beside the weights, and cpu has .* GB left: batch_size=7"
+        MemoryError, match=r"8 rows need .* GB beside the weights, and cpu has .* GB free: batch_size=7"
     ):
         generate(target, [[1] * 50] * 8, max_new_tokens=20, progress=False)
     made = generate(target, [[1] * 50] * 8, max_new_tokens=20, batch_size=7, progress=False)
     assert len(made.tokens) == 8
     monkeypatch.setattr(memory, "available", lambda device: 1000)
-    with pytest.raises(MemoryError, match="not even one row fits; ask for a shorter text"):
+    with pytest.raises(MemoryError, match="not even one row fits; ask for fewer tokens"):
         generate(target, [[1] * 50], max_new_tokens=20, progress=False)
 
 

@@ -143,6 +143,6 @@ def test_no_compiler_says_what_to_do(monkeypatch):
     def missing():
         raise OSError("none")
 
-    monkeypatch.setattr(packing, "get_cpp_compiler", missing)
+    monkeypatch.setattr(compilation, "get_cpp_compiler", missing)
     with pytest.raises(RuntimeError, match=r"install g\+\+, or leave compile=False"):
         Compiled(lambda numbers: numbers)(torch.ones(1))

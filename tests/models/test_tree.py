@@ -1,4 +1,4 @@
-"""The run over a tree: distributions of every node as if its text had been run alone, whatever is in the cache beside it."""
+"""A model evaluated over a tree: each node has the distribution that its path alone would give."""
 
 import numpy as np
 import pytest
