@@ -172,7 +172,7 @@ def _what_fits(need: Memory, rows: int, device: torch.device, free: int) -> str:
     fitting = free * rows // need.generation
     advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for fewer tokens"
     asked = f"{rows} rows need {need.generation / GB:.3g} GB beside the weights"
-    return f"{asked}, and {device} has {free / GB:.3g} GB free: {advice}"
+    return f"{asked}, and {device} has {free / GB:.3g} GB left: {advice}"
 
 
 def measured_peak(function: Callable[[], Any], device: torch.device) -> int:

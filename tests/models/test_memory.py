@@ -66,13 +66,13 @@ def test_the_peak_is_the_predicted_one(make, gamma, sampling, prompt):
     assert 0.9 < ratio < 1.02
 
 
-def test_too_large_a_batch_is_told_what_would_fit(monkeypatch):
+def test_the_error_for_a_large_batch_names_one_that_fits(monkeypatch):
     target = llama()
     asked = {"prompt": 50, "new_tokens": 20, "gamma": 0}
     monkeypatch.setattr(memory, "available", lambda device: predicted(target, None, rows=7, **asked).generation)
     generate(target, [[1] * 50] * 7, max_new_tokens=20, progress=False)
     with pytest.raises(
-        MemoryError, match=r"8 rows need .* GB beside the weights, and cpu has .* GB free: batch_size=7"
+        MemoryError, match=r"8 rows need .* GB beside the weights, and cpu has .* GB left: batch_size=7"
     ):
         generate(target, [[1] * 50] * 8, max_new_tokens=20, progress=False)
     made = generate(target, [[1] * 50] * 8, max_new_tokens=20, batch_size=7, progress=False)
@@ -82,7 +82,7 @@ def test_too_large_a_batch_is_told_what_would_fit(monkeypatch):
         generate(target, [[1] * 50], max_new_tokens=20, progress=False)
 
 
-def test_running_out_of_memory_on_the_way_says_the_same():
+def test_an_out_of_memory_error_names_a_batch_that_fits():
     target = llama()
 
     def out_of_memory(*_):
