@@ -1,4 +1,4 @@
-"""The name of the machine: what has to stand beside every measured speed, and what a measured choice holds for."""
+"""The name of the machine, to be stated beside every measured speed, and a key for what was measured on it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 # Variables that make the libraries under torch use fewer instructions than the processor has.
-LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
-KIND = ("model name", "cpu family", "model", "stepping", "cache size", "flags")  # lines of /proc/cpuinfo
+INSTRUCTION_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
+CPU_FIELDS = ("model name", "cpu family", "model", "stepping", "cache size", "flags")  # lines of /proc/cpuinfo
 
 
 def machine(device: torch.device = torch.device("cpu")) -> str:
-    """The device's own name; of a processor, and the number of its cores.
+    """The name of the device; for a processor also the number of its cores.
 
     >>> machine()  # doctest: +SKIP
     'AMD EPYC, 2 cores'
@@ -29,7 +29,7 @@ def machine(device: torch.device = torch.device("cpu")) -> str:
 
 
 def measured_on(dtype: torch.dtype, device: torch.device = torch.device("cpu")) -> str:
-    """What a table or a sentence states beside a speed: machine, threads, version of torch, dtype.
+    """The conditions to state beside a speed: machine, threads, version of torch, dtype.
 
     >>> measured_on(torch.float32)  # doctest: +SKIP
     'AMD EPYC, 2 cores; 1 thread; torch 2.13.0+cpu; float32'
@@ -40,13 +40,17 @@ def measured_on(dtype: torch.dtype, device: torch.device = torch.device("cpu")) 
 
 
 def processor_key(dtype: torch.dtype) -> str:
-    """`measured_on` and what it leaves out: equal keys mean that one measurement of the processor serves for both.
+    """A key for measurements of the processor: where keys are equal, a measurement may be reused.
 
-    Two kinds of processor can have one name, on virtual machines for example, so their features are part of it.
+    `measured_on` and a digest of the processor's features, because different processors can have the same name, for
+    example on virtual machines.
+
+    >>> processor_key(torch.float32) == processor_key(torch.float64)
+    False
     """
-    limits = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
+    limits = [f"{name}={os.environ[name]}" for name in INSTRUCTION_LIMITS if name in os.environ]
     cores = _cores()
-    kind = "\n".join(cores[0].get(name, "") for name in KIND) if cores else platform.version()
+    kind = "\n".join(cores[0].get(name, "") for name in CPU_FIELDS) if cores else platform.version()
     digest = hashlib.sha256(kind.encode()).hexdigest()[:8]
     return "; ".join([measured_on(dtype), digest, torch.backends.cpu.get_cpu_capability(), *limits])
 

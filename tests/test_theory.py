@@ -120,7 +120,7 @@ def test_operations_and_reads_at_their_limits() -> None:
     assert theory.memory_reads([0, 0.75, 1], INF).tolist() == [1, 0.25, 0]
 
 
-def test_verification_that_costs_more_than_one_run() -> None:
+def test_verification_that_costs_more_than_one_forward_pass() -> None:
     def cost(n: np.ndarray) -> np.ndarray:
         assert n.dtype == np.int64
         return 1 + 0.1 * (n - 1)
@@ -195,7 +195,7 @@ def test_an_oracle_drafts_what_will_be_accepted(alpha: float, c: float) -> None:
 
 @given(alphas, st.floats(0, 1))
 @examples
-def test_no_fixed_gamma_beats_the_oracle_while_a_draft_costs_less_than_a_target_run(alpha: float, c: float) -> None:
+def test_no_fixed_gamma_beats_the_oracle_while_c_is_below_one(alpha: float, c: float) -> None:
     assert theory.oracle_improvement(alpha, c) >= theory.best_improvement(alpha, c) * (1 - 1e-12)
 
 

@@ -1,9 +1,9 @@
-"""Key-value caches from which tokens can be taken back.
+"""Key-value caches from which tokens can be removed.
 
-`RaggedCache` is the loop's own: preallocated, every row writes where it stands, and a mask hides what
-lies behind it. Taking tokens back is then no operation at all: the row's length, a tensor, gets
-smaller, and what was written there is hidden until it is overwritten. `crop` does the same for caches
-that come from elsewhere, and refuses by name those that cannot do it.
+`RaggedCache` is the decoding loop's: preallocated, every row writes at its own slots, and a mask hides the slots beyond
+its length. Removing tokens needs no operation on the cache: the row's length, a tensor, is reduced, and the removed
+slots stay hidden until they are overwritten. `crop` removes tokens from other caches and refuses those that cannot be
+cropped.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class RaggedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        # Written by index and not by scatter, for which compiled code would copy the whole cache.
+        # By index and not by scatter, for which compiled code would copy the whole cache.
         rows, slots = self.cache.index
         self.keys[rows, :, slots] = key_states.transpose(1, 2)
         self.values[rows, :, slots] = value_states.transpose(1, 2)
-        some = self.cache.rows
-        return (self.keys, self.values) if some is None else (self.keys[some], self.values[some])
+        subset = self.cache.rows
+        return (self.keys, self.values) if subset is None else (self.keys[subset], self.values[subset])
 
     def clear(self) -> None:
-        """Zeros everywhere: what is hidden must be finite, since 0 times NaN is NaN."""
+        """Zeros everywhere: hidden values must be finite, because 0 * NaN is NaN."""
         if self.is_initialized:
             assert self.keys is not None
             assert self.values is not None
@@ -66,7 +66,7 @@ class RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache(Cache):
-    """A cache whose rows have lengths of their own: `write_at` says where the next tokens of each go."""
+    """A cache whose rows have different lengths: `write_at` sets the slots of the next tokens of each row."""
 
     index: tuple[Tensor, Tensor]
     rows: Tensor | None
@@ -77,9 +77,9 @@ class RaggedCache(Cache):
         super().__init__(layers=list(self.ragged))
 
     def write_at(self, slots: Tensor, rows: Tensor | None = None) -> None:
-        """The next tokens `(batch, n)` go to `slots`, of all rows or of `rows` `(batch,)`."""
-        every = torch.arange(len(slots), device=slots.device) if rows is None else rows
-        self.rows, self.index = rows, (every[:, None], slots)
+        """The next tokens are written to `slots` `(batch, n)` of all rows, or of `rows` `(batch,)`."""
+        written = torch.arange(len(slots), device=slots.device) if rows is None else rows
+        self.rows, self.index = rows, (written[:, None], slots)
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copies the entries at slots `source` `(batch, n)` to slots `destination` `(batch, n)` of the same row."""
@@ -92,18 +92,26 @@ class RaggedCache(Cache):
                 layer.values[every, :, destination] = layer.values[every, :, source]
 
     def clear(self) -> None:
-        """Forgets everything; the tensors stay where they are."""
+        """Empties the cache; its tensors stay where they are in memory."""
         for layer in self.ragged:
             layer.clear()
 
 
 def ragged_mask(slots: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
-    """The additive mask `(batch, 1, n, capacity)`: a token at slot s sees the slots up to s, its own included."""
+    """The additive mask `(batch, 1, n, capacity)`: a token at slot s sees the slots up to s, its own included.
+
+    >>> (ragged_mask(torch.tensor([[1]]), capacity=3, dtype=torch.float32) == 0).tolist()
+    [[[[True, True, False]]]]
+    """
     return additive_mask(torch.arange(capacity, device=slots.device) <= slots[..., None], dtype)
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask `(batch, 1, n, capacity)` to add to scores: 0 where `visible` `(batch, n, capacity)` is true."""
+    """The mask `(batch, 1, n, capacity)` to add to attention scores: 0 where `visible` `(batch, n, capacity)` is true.
+
+    >>> additive_mask(torch.tensor([[[True, False]]]), torch.float32).shape
+    torch.Size([1, 1, 1, 2])
+    """
     hidden = torch.finfo(dtype).min
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, hidden)[:, None]
 
@@ -111,11 +119,16 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 def crop(cache: Croppable, tokens: int) -> Croppable:
     """`cache` without its last `tokens` tokens, the same number in every row.
 
-    A `DynamicCache` is cropped in place and returned, and so is the decoder's own part of an
-    `EncoderDecoderCache`. A tuple of per-layer tuples (keys, values and, of an encoder, two more that
-    stay) with tensors `(batch, heads, length, head_dim)` gives a new tuple of views. Raises `TypeError`
-    for a cache that cannot be cropped (recurrent state, a sliding window, a static or quantised cache),
-    and `ValueError` for a negative number or more tokens than there are.
+    A `DynamicCache` is cropped in place and returned, and so is the self-attention part of an `EncoderDecoderCache`. A
+    tuple of per-layer tuples (keys, values and, with an encoder, two more that are kept) with tensors
+    `(batch, heads, length, head_dim)` gives a new tuple of views.
+
+    Raises `TypeError` for a cache that cannot be cropped (recurrent state, a sliding window, a static or quantised
+    cache), and `ValueError` for a negative number or more tokens than there are.
+
+    >>> keys = values = torch.zeros(1, 2, 5, 8)
+    >>> crop(((keys, values),), tokens=2)[0][0].shape
+    torch.Size([1, 2, 3, 8])
     """
     if isinstance(cache, EncoderDecoderCache):
         crop(cache.self_attention_cache, tokens)
@@ -124,7 +137,7 @@ def crop(cache: Croppable, tokens: int) -> Croppable:
     if not 0 <= tokens <= length:
         raise ValueError(f"cannot take {tokens} tokens out of a cache that holds {length}; ask for 0 to {length}")
     if isinstance(cache, tuple):
-        return tuple((*(own[..., : length - tokens, :] for own in layer[:2]), *layer[2:]) for layer in cache)
+        return tuple((*(kept[..., : length - tokens, :] for kept in layer[:2]), *layer[2:]) for layer in cache)
     cache.crop(-tokens)
     return cache
 
@@ -133,7 +146,7 @@ def _length(cache: DynamicCache | TupleCache) -> int:
     if isinstance(cache, tuple):
         if not cache or not all(isinstance(layer, tuple) and len(layer) in (2, 4) for layer in cache):
             raise TypeError("a tuple cache holds a tuple of 2 tensors (4 with an encoder) per layer; this one does not")
-        lengths = {own.shape[-2] for layer in cache for own in layer[:2]}
+        lengths = {tensor.shape[-2] for layer in cache for tensor in layer[:2]}
         if len(lengths) > 1:
             raise TypeError(f"the tensors of this tuple cache differ in length, axis -2: {sorted(lengths)}")
         return int(lengths.pop())
@@ -144,11 +157,15 @@ def _length(cache: DynamicCache | TupleCache) -> int:
 
 
 def why_not_croppable(cache: Any) -> str:
-    """Why tokens cannot be taken back out of `cache`, in words; empty if they can."""
+    """The reason why `cache` cannot be cropped; empty if it can.
+
+    >>> why_not_croppable(DynamicCache())
+    ''
+    """
     if not isinstance(cache, DynamicCache):
         return "it is neither a DynamicCache nor a tuple of per-layer tensors"
     for number, layer in enumerate(cache.layers):
-        # Not `is_croppable`, which is true of subclasses that forget (a window, a convolution) or hold more.
+        # Not `is_croppable`, which is true for subclasses that drop tokens (a window, a convolution) or hold more.
         if type(layer) is not DynamicLayer:
             return f"its layer {number} is a {type(layer).__name__}, which is not plain full attention"
     return ""

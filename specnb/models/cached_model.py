@@ -21,6 +21,12 @@ class CachedModel:
     hidden_states  (batch, capacity, width)  what `record_hidden_states` asked for, of the token in each slot, or None
     fixed_inputs   keyword arguments of every forward pass, tensors `(batch, ...)`. The encoder's output of an
                    encoder-decoder model belongs here; `specnb.models.support` refuses such models today
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
+    >>> tokens, slots = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 2]])
+    >>> CachedModel(model, capacity=8).run(tokens, slots, keep=2).shape
+    torch.Size([1, 2, 4])
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
@@ -48,7 +54,7 @@ class CachedModel:
         self.hidden_states = torch.zeros(batch, self.capacity, width, dtype=self.model.dtype, device=self.model.device)
 
     def clear(self) -> None:
-        """Empties the cache; its tensors stay where they are."""
+        """Empties the cache; its tensors stay where they are in memory."""
         self.cache.clear()
         if self.hidden_states is not None:
             self.hidden_states.zero_()
@@ -62,11 +68,11 @@ class CachedModel:
         visible: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Logits `(batch, keep, vocab)` of the last `keep` of `tokens` `(batch, n)` put at `slots` `(batch, n)`.
+        """Logits `(batch, keep, vocab)` after the last `keep` of `tokens` `(batch, n)`, put at `slots` `(batch, n)`.
 
-        For a tree of tokens, `positions` `(batch, n)` gives the position of each, and `visible`
-        `(batch, n, capacity)` the slots it sees, its own included. `rows` `(batch,)` are the rows of the cache that
-        these tokens belong to, if not all of them.
+        For a tree of tokens, `positions` `(batch, n)` are their positions in their sequences, and `visible`
+        `(batch, n, capacity)` is true for the slots that each token sees, its own included. `rows` `(batch,)` are the
+        cache rows of these tokens, if not all.
         """
         self.cache.write_at(slots, rows)
         if visible is None:
@@ -78,7 +84,7 @@ class CachedModel:
             more["output_hidden_states"] = True
         output = self.model(
             input_ids=tokens,
-            # Draft tokens beyond the model's limit are cut off before they are emitted; they only need a valid index.
+            # Draft tokens beyond the model's limit are never emitted; they only need a valid index.
             position_ids=(slots if positions is None else positions).clamp_max(self.last_position),
             attention_mask=mask,
             past_key_values=self.cache,
@@ -100,10 +106,10 @@ class CachedModel:
 
 
 def prefill(runner: CachedModel, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
-    """Runs the prompts, all or those in `rows`, through a model, but for the last token of the longest.
+    """One forward pass over the prompts `tokens` `(batch, longest)`, all or those in `rows`, without the last token.
 
-    Shorter rows run some tokens that are not theirs; those lie behind the row's length, invisible
-    until they are overwritten.
+    Rows of smaller `lengths` `(batch,)` also evaluate padding. It lies beyond the row's length, where it is invisible
+    until it is overwritten.
     """
     if rows is not None:
         tokens, lengths = tokens[rows], lengths[rows]

@@ -1,7 +1,7 @@
-"""The folder that a model is loaded from, and what must hold of its files before and after they are read.
+"""The folder that a model is loaded from, and the checks of its files before and after they are read.
 
-Weights are read from safetensors only: the other formats are pickles, which run whatever they like when they are
-opened. This module knows nothing of transformers.
+Weights are read from safetensors only: the other formats are pickles, which can execute any code when they are opened.
+This module does not use transformers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 CHECKSUMS = "SHA256SUMS"
-"""The file of a folder's checksums, in the format of `sha256sum`: `sha256sum -c SHA256SUMS` checks them too."""
+"""The file of a folder's checksums, in the format of `sha256sum -c SHA256SUMS`."""
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-HUB_NOT = ["*/*", "consolidated*"]  # other formats of the same weights
+HUB_IGNORED = ["*/*", "consolidated*"]  # other formats of the same weights
 SHARD = re.compile(r"[^/\\]+\.safetensors")
-SHOWN = 5  # names of tensors in a message
+MOST_NAMES = 5  # names of tensors in a message
 
 
 def folder_of(name: str | Path) -> Path:
-    """The folder of the model `name`: that folder, or where the files of that name on the Hugging Face hub were put.
+    """The folder of the model `name`: that folder, or the local copy of the model of that name on the Hugging Face hub.
 
-    Raises `FileNotFoundError` where there is neither, and `NotADirectoryError` for a file.
+    Raises `FileNotFoundError` if there is neither, and `NotADirectoryError` for a file.
+
+    >>> folder_of(Path("."))
+    PosixPath('.')
     """
     folder = Path(name)
     if folder.is_dir():
@@ -38,7 +41,7 @@ def folder_of(name: str | Path) -> Path:
     if isinstance(name, Path):
         raise FileNotFoundError(f"there is no folder {name}; {wanted} as a str")
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_NOT))
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED))
     except HFValidationError as error:
         raise FileNotFoundError(f"there is no folder {name}, and the hub has no such names; {wanted}") from error
     except OSError as error:
@@ -49,7 +52,7 @@ def folder_of(name: str | Path) -> Path:
 
 
 def require_safetensors(folder: Path) -> None:
-    """Raises `OSError` unless `folder` has a configuration and nothing but safetensors would be read from it."""
+    """Raises `OSError` unless `folder` has a configuration and only safetensors would be loaded from it."""
     config = folder / "config.json"
     if not config.is_file():
         raise FileNotFoundError(f"{folder} has no config.json; give the folder that a model was saved to")
@@ -91,7 +94,9 @@ def _read_json(file: Path) -> dict[str, Any]:
 def require_complete(folder: Path, info: Mapping[str, Iterable[Any]]) -> None:
     """Raises `ValueError` unless the file's tensors are those of the model, by the loading `info` of transformers.
 
-    Tensors that the model shares with others, such as a tied output layer, may be left out of the file.
+    Tied tensors, such as a tied output layer, may be missing in the file.
+
+    >>> require_complete(Path("model"), {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []})
     """
     sizes = [
         f"{name} ({list(saved)} in the file, {list(wanted)} in the model)"
@@ -111,29 +116,29 @@ def require_complete(folder: Path, info: Mapping[str, Iterable[Any]]) -> None:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes the SHA-256 of every file in `folder` to its `CHECKSUMS`, by name."""
+    """Writes the SHA-256 of every file in `folder` to `folder`/`CHECKSUMS`, sorted by name."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != CHECKSUMS)
     lines = [f"{_sha256(file)}  {file.name}\n" for file in files]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def require_checksums(folder: Path) -> None:
-    """Raises `OSError` unless every file that the `CHECKSUMS` of `folder` names is there as it was."""
-    again = "restore it, with git checkout say, or train the pair anew (make models)"
-    as_list = folder / CHECKSUMS
-    if not as_list.is_file():
-        raise FileNotFoundError(f"{as_list} is missing; {again}")
-    for line in as_list.read_text(encoding="utf-8").splitlines():
+    """Raises `OSError` unless every file that `folder`/`CHECKSUMS` names exists and is unchanged."""
+    remedy = "restore it, for example with git checkout, or train the pair again (make models)"
+    checksums = folder / CHECKSUMS
+    if not checksums.is_file():
+        raise FileNotFoundError(f"{checksums} is missing; {remedy}")
+    for line in checksums.read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
         file = folder / name
         if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing; {again}")
+            raise FileNotFoundError(f"{file} is missing; {remedy}")
         if _sha256(file) != digest:
-            raise OSError(f"{file} is not the one that was committed (its SHA-256 differs from {CHECKSUMS}); {again}")
+            raise OSError(f"{file} is not the one that was committed (its SHA-256 differs from {CHECKSUMS}); {remedy}")
 
 
 def _sha256(file: Path) -> str:

@@ -11,15 +11,16 @@ import torch._inductor.config as inductor
 from torch import Tensor
 from torch._inductor.cpp_builder import get_cpp_compiler
 
-CAPTURE_AFTER = 3  # runs: the first ones set up libraries and compile, which a graph cannot hold
+CALLS_BEFORE_CAPTURE = 3  # the first calls set up libraries and compile, which a graph cannot contain
 
 
 class Compiled:
-    """A function of tensors that is compiled once for each of their layouts; what is compiled is kept on disk too.
+    """A function of tensors that is compiled once for each combination of their shapes and strides.
 
-    What else the function reads must stay what it is: weights of models become constants, and nothing is
-    checked. Tensors that it changes in place may change, but not their shapes. Raises `RuntimeError` where
-    there is no C++ compiler.
+    Compiled code is also cached on disk. Everything else that the function reads must not change: weights of models
+    become constants, and nothing is checked. It may change tensors in place, but not their shapes.
+
+    Raises `RuntimeError` at the first call where there is no C++ compiler.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -31,16 +32,16 @@ class Compiled:
         if layout not in self.ready:
             on_host = all(tensor.device.type == "cpu" for tensor in tensors)
             self.ready[layout] = self._for_this_layout(on_host)
-            # Weights become constants, laid out as the processor reads them; a device would keep them twice.
+            # Weights become constants in the processor's preferred layout; a GPU would keep them twice.
             with inductor.patch(freezing=on_host), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the compiler's own doings
+                warnings.simplefilter("ignore")  # warnings inside the compiler
                 return self.ready[layout](*tensors)
         return self.ready[layout](*tensors)
 
     def _for_this_layout(self, on_host: bool) -> Callable[..., Any]:
         if on_host:
             require_compiler()
-        # What guards would check at every call is fixed: the layout by `ready`, the rest by contract.
+        # Guards are not needed: `ready` is keyed by the layout, and the rest may not change.
         options = {
             "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
             "max_autotune": on_host,
@@ -56,8 +57,8 @@ class Compiled:
 class Captured:
     """A function of CUDA tensors that is captured as a graph at its first call and replayed at every later one.
 
-    Its first call runs it a few times, on side: what it changes in place must bear that. Later ones copy what they
-    are given to where the first call's inputs lay, and return the very tensors that the first call returned.
+    The first call executes the function several times, so what it changes in place must allow that. Later calls copy
+    their arguments into the first call's inputs, and return the tensors that the first call returned.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -68,26 +69,26 @@ class Captured:
         if self.graph is None:
             self._capture(tensors)
         assert self.graph is not None
-        for own, given in zip(self.inputs, tensors, strict=True):
-            own.copy_(given)
+        for captured, given in zip(self.inputs, tensors, strict=True):
+            captured.copy_(given)
         self.graph.replay()
         return self.outputs
 
     def _capture(self, tensors: tuple[Tensor, ...]) -> None:
         self.inputs = [tensor.clone() for tensor in tensors]
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(CAPTURE_AFTER):
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
+            for _ in range(CALLS_BEFORE_CAPTURE):
                 self.function(*self.inputs)
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.outputs = self.function(*self.inputs)
 
 
 def require_compiler() -> None:
-    """Raises `RuntimeError`, saying what to do, where code for the processor cannot be compiled."""
+    """Raises `RuntimeError`, with the remedy, where there is no C++ compiler."""
     try:
         get_cpp_compiler()
     except Exception as error:

@@ -1,8 +1,8 @@
 """Llama models that compute in float64 from end to end.
 
-transformers computes the norms and the rotary angles of Llama in float32 even where the model is in float64. One sum in
-another order, as on another processor, then moves logits by 10^-6; without these two steps by 10^-14, so that the same
-sequences and the same digits come out on every processor.
+transformers computes the norms and the rotary angles of Llama in float32 even if the model is in float64. A sum in
+another order, as on another processor, then changes logits by 1e-6. With these two steps in float64 it changes them by
+1e-14, so every processor generates the same sequences and prints the same digits.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ class DoubleRotary(LlamaRotaryEmbedding):
 
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns both `(batch, n, head_dim)`, for `position_ids` `(batch, n)`; of `x` only the device counts."""
+        """Returns both `(batch, n, head_dim)` for `position_ids` `(batch, n)`, on the device of `x`."""
         angles = position_ids[..., None].double() * self.inv_freq.to(x.device, torch.float64)
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos(), angles.sin()
 
 
 def in_double(model: PreTrainedModel) -> None:
-    """Replaces, in place, what a float64 Llama model computes in float32; other models stay as they are.
+    """Replaces, in place, the modules of a float64 Llama model that compute in float32.
 
-    Rotary embeddings of another type than "default" also stay as they are.
+    Other models, and rotary embeddings of another type than "default", are not changed.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -38,6 +38,6 @@ def in_double(model: PreTrainedModel) -> None:
 
 
 def _norm(norm: LlamaRMSNorm) -> nn.RMSNorm:
-    same = nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon, device="meta")
-    same.weight = norm.weight
-    return same.train(norm.training)
+    replacement = nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon, device="meta")
+    replacement.weight = norm.weight
+    return replacement.train(norm.training)

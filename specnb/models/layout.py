@@ -1,9 +1,9 @@
-"""Which layout of a linear layer's weight is faster on this machine, by number of rows: measured once, then kept.
+"""Which layout of a linear layer's weight is faster on this machine, by number of rows: measured once, then stored.
 
-oneDNN can keep a weight in a packed layout of its own. Whether its product is faster than the usual one depends on
-the processor, the shape and the number of rows, in both directions and by factors, so no rule holds everywhere.
-Here both products are timed for every shape and some numbers of rows. What was found is kept in memory and in
-`layouts.json` in the user's cache folder; delete the file to measure again.
+oneDNN can keep a weight in a packed layout. Whether its product is faster than the usual one depends on the processor,
+the shape and the number of rows, by factors in both directions, so no fixed rule holds everywhere. Here both products
+are timed for every shape and some numbers of rows. The results are stored in memory and in `layouts.json` in the user's
+cache folder; delete the file to measure again.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from torch.nn.functional import linear
 from specnb.machine import processor_key
 
 CLASSES = ((1,), (2,), (3,), (4,), (5, 8), (9, 16), (17, 32))
-"""Numbers of rows that share a choice, as those of them that are timed; the last class has no end."""
+"""Classes of row counts that share a choice, each given by the counts that are timed; the last class is unbounded."""
 ENDS = [rows[-1] for rows in CLASSES]
-POINTS = [rows for both in CLASSES for rows in both]
+POINTS = [rows for timed in CLASSES for rows in timed]
 
 PACKABLE = (torch.float32, torch.bfloat16)
-LAYOUT_ROWS = 8  # oneDNN chooses the layout for products with so many rows; it serves 1 to hundreds
-SMALLEST = 2**16  # elements of a weight; for smaller ones calling oneDNN costs more than a packed layout can save
-LARGEST = 2**21  # elements; of a larger weight this much is timed, as the time grows in proportion
-LAYERS = 3  # of a shape are timed in turn: in a model no layer's weight is in the cache nearest to the core
+LAYOUT_ROWS = 8  # the row count for which oneDNN chooses the layout; it is good for 1 to hundreds of rows
+SMALLEST = 2**16  # elements of a weight; for smaller ones calling oneDNN takes longer than a packed layout saves
+LARGEST = 2**21  # elements; of a larger weight only this much is timed, because the time is proportional
+LAYERS = 3  # layers of a shape that are timed in turn, because in a model no weight is in the first-level cache
 ROUNDS = (5, 15)  # at least and at most
-SECONDS = 0.5  # after which no round begins
-FINE = 1e-7  # seconds, of a clock that can time one product
-MARGIN = 0.95  # packed weights are used where they take less than this of the usual time, so that ties change nothing,
-MOST_ROUNDS = 0.75  # and where they were faster in this share of the rounds, so that a disturbance changes nothing
+SECONDS = 0.5  # no round begins after this time
+FINE = 1e-7  # resolution in seconds of a clock that can time one product
+MARGIN = 0.95  # packed weights are used if they take less than this fraction of the usual time (ties change nothing)
+MOST_ROUNDS = 0.75  # and if they were faster in this fraction of the rounds (one disturbance changes nothing)
 
 Choice = tuple[bool, ...]  # for each of CLASSES, whether packed weights are used
 AS_SAVED: Choice = (False,) * len(CLASSES)
@@ -48,12 +48,15 @@ _supported: dict[torch.dtype, bool] = {}
 
 
 def choices(weights: Sequence[Tensor]) -> list[Choice]:
-    """For each weight `(out, in)` of a model and each of `CLASSES`, whether the packed layout is the faster one.
+    """For each weight `(out, in)` of a model and each of `CLASSES`, whether the packed layout is faster.
 
-    Shapes that were never measured here with this dtype and number of threads are measured now, together: half a
-    second, or five rounds where those take longer. A class uses packed weights where they were faster by more than 5%
-    at both its ends, in three rounds of four at least. All weights are used as saved on other devices, in other
-    dtypes, and below 2^16 elements.
+    Shapes that were not yet measured on this machine with this dtype and number of threads are measured now, together:
+    in half a second, or five rounds if these take longer. A class uses packed weights if they were faster by more than
+    5% at both its ends, in at least three of four rounds. Weights are used as saved on other devices, in other dtypes,
+    and below 2^16 elements.
+
+    >>> choices([torch.ones(4, 4)]) == [AS_SAVED]
+    True
     """
     keys = {dtype: processor_key(dtype) for dtype in {weight.dtype for weight in weights}}
     named = [
@@ -67,14 +70,18 @@ def choices(weights: Sequence[Tensor]) -> list[Choice]:
         if name and name not in _known:
             shapes.setdefault(name, []).append(weight.detach())
     if shapes:
-        made = dict(zip(shapes, decide(measure(list(shapes.values()))), strict=True))
-        _known.update(made)
-        _write(made)
+        measured = dict(zip(shapes, decide(measure(list(shapes.values()))), strict=True))
+        _known.update(measured)
+        _write(measured)
     return [_known[name] if name else AS_SAVED for name in named]
 
 
 def by_rows(choice: Choice) -> Choice:
-    """`choice` for 0, 1, ... rows; the last entry holds for all larger numbers."""
+    """`choice` for 0, 1, ... rows; the last entry holds for all larger counts.
+
+    >>> by_rows((False, True, False, False, False, False, False))[:4]
+    (False, False, True, False)
+    """
     return tuple(rows > 0 and choice[np.searchsorted(ENDS[:-1], rows)] for rows in range(POINTS[-2] + 1))
 
 
@@ -86,14 +93,18 @@ def reordered(weight: Tensor) -> Tensor:
 
 def packed_linear(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """`torch.nn.functional.linear` of `states` `(..., in)` with a weight that is `reordered`."""
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(
         states.reshape(-1, states.shape[-1]), packed, bias, "none", [], ""
     )
-    return made.view(*states.shape[:-1], packed.shape[0])
+    return product.view(*states.shape[:-1], packed.shape[0])
 
 
 def supported(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has packed products in `dtype` on this processor; where it has not, warns once per process."""
+    """Whether oneDNN has packed products in `dtype` on this processor; if it should and has not, warns once.
+
+    >>> supported(torch.float64)
+    False
+    """
     if dtype not in PACKABLE or not torch.backends.mkldnn.is_available():
         return False
     if dtype not in _supported:
@@ -134,8 +145,8 @@ def decide(seconds: NDArray[np.float64]) -> list[Choice]:
 def measure(shapes: Sequence[Sequence[Tensor]]) -> NDArray[np.float64]:
     """Seconds `(rounds, shapes, POINTS, 2)` of a product with the usual and with packed weights, all in one dtype.
 
-    `shapes` has the weights of each shape. In a round every shape is timed with every number of rows, in a new order,
-    in one layout right after the other. From one product to the next shape and layer change, as they do in a model.
+    `shapes` has the weights of each shape. A round times every shape with every number of rows, in a new random order,
+    with one layout right after the other. Shape and layer change from product to product, as they do in a model.
     """
     layers = [[(part, reordered(part)) for part in map(_part, weights[:LAYERS])] for weights in shapes]
     states = [[torch.ones(rows, one[0][0].shape[1], dtype=one[0][0].dtype) for rows in POINTS] for one in layers]
@@ -153,11 +164,11 @@ def measure(shapes: Sequence[Sequence[Tensor]]) -> NDArray[np.float64]:
                     _product(states[shape][point], usual, packed if layout else None)
                     seconds[shape, point, layout] = clock() - began
         rounds.append(seconds)
-    return np.stack(rounds[1:])  # the first sets libraries up
+    return np.stack(rounds[1:])  # the first round sets up libraries
 
 
 def _clock() -> Callable[[], float]:
-    """The time of this thread where it computes alone: what other programs take of the processor is not counted."""
+    """CPU time if this thread computes alone, so that other programs are not counted; else wall-clock time."""
     alone = torch.get_num_threads() == 1 and time.get_clock_info("thread_time").resolution < FINE
     return time.thread_time if alone else time.perf_counter
 
@@ -171,7 +182,7 @@ def _product(states: Tensor, usual: Tensor, packed: Tensor | None) -> Tensor:
 
 
 def cache_file() -> Path | None:
-    """Where choices are kept: under `XDG_CACHE_HOME` or ~/.cache; None where there is no home."""
+    """The file of the stored choices, under `XDG_CACHE_HOME` or ~/.cache; None where there is no home folder."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
@@ -180,7 +191,7 @@ def cache_file() -> Path | None:
 
 
 def _read() -> dict[str, Choice]:
-    """What the file has; nothing where it cannot be read or is damaged: then it is measured and written again."""
+    """The stored choices; none if the file cannot be read or is damaged, so that they are measured again."""
     file = cache_file()
     try:
         kept = json.loads(file.read_text(encoding="utf-8")) if file else {}
@@ -194,10 +205,10 @@ def _is_choice(value: object) -> bool:
     return isinstance(value, list) and len(value) == len(CLASSES) and all(isinstance(one, bool) for one in value)
 
 
-def _write(made: dict[str, Choice]) -> None:
-    """Adds `made` to the file, which is there whole at any time; what another process adds meanwhile is lost at worst.
+def _write(measured: dict[str, Choice]) -> None:
+    """Adds `measured` to the file by an atomic replacement; at worst another process's simultaneous entry is lost.
 
-    Does nothing where the file cannot be written: then every process measures for itself.
+    Does nothing where the file cannot be written; every process then measures again.
     """
     file = cache_file()
     if file is None:
@@ -206,7 +217,7 @@ def _write(made: dict[str, Choice]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as partial:
             try:
-                partial.write(json.dumps(made | _read(), indent=1) + "\n")
+                partial.write(json.dumps(measured | _read(), indent=1) + "\n")
                 partial.close()
                 os.replace(partial.name, file)
             except BaseException:

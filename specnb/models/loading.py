@@ -1,7 +1,6 @@
-"""Models of transformers, as the loop sees them: tokens and slots in, logits out.
+"""Load a model or a pair of models of transformers.
 
-The only rooms that know transformers are this one and `cache`. Weights are read from safetensors
-only, and no code that comes with a checkpoint is run.
+Weights are read from safetensors only, and code that comes with a checkpoint is never executed.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from specnb.models.trained_pair import is_trained, require_pair
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, a draft that shares its vocabulary, and their tokenizer."""
+    """A target, a draft model with the same vocabulary, and their tokenizer."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
     def encode(self, text: str) -> list[int]:
-        """The prompt that `text` is: its tokens, after the token that begins a text where the model has one."""
+        """The prompt of `text`: its tokens, after the begin-of-sequence token if the tokenizer has one."""
         begin = self.tokenizer.bos_token_id
         return ([] if begin is None else [begin]) + self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -46,19 +45,21 @@ def load_pair(
     dtype: torch.dtype = torch.float32,
     packed: bool = True,
 ) -> Pair:
-    """The pair that this project trained; or any two names or folders of Hugging Face.
+    """The pair that this project trained, or any two models by folder or by name on the Hugging Face hub.
 
-    `packed` keeps some weights in a second layout too, where that was measured to be faster on this machine, at first
-    use in half a second for each model (`specnb.models.packing.pack`); on other devices and in float64 it does nothing. It is
-    the default because no weight is used in a slower layout than as saved, and because the choice is kept: one
-    machine gives the same tokens every time. But in float32 the last bits of logits depend on that choice and on the
-    number of rows. Results that must not need float64, or `packed=False`: exactly the weights as saved.
-    In float64 a Llama model computes in float64 throughout (`specnb.models.double_precision`), so that the same sequences come out on
-    every processor.
+    `packed` also keeps some weights in a second layout that was measured to be faster on this machine, at first use, in
+    half a second per model (`specnb.models.packing.pack`); on other devices and in float64 it does nothing. The choice
+    is stored, so one machine generates the same tokens every time. In float32 the last bits of the logits depend on
+    that choice and on the number of rows; for results that must not, use float64 or `packed=False`, the weights as
+    saved. In float64 a Llama model computes in float64 throughout (`specnb.models.double_precision`), so every
+    processor generates the same sequences.
 
-    Raises `OSError` where there is no such model, it has anything but safetensors, or a file of the shipped pair is
-    not the one that was committed; and `ValueError` when a file's tensors are not those of the model, or the two have
-    different vocabularies: then their distributions are not about the same tokens.
+    Raises `OSError` if there is no such model, its weights are not safetensors, or a file of the trained pair is not
+    the committed one; `ValueError` if the tensors of a file are not those of the model, or the two vocabularies differ.
+
+    >>> pair = load_pair()  # doctest: +SKIP
+    >>> pair.tokenizer.decode(pair.encode("To be"))  # doctest: +SKIP
+    'To be'
     """
     for name in (target, draft):
         require_pair(Path(name))
@@ -74,7 +75,10 @@ def load_pair(
 def load_model(
     name: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32, packed: bool = True
 ) -> PreTrainedModel:
-    """One model, by its name or folder of Hugging Face. `packed`, and what it raises, as in `load_pair`."""
+    """One model, by its folder or its name on the Hugging Face hub; arguments and errors as in `load_pair`.
+
+    >>> load_model("gpt2", dtype=torch.float64)  # doctest: +SKIP
+    """
     require_pair(Path(name))
     folder = folder_of(name)
     if is_trained(folder):
@@ -98,7 +102,7 @@ def load_model(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars, and no report on tensors that do not fit, which `require_complete` turns into an error."""
+    """Without progress bars, and without the report on unsuitable tensors: `require_complete` makes it an error."""
     shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()

@@ -1,20 +1,21 @@
-"""How many bytes a generation takes at its peak: a formula, the same number measured, and what fits.
+"""The peak memory of a generation in bytes: a formula, the same number measured, and the batch size that fits.
 
     peak = weights + caches + state + max(prefill, step)
 
-    caches   2 layers rows slots kv_heads head_dim itemsize, of the target and of the draft
-    state    8 rows (slots + (steps + 1) (4 gamma + 4)): texts, noise, record
-    prefill  rows run(prompt)
-    step     rows max(run(gamma + 1), 4 vocab distributions)
+    caches   2 layers rows slots kv_heads head_dim itemsize, of the target and of the draft model
+    state    8 rows (slots + (steps + 1) (4 gamma + 4)): sequences, uniforms, record
+    prefill  rows forward(prompt)
+    step     rows max(forward(gamma + 1), 4 vocab distributions)
 
-    run(n)   itemsize (n slots + max(n wide, 6 n width + repeated)) + n slots: the mask, and either the feed-forward
-             layer, wide = 4 width + 2 feed_forward (3 where it is gated, 5 for gelu_new, which is not fused), or the
-             attention, in which keys and values that heads share are repeated, 2 heads slots head_dim
-    distributions     (itemsize/4 + 1) (gamma + 1) + gamma + more: logits, p, q, and what lies beside them for a moment:
-             more = max(gamma, 5) for overlaps or the draw; (gamma + 1) times 2 with top-k, 5 with top-p, whose
-             sort is the largest of all, and 1 with a temperature
+    forward(n)     of a forward pass over n tokens: itemsize (n slots + max(n wide, 6 n width + repeated)) + n slots.
+                   The first term is the mask; then either the feed-forward layer, wide = 4 width + 2 feed_forward
+                   (3 if gated, 5 for gelu_new, which is not fused), or the attention, in which keys and values that
+                   heads share are repeated, 2 heads slots head_dim
+    distributions  (itemsize/4 + 1) (gamma + 1) + gamma + temporary: logits, p, q, and temporary tensors:
+                   temporary = max(gamma, 5) for overlaps or sampling; (gamma + 1) times 2 with top-k, 5 with top-p
+                   (its sort), and 1 more with a temperature
 
-Everything but the weights grows with the rows alone, so the number of rows that fit is one division.
+Everything but the weights is proportional to the number of rows, so the batch size that fits is one division.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Memory:
-    """Predicted bytes of a generation, by what they are for."""
+    """Predicted bytes of a generation, by purpose; the terms of the module's formula.
+
+    >>> Memory(weights=100, caches=20, state=3, prefill=4, step=5).peak
+    128
+    """
 
     weights: int
     caches: int
@@ -48,12 +53,12 @@ class Memory:
 
     @property
     def generation(self) -> int:
-        """What is taken beside the weights, at the peak."""
+        """The peak without the weights."""
         return self.caches + self.state + max(self.prefill, self.step)
 
     @property
     def peak(self) -> int:
-        """All of it."""
+        """The peak with the weights."""
         return self.weights + self.generation
 
 
@@ -67,7 +72,14 @@ def predicted(
     gamma: int = 4,
     sampling: Sampling = Sampling(),
 ) -> Memory:
-    """The bytes that `rows` prompts of `prompt` tokens take while `new_tokens` are generated; the module's formula."""
+    """The memory to generate `new_tokens` tokens in `rows` rows after prompts of `prompt` tokens (module's formula).
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32)
+    >>> one, two = (predicted(model, None, rows=rows, prompt=3, new_tokens=5).generation for rows in (1, 2))
+    >>> two == 2 * one
+    True
+    """
     models = [target] if draft is None or gamma == 0 else [target, draft]
     gamma = gamma if len(models) == 2 else 0
     slots = prompt + new_tokens + gamma + 1
@@ -75,13 +87,13 @@ def predicted(
         weights=sum(_weights(model) for model in {id(model): model for model in models}.values()),
         caches=rows * slots * sum(map(cache_bytes, models)),
         state=8 * rows * (slots + (new_tokens + 1) * (4 * gamma + 4)),
-        prefill=rows * max(_run(model, prompt - 1, slots) for model in models),
-        step=rows * max(_run(target, gamma + 1, slots), _distributions(target, gamma, sampling)),
+        prefill=rows * max(_forward(model, prompt - 1, slots) for model in models),
+        step=rows * max(_forward(target, gamma + 1, slots), _distributions(target, gamma, sampling)),
     )
 
 
-def _run(model: PreTrainedModel, tokens: int, slots: int) -> int:
-    """Bytes of one row for a run over so many tokens."""
+def _forward(model: PreTrainedModel, tokens: int, slots: int) -> int:
+    """Bytes of one row for a forward pass over `tokens` tokens."""
     config, item = model.config, model.dtype.itemsize
     feed_forward = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
     gated = any(name.endswith("gate_proj") for name, _ in model.named_modules())
@@ -94,17 +106,17 @@ def _run(model: PreTrainedModel, tokens: int, slots: int) -> int:
 
 
 def _distributions(target: PreTrainedModel, gamma: int, sampling: Sampling) -> int:
-    """Bytes of one row while a step is decided."""
+    """Bytes of one row while the distributions of a step are computed and verified."""
     filters = 5 if sampling.top_p < 1 else 2 if sampling.top_k is not None else 0
     filters += sampling.temperature not in (0, 1)
-    more = max(gamma, 5, filters * (gamma + 1))
+    temporary = max(gamma, 5, filters * (gamma + 1))
     probs = 8 if target.dtype == torch.float64 else 4
     logits = target.dtype.itemsize * (gamma + 1)
-    return int(target.config.vocab_size * (logits + probs * (2 * gamma + 1 + more)))
+    return int(target.config.vocab_size * (logits + probs * (2 * gamma + 1 + temporary)))
 
 
 def _attention(model: PreTrainedModel) -> tuple[int, int, int, int]:
-    """Layers, heads of keys and values, heads, and their width."""
+    """Layers, key-value heads, heads, and the width of a head."""
     config = model.config
     heads = int(config.num_attention_heads)
     shared = getattr(config, "num_key_value_heads", None) or heads
@@ -113,13 +125,18 @@ def _attention(model: PreTrainedModel) -> tuple[int, int, int, int]:
 
 
 def cache_bytes(model: PreTrainedModel) -> int:
-    """Bytes of keys and values of one token, in all layers."""
+    """Bytes of the keys and values of one token, in all layers.
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> cache_bytes(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
+    64
+    """
     layers, shared, _, head = _attention(model)
     return 2 * layers * shared * head * model.dtype.itemsize
 
 
 def _weights(model: PreTrainedModel) -> int:
-    """Of parameters and buffers, tied ones once, packed layouts as well as what they were packed from."""
+    """Bytes of parameters and buffers; tied weights count once, packed weights in addition to the originals."""
     kept = [*model.parameters(), *model.buffers()]
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in kept if tensor.layout == torch.strided}.values()) + sum(
         tensor.numel() * tensor.dtype.itemsize for tensor in kept if tensor.layout != torch.strided
@@ -127,7 +144,7 @@ def _weights(model: PreTrainedModel) -> int:
 
 
 def available(device: torch.device) -> int:
-    """Bytes that can still be taken on `device`."""
+    """Bytes that can still be allocated on `device`."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -135,27 +152,27 @@ def available(device: torch.device) -> int:
 
 
 def require_memory(need: Memory, rows: int, device: torch.device) -> None:
-    """Raises `MemoryError` with the number of rows that would fit, where `need` for `rows` is more than there is."""
-    there = available(device)
-    if need.generation > there:
-        raise MemoryError(_what_fits(need, rows, device, there))
+    """Raises `MemoryError`, naming the batch size that would fit, if `need` for `rows` is more than is available."""
+    free = available(device)
+    if need.generation > free:
+        raise MemoryError(_what_fits(need, rows, device, free))
 
 
 @contextmanager
 def telling_what_fits(need: Memory, rows: int, device: torch.device) -> Iterator[None]:
-    """Says the same, as well as it can, where the device runs out of memory inside."""
-    there = available(device)
+    """Re-raises an out-of-memory error of the device as `MemoryError` naming the batch size that would fit."""
+    free = available(device)
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise MemoryError(_what_fits(need, rows, device, min(there, need.generation - 1))) from error
+        raise MemoryError(_what_fits(need, rows, device, min(free, need.generation - 1))) from error
 
 
-def _what_fits(need: Memory, rows: int, device: torch.device, there: int) -> str:
-    fitting = there * rows // need.generation
-    advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for a shorter text"
+def _what_fits(need: Memory, rows: int, device: torch.device, free: int) -> str:
+    fitting = free * rows // need.generation
+    advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for fewer tokens"
     asked = f"{rows} rows need {need.generation / GB:.3g} GB beside the weights"
-    return f"{asked}, and {device} has {there / GB:.3g} GB left: {advice}"
+    return f"{asked}, and {device} has {free / GB:.3g} GB left: {advice}"
 
 
 def measured_peak(function: Callable[[], Any], device: torch.device) -> int:

@@ -1,9 +1,8 @@
-"""Faster forward passes with the same weights: linear layers in a packed layout, and compiled functions.
+"""Faster forward passes on a CPU with the same weights: linear layers in oneDNN's packed layout.
 
-Speculative decoding needs forward passes over a few tokens that cost hardly more than one over a single token. With
-weights as a checkpoint has them, five rows can take three times as long as one. With oneDNN's packed layout they
-often do not, and it needs no compiler; where it is slower it is not used (`specnb.models.layout`). Compiling takes half a
-minute for a new shape and then leaves out everything between the products.
+Speculative decoding needs forward passes over a few tokens that take hardly longer than one over a single token. With
+weights as saved in a checkpoint, a product with five rows can take three times as long as one with a single row; with
+packed weights it often does not. Where packed weights are slower they are not used (`specnb.models.layout`).
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from specnb.models import layout
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer with a second copy of its weight in oneDNN's layout, used for as many rows as it is faster for.
+    """A linear layer with a second copy of its weight in oneDNN's layout, used for the row counts it is faster for.
 
-    `uses[rows]` says so, its last entry for all larger numbers (`specnb.models.layout`). The two products round differently:
-    in float32 the last bits of a result depend on how many rows are computed together, as they do in
-    `torch.nn.Linear`. What must not depend on that, or on what was measured, is computed with weights as saved.
+    `uses[rows]` is true for these; its last entry holds for all larger counts (`specnb.models.layout`). The two
+    products round differently: in float32 the last bits of a result depend on how many rows are computed together, as
+    they do in `torch.nn.Linear`. Use weights as saved for results that must not depend on this or on a measurement.
     """
 
     packed: Tensor | None
@@ -32,15 +31,15 @@ class PackedLinear(nn.Linear):
 
     @classmethod
     def of(cls, layer: nn.Linear) -> PackedLinear:
-        """`layer` with its very parameters, so that weights tied to others stay tied."""
-        made = cls.__new__(cls)
-        nn.Module.__init__(made)
-        made.in_features, made.out_features = layer.in_features, layer.out_features
-        made.weight, made.bias = layer.weight, layer.bias
-        made.training = layer.training
-        made.register_buffer("packed", None, persistent=False)
-        made._pack()
-        return made
+        """`layer` with the same parameter objects, so that tied weights stay tied."""
+        packed = cls.__new__(cls)
+        nn.Module.__init__(packed)
+        packed.in_features, packed.out_features = layer.in_features, layer.out_features
+        packed.weight, packed.bias = layer.weight, layer.bias
+        packed.training = layer.training
+        packed.register_buffer("packed", None, persistent=False)
+        packed._pack()
+        return packed
 
     def _pack(self) -> None:
         choice = layout.choices([self.weight])[0]
@@ -49,7 +48,7 @@ class PackedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.numel() // self.in_features
-        # Compiled code uses whichever product the compiler measures to be faster.
+        # While compiling, the compiler chooses the faster product itself.
         if self.uses[min(rows, len(self.uses) - 1)] or torch.compiler.is_compiling():
             packed = self.packed
             if packed is not None:
@@ -57,13 +56,13 @@ class PackedLinear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PackedLinear:
-        self.packed = None  # another dtype or device has another layout, or none
+        self.packed = None  # the layout depends on dtype and device
         super()._apply(fn, recurse)
         self._pack()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_buffers": {"packed": None}}  # the layout is not to be copied, but made again
+        return self.__dict__ | {"_buffers": {"packed": None}}  # not copied: packed again by __setstate__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -71,21 +70,25 @@ class PackedLinear(nn.Linear):
 
 
 def pack(model: PreTrainedModel) -> PreTrainedModel:
-    """`model`, whose linear layers also keep their weights in oneDNN's layout where that is faster on this machine.
+    """`model`, changed in place: linear layers also keep packed weights where these are faster on this machine.
 
-    Which layers, and for how many rows, is measured when a shape is met for the first time and then kept
-    (`specnb.models.layout.choices`). Changes the model in place; the layers that are packed take twice the memory, the others
-    stay what they are. Weights that are changed in place, moved to another dtype, or used with another number of
-    threads afterwards should be packed again. Without oneDNN, and on other devices, nothing is changed.
+    Which layers, and for how many rows, is measured once for each shape (`specnb.models.layout.choices`). Packed
+    layers take twice the memory; the others are not changed. Pack again after weights were changed in place or moved to
+    another dtype, or with another number of threads. Without oneDNN, and on other devices, nothing is changed.
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=8, device="cpu", dtype=torch.float32)
+    >>> pack(model) is model
+    True
     """
-    places = [
+    layers = [
         (parent, name, layer)
         for parent in list(model.modules())
         for name, layer in parent.named_children()
         if isinstance(layer, nn.Linear) and type(layer) in (nn.Linear, PackedLinear)
     ]
-    found = layout.choices([layer.weight for _, _, layer in places])
-    for (parent, name, layer), choice in zip(places, found, strict=True):
+    found = layout.choices([layer.weight for _, _, layer in layers])
+    for (parent, name, layer), choice in zip(layers, found, strict=True):
         if any(choice) or isinstance(layer, PackedLinear):
             setattr(parent, name, PackedLinear.of(layer))
     return model

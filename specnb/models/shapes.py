@@ -1,11 +1,11 @@
-"""Shapes of models that others published, and what a model of such a shape holds, counted without making it.
+"""Shapes of published models, models of these shapes with random weights, and their numbers of weights.
 
-A decoding step of an encoder-decoder reads its decoder, and of cross-attention only the two products that are
-not kept: the encoder and the keys and values of its text were run once, before the first token. So `t5-...` here
-is that step as a decoder: the decoder's layers, whose feed-forward part is wider by what a step reads of
-cross-attention, and a prompt in place of the encoder's text. T5-XXL holds 11.1 billion weights and reads 5.6 billion
-a step. `whole` lays the encoder's layers on top, which gives exactly the published number of weights, all of
-them read in every step: the paper's 11B as a decoder of today would spend it.
+A decoding step of an encoder-decoder reads its decoder and, of cross-attention, only the query and output products:
+the encoder and its keys and values are computed once, before the first token. So `t5-...` here is that step as a
+decoder-only model: the decoder's layers, with a feed-forward part widened by what a step reads of cross-attention, and
+a prompt in place of the encoder's input. T5-XXL has 11.1 billion weights and reads 5.6 billion per step. `whole` adds
+the encoder's layers, which gives the published number of weights, all of them read in every step, as in a decoder-only
+model of that size.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig, MistralConfig, Pre
 
 
 class Shape(NamedTuple):
-    """A decoder: layers, width, feed-forward width, heads; and whether it is `gated`.
+    """The shape of a decoder-only model.
 
-    One that is not gated is GPT-NeoX, with biases; one that is has none and is of Llama's kind (in the code of
-    Mistral, which lets heads and width be any numbers). `kv_heads`, as many as heads unless given, and `head_dim`,
-    width / heads, are for gated shapes only.
+    A shape that is not `gated` is GPT-NeoX, with biases. A gated one is Llama-like, without biases (transformers'
+    Mistral class, which allows any number of heads and any width). `kv_heads` (default: `heads`) and `head_dim`
+    (default: width / heads) are for gated shapes only.
+
+    >>> Shape(layers=2, width=64, feed_forward=256, heads=4).gated
+    False
     """
 
     layers: int
@@ -34,9 +37,9 @@ class Shape(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A shape, its vocabulary, the number of weights that its authors state, and where.
+    """A published shape, its vocabulary, the number of weights that its authors state, and the source.
 
-    `held` of the whole model that the shape stands for; see `whole` for an encoder-decoder's.
+    `held` is that of the whole model, for an encoder-decoder that of `whole(shape)`.
     """
 
     shape: Shape
@@ -46,13 +49,21 @@ class Published(NamedTuple):
 
 
 def t5(layers: int, width: int, feed_forward: int, heads: int) -> Shape:
-    """A decoding step of T5 1.1 (gated, heads of 64) with so many layers in its decoder; see the module's text."""
+    """A decoding step of T5 1.1 (gated, heads of width 64) as a decoder-only shape; see the module's docstring.
+
+    >>> t5(8, 512, 1024, 6).feed_forward
+    1280
+    """
     crossed = 2 * heads * 64 / 3  # query and output of cross-attention, spread over the gated part's three matrices
     return Shape(layers, width, feed_forward + 8 * round(crossed / 8), heads, gated=True, head_dim=64)
 
 
 def whole(shape: Shape) -> Shape:
-    """The encoder's layers on top of the decoder's, for a shape made by `t5`: as many, and together as heavy."""
+    """A shape made by `t5` with the encoder's layers added: as many, with as many weights in all.
+
+    >>> whole(t5(8, 512, 1024, 6)).layers
+    16
+    """
     return shape._replace(layers=2 * shape.layers)
 
 
@@ -77,8 +88,8 @@ PUBLISHED = {
         Shape(64, 8192, 65536, 128, gated=True, head_dim=128), 32000, 137e9, "Thoppilan et al. 2022, section 3"
     ),
 }
-# Drafts that read a hundredth of what their target reads in a run, few layers wide rather than many narrow:
-# a layer takes a device some time however little there is in it.
+# Draft models that read a hundredth of what their target reads per forward pass. Few wide layers rather than many
+# narrow ones, because each layer takes a device a minimum of time.
 HUNDREDTH = {
     "llama-3.1-8b": Shape(3, 512, 1792, 8, gated=True, kv_heads=2),
     "llama-2-13b": Shape(8, 1024, 2560, 8, gated=True),
@@ -86,10 +97,10 @@ HUNDREDTH = {
 
 
 class Size(NamedTuple):
-    """What a model holds, and what a run over a few tokens reads of it.
+    """Numbers of weights of a model.
 
-    held  weights in all
-    read  weights that every run reads: all but the input embedding, of which it reads a row for each token
+    held  all weights
+    read  weights that every forward pass reads: all but the input embedding, which is read one row per token
     """
 
     held: int
@@ -100,17 +111,21 @@ class Size(NamedTuple):
         return self.held * dtype.itemsize
 
     def bytes_read(self, dtype: torch.dtype) -> int:
-        """Bytes of weights that a run reads in `dtype`."""
+        """Bytes of weights that a forward pass reads in `dtype`."""
         return self.read * dtype.itemsize
 
 
 def size(shape: Shape, vocab: int) -> Size:
-    """What a model of this shape holds and reads, counted on one that has no memory."""
+    """The `Size` of a model of this shape, counted on the meta device.
+
+    >>> size(Shape(1, 8, 8, 2), vocab=4)
+    Size(held=544, read=512)
+    """
     return size_of(empty_model(shape, vocab, 1024, "meta", torch.float32))
 
 
 def size_of(model: PreTrainedModel) -> Size:
-    """`Size` of a model that exists; where input and output embedding are tied, the head still reads them whole."""
+    """The `Size` of `model`; if input and output embedding are tied, the output layer still reads all of it."""
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
     held = sum(weights.numel() for weights in model.parameters())
@@ -119,9 +134,12 @@ def size_of(model: PreTrainedModel) -> Size:
 
 
 def empty_model(shape: Shape, vocab: int, context: int, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A model of this shape made where and as it will stay, its weights whatever transformers begins with.
+    """A model of this shape on `device` in `dtype`, with the initial weights of transformers.
 
-    Raises `ValueError` for key-value heads or a head's width of a shape that is not gated.
+    Raises `ValueError` for `kv_heads` or `head_dim` in a shape that is not gated.
+
+    >>> empty_model(Shape(1, 8, 8, 2), vocab=4, context=16, device="meta", dtype=torch.float32).num_parameters()
+    544
     """
     if not shape.gated and (shape.kv_heads or shape.head_dim):
         raise ValueError(f"{shape} is not gated, so it is GPT-NeoX, which has no kv_heads or head_dim to choose")

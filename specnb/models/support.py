@@ -1,4 +1,4 @@
-"""Which models the loop can run, and how long a context each of them has."""
+"""Which models the decoding loop supports, and how long a context they have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specnb.models.cache import why_not_croppable
 
 
 def require_same_vocabulary(target: PreTrainedModel, draft_vocab: int) -> None:
-    """Raises `ValueError` unless the draft has as many tokens as the target."""
+    """Raises `ValueError` unless the draft's vocabulary is as large as the target's."""
     vocab = target.config.vocab_size
     if vocab != draft_vocab:
         raise ValueError(
@@ -20,7 +20,7 @@ def require_same_vocabulary(target: PreTrainedModel, draft_vocab: int) -> None:
 
 
 def require_supported(model: PreTrainedModel) -> None:
-    """Raises `TypeError`, naming what is in the way, for a model that the loop cannot run exactly."""
+    """Raises `TypeError`, with the reason, for a model that the decoding loop cannot run exactly."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{name} is no model of transformers; load one with load_pair or from_pretrained")
@@ -43,9 +43,15 @@ def require_supported(model: PreTrainedModel) -> None:
 
 
 def context_limit(model: PreTrainedModel) -> int | None:
-    """The most tokens that `model` has positions for, or None where its configuration names no limit."""
+    """The largest number of tokens that `model` has positions for; None if its configuration states no limit.
+
+    >>> import torch
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> context_limit(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
+    64
+    """
     rope = getattr(model.config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
-        # Beyond this, the angles of all rows change with the longest text of the batch.
+        # Beyond this length the angles of all rows depend on the longest sequence of the batch.
         return int(rope["original_max_position_embeddings"])
     return getattr(model.config, "max_position_embeddings", None)

@@ -1,9 +1,8 @@
-"""A model run over a tree of continuations of one prompt: every node once, all of them at a time.
+"""A model evaluated over a tree of continuations of one prompt: each node once, many nodes in one forward pass.
 
-A node is named by its path, the tokens from the prompt to it; the prompt itself is the path (). In the
-cache a node has a slot of its own, wherever one is free; it sees the slots of the prompt and of its
-ancestors, and its position is that of its depth. So nothing is ever moved or copied: beams change their
-order, branches die, and only the table of slots knows.
+A node is identified by its path, the tokens from the prompt to it; the prompt itself is the path (). Each node has its
+own slot in the cache, any that is free; it sees the slots of the prompt and of its ancestors, and its position follows
+from its depth. When beams are reordered or dropped, only the table of slots changes; no keys or values are moved.
 """
 
 from __future__ import annotations
@@ -20,11 +19,17 @@ from specnb.sampling.beam_rules import Path
 
 
 class TreeModel:
-    """`model` after `prompt`, with room for `capacity` nodes at a time; called with paths it returns what follows them.
+    """`model` after `prompt`, with slots for `capacity` nodes; a `specnb.sampling.beam_rules.LogProbs`.
 
-    All but the last token of the prompt are run at once; that one is the tree's root, the path ().
+    All but the last token of the prompt are evaluated at once; the last one is the root of the tree, the path ().
 
-    runs   for each run since the prompt's, over how many nodes it was
+    runs  number of nodes of each forward pass after the prompt's
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
+    >>> tree = TreeModel(model, prompt=[1, 2], capacity=8)
+    >>> tree([(), (0,), (0, 3)]).shape, tree.runs
+    (torch.Size([3, 4]), [3])
     """
 
     @torch.inference_mode()
@@ -33,7 +38,7 @@ class TreeModel:
         known = len(prompt) - 1
         slots = known + capacity
         self.runner = CachedModel(model, slots)
-        # Row s is what the node in slot s sees. On the host, where new nodes copy their parents' rows.
+        # Row s: the slots that the node in slot s sees. On the host, where new nodes copy their parents' rows.
         self.visible = np.zeros((slots, slots), dtype=bool)
         self.visible[:, :known] = True
         self.free = list(range(slots - 1, known - 1, -1))
@@ -47,8 +52,8 @@ class TreeModel:
     def __call__(self, paths: Sequence[Path]) -> Tensor:
         """The log-probabilities `(len(paths), vocab)` of the token after each path; float32 or better.
 
-        One run of the model over those of them and of their ancestors that are not in the cache; none if all
-        are. Raises `RuntimeError` when there is no room for them.
+        One forward pass over the paths and ancestors that are not in the cache; none if all are. Raises `RuntimeError`
+        if there are not enough free slots.
         """
         missing = self._missing(paths)
         if missing:
@@ -56,7 +61,7 @@ class TreeModel:
         return torch.stack([self.log_distributions[path] for path in paths])
 
     def keep(self, paths: Iterable[Path]) -> None:
-        """Forgets every node that is not one of `paths` or above it, and the distributions of those above."""
+        """Drops all nodes but `paths` and their ancestors, and the distributions of the ancestors."""
         paths = set(paths)
         alive = {path[:end] for path in paths for end in range(len(path) + 1)}
         self.free += [slot for path, slot in self.slots.items() if path not in alive]
@@ -64,7 +69,7 @@ class TreeModel:
         self.log_distributions = {path: probs for path, probs in self.log_distributions.items() if path in paths}
 
     def _missing(self, paths: Sequence[Path]) -> list[Path]:
-        """What has to be run for `paths`, parents before their children."""
+        """The nodes to evaluate for `paths`, parents before their children."""
         missing: dict[Path, None] = {}
         for path in paths:
             unknown = []
@@ -82,7 +87,7 @@ class TreeModel:
             raise RuntimeError(f"the tree has room for {len(self.free)} more nodes, not for {len(paths)}; keep fewer")
         for path in paths:
             slot = self.slots[path] = self.free.pop()
-            if path:  # the root, first of all, finds its row as it was made
+            if path:  # the root's row already shows it the prompt
                 self.visible[slot] = self.visible[self.slots[path[:-1]]]
             self.visible[slot, slot] = True
         slots = [self.slots[path] for path in paths]
@@ -94,7 +99,7 @@ class TreeModel:
             positions=torch.tensor([[len(self.prompt) - 1 + len(path) for path in paths]], device=device),
             visible=torch.from_numpy(self.visible[slots])[None].to(device),
         )
-        # Rows of their own: a view would keep the logits of the whole tree alive.
+        # Cloned, because a view would keep the logits of the whole tree in memory.
         self.log_distributions.update(
             (path, row.clone()) for path, row in zip(paths, log_distribution(logits[0]), strict=True)
         )
@@ -102,5 +107,9 @@ class TreeModel:
 
 
 def log_distribution(logits: Tensor) -> Tensor:
-    """log p of the target's own distribution, temperature 1, in float32 or better."""
+    """log p `(..., vocab)` at temperature 1, in float32 or better.
+
+    >>> log_distribution(torch.zeros(2)).exp()
+    tensor([0.5000, 0.5000])
+    """
     return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)

@@ -39,7 +39,7 @@ def close(cache, other):
 
 @pytest.mark.parametrize("taken", range(LENGTH))
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_cropped_cache_is_that_of_the_shorter_text(architecture, taken):
+def test_a_cropped_cache_is_that_of_the_shorter_sequence(architecture, taken):
     model = ARCHITECTURES[architecture](dtype=torch.float64)
     cache = filled(model, TOKENS)
     assert crop(cache, taken) is cache
@@ -121,7 +121,7 @@ def test_caches_that_cannot_be_cropped_are_refused_by_name(name):
         crop(REFUSED[name](), 1)
 
 
-def test_an_encoder_decoder_cache_is_refused_for_its_own_part():
+def test_an_encoder_decoder_cache_is_refused_for_its_decoder_part():
     static = StaticCache(config=llama().config, max_cache_len=LIMIT)
     with pytest.raises(TypeError, match="StaticCache cannot be cropped"):
         crop(EncoderDecoderCache(static, DynamicCache()), 1)

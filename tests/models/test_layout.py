@@ -226,7 +226,7 @@ def test_the_machine_is_named_with_threads_version_and_dtype(monkeypatch):
     assert said == f"{machine.machine()}; 2 threads; torch {torch.__version__}; bfloat16"
 
 
-def test_processors_of_one_name_are_told_apart_by_their_features(monkeypatch):
+def test_processors_of_one_name_have_different_keys(monkeypatch):
     keys = set()
     for flags in ("avx2", "avx2 avx512f"):
         cores = [{"model name": "A Processor", "flags": flags}] * 2

@@ -93,7 +93,7 @@ def test_a_folder_that_is_not_there_is_named_with_what_to_give(folders, tmp_path
         load_model(folders[0])
 
 
-def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch):
+def test_an_unreachable_hub_is_an_error_at_once(monkeypatch):
     def unreachable(*_, **__):
         raise LocalEntryNotFoundError("Name or service not known\nmore")
 
@@ -166,7 +166,7 @@ def shipped(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_a_flipped_bit_in_the_shipped_pair_is_noticed(shipped, name):
+def test_a_flipped_bit_in_the_trained_pair_is_an_error(shipped, name):
     load_pair(shipped / "target", shipped / "draft")
     content = bytearray((shipped / "draft" / name).read_bytes())
     content[-2] ^= 1
@@ -175,7 +175,7 @@ def test_a_flipped_bit_in_the_shipped_pair_is_noticed(shipped, name):
         load_pair(shipped / "target", shipped / "draft")
 
 
-def test_a_shipped_pair_without_its_checksums_or_a_file_is_refused(shipped):
+def test_a_trained_pair_without_its_checksums_or_a_file_is_refused(shipped):
     (shipped / "draft" / "tokenizer_config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"tokenizer_config.json is missing; restore"):
         load_model(shipped / "draft")
@@ -259,7 +259,7 @@ def test_weights_that_are_not_safetensors_are_refused(folders):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
-def test_code_that_comes_with_a_checkpoint_is_not_run(folders, tmp_path, model_type):
+def test_code_of_a_checkpoint_is_not_executed(folders, tmp_path, model_type):
     """With a known type the library's own class is used; an unknown one is refused."""
     target, draft = folders
     ran = tmp_path / "ran"
@@ -351,7 +351,7 @@ def test_positions_that_change_with_the_batch_are_out_of_bounds():
     assert (alone - with_neighbour).abs().max() > 1e-3
 
 
-def test_a_run_past_the_last_position_keeps_a_valid_index():
+def test_a_forward_pass_beyond_the_last_position_keeps_a_valid_index():
     """Drafts may overshoot a model with learned positions; what comes out there is never emitted."""
     model = gpt2()
     with torch.inference_mode():

@@ -66,7 +66,7 @@ def test_the_peak_is_the_predicted_one(make, gamma, sampling, prompt):
     assert 0.9 < ratio < 1.02
 
 
-def test_too_large_a_batch_is_told_what_would_fit(monkeypatch):
+def test_the_error_for_a_large_batch_names_one_that_fits(monkeypatch):
     target = llama()
     asked = {"prompt": 50, "new_tokens": 20, "gamma": 0}
     monkeypatch.setattr(memory, "available", lambda device: predicted(target, None, rows=7, **asked).generation)
@@ -78,11 +78,11 @@ def test_too_large_a_batch_is_told_what_would_fit(monkeypatch):
     made = generate(target, [[1] * 50] * 8, max_new_tokens=20, batch_size=7, progress=False)
     assert len(made.tokens) == 8
     monkeypatch.setattr(memory, "available", lambda device: 1000)
-    with pytest.raises(MemoryError, match="not even one row fits; ask for a shorter text"):
+    with pytest.raises(MemoryError, match="not even one row fits; ask for fewer tokens"):
         generate(target, [[1] * 50], max_new_tokens=20, progress=False)
 
 
-def test_running_out_of_memory_on_the_way_says_the_same():
+def test_an_out_of_memory_error_names_a_batch_that_fits():
     target = llama()
 
     def out_of_memory(*_):

@@ -1,4 +1,4 @@
-"""Packed weights and compiled functions give the numbers that they replace."""
+"""Packed weights give the numbers of the layers that they replace."""
 
 import copy
 import pickle
@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tiny import llama, qwen2
 from torch import nn
 
-from specnb.models import layout, packing
-from specnb.models.compilation import Compiled
+from specnb.models import layout
 from specnb.models.packing import PackedLinear, pack
 
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not in this torch")
@@ -128,21 +127,3 @@ def test_without_onednn_nothing_changes(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     model = pack(qwen2())
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
-
-
-def test_a_compiled_function_is_compiled_once_for_each_shape(monkeypatch):
-    made = []
-    monkeypatch.setattr(torch, "compile", lambda function, **_: made.append(function) or function)
-    double = Compiled(lambda numbers: numbers * 2)
-    for length in (3, 3, 5, 3, 5):
-        assert double(torch.ones(length)).tolist() == [2.0] * length
-    assert len(made) == 2
-
-
-def test_no_compiler_says_what_to_do(monkeypatch):
-    def missing():
-        raise OSError("none")
-
-    monkeypatch.setattr(packing, "get_cpp_compiler", missing)
-    with pytest.raises(RuntimeError, match=r"install g\+\+, or leave compile=False"):
-        Compiled(lambda numbers: numbers)(torch.ones(1))

@@ -33,7 +33,7 @@ def test_alpha_is_what_was_asked(alpha):
     assert alpha_of(pair, sequences) == pytest.approx(alpha, abs=0.03)
 
 
-def test_alpha_holds_along_text_that_the_pair_writes():
+def test_alpha_holds_along_sequences_that_the_pair_generates():
     pair = small_pair(0.76)
     made = generate(pair.target, [[token] for token in range(32)], gamma=0, max_new_tokens=64, progress=False)
     assert alpha_of(pair, torch.tensor(made.tokens)) == pytest.approx(0.76, abs=0.05)

@@ -23,5 +23,5 @@ def test_the_pair_is_found_here():
 def test_without_the_pair_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(trained_pair, "TRAINED_PAIR", tmp_path)
     for load in (load_model, lambda folder: load_pair(folder, tmp_path / "draft")):
-        with pytest.raises(FileNotFoundError, match="the trained pair is not installed.* from its wheel"):
+        with pytest.raises(FileNotFoundError, match=r"the trained pair is not installed.* from its wheel"):
             load(tmp_path / "target")

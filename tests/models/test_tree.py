@@ -1,4 +1,4 @@
-"""The run over a tree: distributions of every node as if its text had been run alone, whatever is in the cache beside it."""
+"""A model evaluated over a tree: each node has the distribution that its path alone would give."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def largest_error(model, runner=TreeModel, seed=0, rounds=4):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_node_has_the_distribution_of_its_own_text(architecture, attention):
+def test_every_node_has_the_distribution_of_its_path_alone(architecture, attention):
     assert largest_error(model_of(architecture, attention)) < ROUNDING[attention]
 
 
@@ -70,7 +70,7 @@ def test_planted_bugs_change_the_distributions(bug):
     assert largest_error(model_of("gpt2"), TREE_BUGS[bug].model) > 1e-3
 
 
-def test_a_node_is_run_once_and_all_that_is_missing_in_one_run():
+def test_each_node_is_evaluated_once_and_missing_nodes_together():
     distributions = TreeModel(model_of("llama"), PROMPT, capacity=8)
     distributions([(0, 1), (0, 2), (3,)])
     distributions([(0,), (0, 1), (0, 2, 4)])
@@ -78,7 +78,7 @@ def test_a_node_is_run_once_and_all_that_is_missing_in_one_run():
     assert distributions.runs == [5, 1]
 
 
-def test_forgotten_nodes_leave_room():
+def test_dropped_nodes_free_their_slots():
     distributions = TreeModel(model_of("llama"), PROMPT, capacity=5)
     distributions([(0, 1), (0, 2), (3,)])
     with pytest.raises(RuntimeError, match="room for 0 more nodes, not for 2; keep fewer"):
