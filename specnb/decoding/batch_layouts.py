@@ -1,12 +1,12 @@
-"""Three ways to go on when the rows of a batch have accepted different numbers of drafts, behind one interface.
+"""Three cache layouts for a batch whose rows accept different numbers of draft tokens, behind one interface.
 
-    Padded   every row is moved to the right by what it lacks of the longest, and hidden padding fills its left
-    Packed   all rows lie one after the other in a single row, and a token sees only what is its own
-    Pointed  nothing moves: each row has a length, and what lies behind it is hidden (`specnb.models.cache.RaggedCache`)
+    padding   `PaddedBatch`: rows end together; padding on the left of the shorter ones is masked
+    packing   `PackedBatch`: all rows lie one after the other in a single row; a token sees its own sequence only
+    pointers  `MaskedBatch`: nothing moves; each row has a length, and slots behind it are masked
+              (`specnb.models.cache.RaggedCache`)
 
-All three hold, of each row, everything but its newest token, and obey one rule of sight: a token sees the entries
-of its own text at positions up to its own. `Continuation` is one loop for all of them, written to be read; the loop
-that is fast is `specnb.decoding.loop`.
+Each holds all tokens of each row but the newest. In each, a token sees the entries of its own sequence at positions up
+to its own. `BatchContinuation` is one readable loop for all three; `specnb.decoding.loop` is the fast one.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ Sequences = Sequence[Sequence[int]]
 
 
 class Rows(Protocol):
-    """A model with the caches of a batch of texts; `lengths` `(batch,)` says how much of each is in them."""
+    """A model with the cache of a batch; `lengths` `(batch,)` is the number of tokens of each sequence in it."""
 
     lengths: Tensor
 
     def run(self, tokens: Tensor) -> Tensor:
-        """Puts `tokens` `(batch, n)` behind each text; returns the logits `(batch, n, vocab)` at them."""
+        """Appends `tokens` `(batch, n)` to the sequences; returns the logits `(batch, n, vocab)` at them."""
 
     def crop(self, counts: Tensor) -> None:
-        """Takes the last `counts` `(batch,)` tokens of each text back."""
+        """Removes the last `counts` `(batch,)` tokens of each sequence."""
 
     def sizes(self) -> tuple[int, int]:
-        """How many tokens the cache has room for now, and how many entries the last run's mask had."""
+        """The slots of the cache now, and the entries of the mask of the last forward pass."""
 
 
 Layout = Callable[[PreTrainedModel, Sequences, int], Rows]
-"""From a model, the texts to begin with and the most tokens that one of them will have: a batch."""
+"""Makes a batch from a model, the sequences to begin with, and the largest number of tokens that one will have."""
 
 
 class CompactedBatch:
-    """What padding and packing share: a `DynamicCache`, and for each entry whose it is and where it stands there.
+    """What padding and packing share: a `DynamicCache`, and the sequence and position of each of its entries.
 
-    owners, positions  (rows of the cache, width)   a position below zero is padding's
+    owners     (rows of the cache, width)  the number of the sequence that an entry belongs to
+    positions  (rows of the cache, width)  its position there; negative for padding
     """
 
     def __init__(self, model: PreTrainedModel, sequences: Sequences, _longest: int = 0) -> None:
         self.model = model
         self.cache = DynamicCache(config=model.config)
-        self.lengths = torch.tensor([len(text) for text in sequences], device=model.device)
+        self.lengths = torch.tensor([len(sequence) for sequence in sequences], device=model.device)
         self.last_position = (context_limit(model) or torch.iinfo(torch.int64).max) - 1
         tokens, owners, positions = (part.to(model.device) for part in self.initial_entries(sequences))
         self.owners, self.positions = owners[:, :0], positions[:, :0]
@@ -66,11 +67,11 @@ class CompactedBatch:
             self.append(tokens, owners, positions)
 
     def initial_entries(self, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
-        """The first tokens, their owners and their positions, as they lie in the cache."""
+        """The first tokens, their owners and their positions, in the order of the cache."""
         raise NotImplementedError
 
     def append(self, tokens: Tensor, owners: Tensor, positions: Tensor) -> Tensor:
-        """One run of the model over `tokens`, all of the same shape `(rows of the cache, n)`: their logits."""
+        """Logits of one forward pass over `tokens`; all arguments have the shape `(rows of the cache, n)`."""
         self.owners = torch.cat([self.owners, owners], dim=1)
         self.positions = torch.cat([self.positions, positions], dim=1)
         visible = self.is_visible(
@@ -86,7 +87,7 @@ class CompactedBatch:
         ).logits
 
     def is_visible(self, owner: Tensor, position: Tensor, other: Tensor, at: Tensor) -> Tensor:
-        """Whether a token sees an entry: one of its own text, no padding, not after itself."""
+        """Whether a token sees an entry: one of its own sequence, no padding, not after itself."""
         return (owner == other) & (at >= 0) & (at <= position)
 
     def position_ids_of(self, positions: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class CompactedBatch:
         return positions
 
     def keep(self, columns: Tensor) -> None:
-        """Makes a cache of `columns` `(rows of the cache, width)` of this one: a copy of all of it."""
+        """Keeps only `columns` `(rows of the cache, width)` of the cache, by copying them."""
         self.owners, self.positions = (own.take_along_dim(columns, dim=1) for own in (self.owners, self.positions))
         for layer in self.cache.layers:
             assert isinstance(layer, DynamicLayer)
@@ -108,11 +109,11 @@ class CompactedBatch:
 
 
 class PaddedBatch(CompactedBatch):
-    """The walk-through's section 6.3: rows end together, and begin where their padding ends."""
+    """Left padding (section 6.3 of the walk-through): rows end together."""
 
     def initial_entries(self, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
         width = max(map(len, sequences))
-        tokens = torch.tensor([[0] * (width - len(text)) + list(text) for text in sequences])
+        tokens = torch.tensor([[0] * (width - len(sequence)) + list(sequence) for sequence in sequences])
         positions = torch.arange(width) - (width - self.lengths.cpu())[:, None]
         return tokens, torch.zeros_like(positions), positions
 
@@ -122,7 +123,7 @@ class PaddedBatch(CompactedBatch):
         return self.append(tokens, torch.zeros_like(positions), positions)
 
     def crop(self, counts: Tensor) -> None:
-        """Drops what all rows drop, moves each row right by what it drops more, cuts columns of padding alone."""
+        """Shifts each row right so that all end together again, and drops columns that hold padding only."""
         self.lengths = self.lengths - counts
         old, width = self.positions.shape[1], int(self.lengths.max())
         ends = old - counts
@@ -136,12 +137,16 @@ class PaddedBatch(CompactedBatch):
 
 
 class PackedBatch(CompactedBatch):
-    """Sequence packing: one row for all texts, entries in the order in which they were run."""
+    """Sequence packing: one row of the cache for all sequences, entries in the order of the forward passes."""
 
     def initial_entries(self, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
-        tokens = torch.tensor([[token for text in sequences for token in text]], dtype=torch.int64)
-        owners = torch.tensor([[number for number, text in enumerate(sequences) for _ in text]], dtype=torch.int64)
-        positions = torch.tensor([[place for text in sequences for place in range(len(text))]], dtype=torch.int64)
+        tokens = torch.tensor([[token for sequence in sequences for token in sequence]], dtype=torch.int64)
+        owners = torch.tensor(
+            [[number for number, sequence in enumerate(sequences) for _ in sequence]], dtype=torch.int64
+        )
+        positions = torch.tensor(
+            [[place for sequence in sequences for place in range(len(sequence))]], dtype=torch.int64
+        )
         return tokens, owners, positions
 
     def run(self, tokens: Tensor) -> Tensor:
@@ -153,7 +158,7 @@ class PackedBatch(CompactedBatch):
         return logits.view(batch, n, -1)
 
     def crop(self, counts: Tensor) -> None:
-        """Squeezes out what lies behind the new end of its text."""
+        """Removes the entries behind the new end of their sequence."""
         self.lengths = self.lengths - counts
         stays = self.positions < self.lengths[self.owners]
         if not bool(stays.all()):
@@ -161,15 +166,17 @@ class PackedBatch(CompactedBatch):
 
 
 class MaskedBatch:
-    """The library's own way: `crop` is a subtraction."""
+    """The layout of `specnb.decoding.loop`: `crop` subtracts from the lengths."""
 
     def __init__(self, model: PreTrainedModel, sequences: Sequences, longest: int) -> None:
         self.runner = CachedModel(model, longest)
-        self.lengths = torch.tensor([len(text) for text in sequences], device=model.device)
+        self.lengths = torch.tensor([len(sequence) for sequence in sequences], device=model.device)
         self.mask_entries = 0
         width = max(map(len, sequences))
-        if width:  # short texts run some tokens that are not theirs; those lie behind their ends
-            tokens = torch.tensor([[*text, *[0] * (width - len(text))] for text in sequences], device=model.device)
+        if width:  # shorter sequences get some tokens that are not theirs; those lie behind their ends, masked
+            tokens = torch.tensor(
+                [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences], device=model.device
+            )
             self.runner.run(tokens, torch.arange(width, device=model.device).expand(len(sequences), -1), keep=1)
 
     def run(self, tokens: Tensor) -> Tensor:
@@ -189,12 +196,13 @@ LAYOUTS: dict[str, Layout] = {"padding": PaddedBatch, "packing": PackedBatch, "p
 
 
 class BatchContinuation:
-    """Texts that are continued together by speculative decoding, each way the same tokens from the same seed.
+    """Speculative decoding of a batch in any layout; the same tokens in each, from the same seed.
 
     `prompts` and settings as in `specnb.decoding.loop.generate`. Raises `ValueError` or `TypeError` for models that the
     loop cannot run, no prompts, and an empty prompt.
 
-    texts  the new tokens of each prompt so far
+    sequences  the new tokens of each prompt so far
+    steps      steps made so far
     """
 
     @torch.inference_mode()
@@ -217,7 +225,7 @@ class BatchContinuation:
         if not prompts or not all(prompts):
             raise ValueError(f"prompts are {prompts!r}; give at least one, and at least one token in each")
         self.gamma, self.asked, self.sampling, self.rule = gamma, max_new_tokens, sampling, rule
-        self.noise = uniforms(seed, range(len(prompts)), max_new_tokens, gamma, target.device)
+        self.uniforms = uniforms(seed, range(len(prompts)), max_new_tokens, gamma, target.device)
         longest = max(map(len, prompts)) + max_new_tokens + gamma
         known = [prompt[:-1] for prompt in prompts]
         self.target, self.draft = (layout(model, known, longest) for model in (target, draft))
@@ -227,44 +235,53 @@ class BatchContinuation:
 
     @property
     def done(self) -> bool:
-        """Whether every text has all its tokens."""
-        return all(len(text) == self.asked for text in self.sequences)
+        """Whether every sequence has all its tokens."""
+        return all(len(sequence) == self.asked for sequence in self.sequences)
 
     @torch.inference_mode()
     def step(self) -> list[int]:
-        """Drafts, verifies, emits, crops; returns how many tokens each row got."""
-        draft_tokens, q = self._propose(self.noise.draft[:, self.steps])
+        """Drafts, verifies, emits, crops; returns the number of tokens that each row got."""
+        draft_tokens, q = self._propose(self.uniforms.draft[:, self.steps])
         logits = self.target.run(torch.cat([self.newest, draft_tokens], dim=1))
         p = standardise(logits, self.sampling, check=False)
-        outcome = self.rule(p, q, draft_tokens, self.noise.accept[:, self.steps], self.noise.final[:, self.steps])
+        outcome = self.rule(p, q, draft_tokens, self.uniforms.accept[:, self.steps], self.uniforms.final[:, self.steps])
         emitted = []
-        for text, own, n, x in zip(
+        for sequence, own, n, x in zip(
             self.sequences, draft_tokens.tolist(), *(part.tolist() for part in outcome), strict=True
         ):
-            new = [*own[:n], x][: self.asked - len(text)]
-            text += new
+            new = [*own[:n], x][: self.asked - len(sequence)]
+            sequence += new
             emitted.append(len(new))
-        # Both caches got newest and all drafts; all but the newest of what was emitted is to stay.
+        # Both caches got the newest token and all draft tokens; of what was emitted, all but the newest stays.
         counts = self.gamma + 1 - torch.tensor(emitted, device=draft_tokens.device)
         for rows in (self.target, self.draft):
             rows.crop(counts)
-        self.newest = torch.tensor([text[-1:] for text in self.sequences], device=draft_tokens.device)
+        self.newest = torch.tensor([sequence[-1:] for sequence in self.sequences], device=draft_tokens.device)
         self.steps += 1
         return emitted
 
-    def _propose(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _propose(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         draft_tokens, distributions = [self.newest], []
-        for uniform in noise.unbind(dim=1):
+        for uniform in uniforms.unbind(dim=1):
             distributions.append(standardise(self.draft.run(draft_tokens[-1])[:, -1], self.sampling, check=False))
             draft_tokens.append(sample(distributions[-1], uniform)[:, None])
-        self.draft.run(draft_tokens[-1])  # for its entry alone: so both caches hold the same, and crop the same
+        self.draft.run(draft_tokens[-1])  # so that both caches hold the same tokens, and are cropped alike
         return torch.cat(draft_tokens[1:], dim=1), torch.stack(distributions, dim=1)
 
 
 def generate(
     layout: Layout, target: PreTrainedModel, prompts: Sequences, draft: PreTrainedModel, **settings: Any
 ) -> list[list[int]]:
-    """The new tokens of each prompt, by a `Continuation` with these `settings`."""
+    """The new tokens of each prompt, by a `BatchContinuation` with these `settings`.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+    ...                      num_attention_heads=2)
+    >>> target, draft = (LlamaForCausalLM(config).eval() for _ in range(2))
+    >>> made = [generate(layout, target, [[1], [2, 3]], draft, max_new_tokens=5) for layout in LAYOUTS.values()]
+    >>> made[0] == made[1] == made[2]
+    True
+    """
     made = BatchContinuation(layout, target, prompts, draft, **settings)
     while not made.done:
         made.step()
@@ -272,7 +289,11 @@ def generate(
 
 
 def slots_needed(layout: str, lengths: Sequence[int], longest: int) -> int:
-    """How many tokens a cache has room for that holds texts of these lengths; `longest` as of a `Way`."""
+    """The slots of a cache in `layout` that holds sequences of these lengths; `longest` as of a `Layout`.
+
+    >>> [slots_needed(layout, [3, 5], longest=8) for layout in LAYOUTS]
+    [10, 8, 16]
+    """
     return {
         "padding": len(lengths) * max(lengths),
         "packing": sum(lengths),
@@ -281,6 +302,10 @@ def slots_needed(layout: str, lengths: Sequence[int], longest: int) -> int:
 
 
 def mask_needed(layout: str, lengths: Sequence[int], longest: int, n: int) -> int:
-    """How many entries the mask has of a run after which the texts have these lengths, `n` tokens of each."""
-    rows_seen = len(lengths) if layout == "packing" else 1  # there, every token has an entry for every other row too
+    """The mask entries of a forward pass over `n` tokens of each sequence, after which they have these lengths.
+
+    >>> [mask_needed(layout, [3, 5], longest=8, n=2) for layout in LAYOUTS]
+    [20, 32, 32]
+    """
+    rows_seen = len(lengths) if layout == "packing" else 1  # every token has entries for all other rows too
     return n * rows_seen * slots_needed(layout, lengths, longest)

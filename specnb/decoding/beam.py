@@ -1,6 +1,6 @@
-"""Beam search with models: the target's own, or the same with a draft that spares runs of it (appendix A.4).
+"""Beam search: the target's own, or the same result with fewer target forward passes by drafting (appendix A.4).
 
-One prompt at a time; its beams, and all that is drafted, are one tree in one row of the cache.
+One prompt at a time. Its beams and all draft tokens are one tree in one row of the cache.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from specnb.sampling.beam_rules import BeamSettings, State, start, steps
 class BeamRecord:
     """What each step of a search did.
 
-    levels       (steps,)  levels that the target's search went down: 1 to gamma + 1
-    nodes        (steps,)  tokens that the target ran, in one run: at most width + draft_width gamma
-    draft_nodes  for each step the tokens of each run of the draft
+    levels       (steps,)  levels by which the target's search advanced: 1 to gamma + 1
+    nodes        (steps,)  tokens of the target's forward pass: at most width + draft_width gamma
+    draft_nodes  for each step, the tokens of each forward pass of the draft
     states       the search after 0, 1, ... levels
     """
 
@@ -37,13 +37,13 @@ class BeamRecord:
 
     @property
     def target_passes(self) -> int:
-        """Serial runs of the target, one a step, after the prompt's."""
+        """Sequential forward passes of the target, one per step, after the prompt's."""
         return len(self.levels)
 
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """The beams found, best first: their new tokens and their scores; and the record of every step."""
+    """The new tokens and scores of the beams found, best first, and the record of every step."""
 
     tokens: list[list[int]]
     scores: list[float]
@@ -67,17 +67,27 @@ def beam_search(
 ) -> BeamSearch:
     """The `width` best beams after `prompt`, as `generate(num_beams=width)` of transformers finds them.
 
-    With a `draft`, its beams, `draft_width` of them (2 `width` unless given) for `gamma` levels, spare runs of
-    the target; the result is the same. Log-probabilities are float32 or better and summed in float64; see
-    `BeamSettings` for the rest. A progress bar shows after 3 seconds.
+    A `draft` proposes its own `draft_width` beams (2 `width` by default) for `gamma` levels, which saves target forward
+    passes; the result is the same. Log-probabilities are float32 or better and summed in float64; see `BeamSettings`
+    for the other settings. A progress bar shows after 3 seconds.
 
     Raises `ValueError` or `TypeError`, before anything is run, for: settings out of range, `draft_width` <
-    `width`, `gamma` < 1 with a draft, a width above the number of tokens that do not end a text, anything
-    in `sampling` (beam search draws nothing), an empty prompt or tokens outside the vocabulary, a context
-    longer than a model's limit, different vocabularies or devices, a model that cannot be run.
+    `width`, `gamma` < 1 with a draft, a width above the number of tokens that are not in `eos`, anything in `sampling`
+    (beam search does not sample), an empty prompt or tokens outside the vocabulary, a context longer than a model's
+    limit, different vocabularies or devices, a model that cannot be run.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+    ...                      num_attention_heads=2)
+    >>> target, draft = (LlamaForCausalLM(config).eval() for _ in range(2))
+    >>> alone = beam_search(target, [0, 1], width=2, max_new_tokens=4)
+    >>> beam_search(target, [0, 1], draft, width=2, gamma=2, max_new_tokens=4).tokens == alone.tokens
+    True
     """
     if sampling is not None:
-        raise ValueError(f"sampling is {sampling}; beam search draws nothing, so it takes no temperature: use generate")
+        raise ValueError(
+            f"sampling is {sampling}; beam search does not sample, so it takes no temperature: use generate"
+        )
     settings = BeamSettings(width, max_new_tokens, length_penalty, early_stopping, tuple(sorted(set(as_list(eos)))))
     draft_width = 2 * width if draft_width is None else draft_width
     drafter = ModelDrafter(draft) if draft is not None else None
@@ -112,12 +122,12 @@ def _require_widths(settings: BeamSettings, draft_width: int, gamma: int, vocab:
     require_whole(draft_width=(draft_width, 1), gamma=(gamma, 1))
     if draft_width < settings.width:
         raise ValueError(
-            f"draft_width is {draft_width} and width {settings.width}: fewer drafts than beams can never hold all of "
+            f"draft_width is {draft_width} and width {settings.width}: fewer drafted beams than beams cannot cover "
             "them; draft at least as many"
         )
     most = vocab - len(settings.eos)
     for name, value in (("width", settings.width), ("draft_width", draft_width)):
         if value > most:
             raise ValueError(
-                f"{name} is {value}, and {most} tokens of the vocabulary do not end a text; choose at most {most}"
+                f"{name} is {value}, and {most} tokens of the vocabulary are not in eos; choose at most {most}"
             )

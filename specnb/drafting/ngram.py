@@ -1,7 +1,7 @@
-"""N-gram models counted from tokens: negligible-cost drafters (section 3.6) and a yardstick for others.
+"""N-gram models counted from tokens: drafters of negligible cost (section 3.6).
 
-Interpolated Kneser-Ney: every order keeps its counts less a discount and gives what that frees to the
-order below, down to the uniform distribution; so each distribution sums to one and no token is impossible.
+Interpolated Kneser-Ney smoothing: each order subtracts a discount from its counts and gives the freed probability to
+the order below, down to the uniform distribution. So each distribution sums to one and gives every token a chance.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ class _Order:
 class NgramModel:
     """The distribution of a token given the `order - 1` tokens before it, counted from `tokens`.
 
-    `order` 1 is the unigram, 2 the bigram. Raises `ValueError` for order < 1, tokens outside the
+    `order` 1 is the unigram, 2 the bigram.
+
+    >>> NgramModel(np.array([0, 1, 0, 0]), order=1, vocab=2).probs(np.zeros((1, 0), dtype=np.int64)).round(3)
+    array([[0.75, 0.25]])
+
+    Raises `ValueError` for order < 1, tokens outside the
     vocabulary, too few tokens, and a vocabulary and order whose n-grams do not fit into 63 bits.
     """
 

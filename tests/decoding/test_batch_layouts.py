@@ -24,7 +24,7 @@ def pair_of(make):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("make", MAKERS)
-def test_every_way_gives_the_tokens_of_the_library(make, layout):
+def test_every_layout_gives_the_tokens_of_the_library(make, layout):
     target, draft = pair_of(make)
     for settings in (
         {"gamma": 3, "max_new_tokens": 9, "seed": 5},
@@ -57,7 +57,7 @@ def test_planted_bugs_are_found(make, bug):
     assert wrong
 
 
-def test_learned_positions_need_a_reset_and_turned_ones_only_an_order():
+def test_learned_positions_need_a_reset_and_rotary_ones_only_an_order():
     """Counting one text from another number: nothing changes where only differences of positions count."""
     tokens = torch.tensor([[1, 0, 3, 2]])
     with torch.inference_mode():

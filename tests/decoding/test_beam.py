@@ -104,7 +104,7 @@ def test_bugs_of_the_tree_change_the_beams(monkeypatch, bug):
 # What was run.
 
 
-def test_the_record_says_what_was_run(monkeypatch):
+def test_the_record_counts_the_forward_passes(monkeypatch):
     seen = []
     run = beam.TreeModel._run
     monkeypatch.setattr(beam.TreeModel, "_run", lambda self, paths: (seen.append((self, len(paths))), run(self, paths)))
@@ -122,14 +122,14 @@ def test_the_record_says_what_was_run(monkeypatch):
     assert record.levels.max() <= 3
 
 
-def test_a_search_alone_runs_its_beams_once_a_level():
+def test_a_search_without_a_draft_makes_one_forward_pass_per_level():
     record = beam_search(tiny(), PROMPT, width=3, max_new_tokens=NEW).record
     assert record.nodes.tolist() == [1] + [3] * (NEW - 1)
     assert record.levels.tolist() == [1] * NEW
     assert record.draft_nodes == [()] * NEW
 
 
-def test_a_perfect_draft_needs_one_run_for_gamma_plus_one_levels():
+def test_a_perfect_draft_needs_one_forward_pass_for_gamma_plus_one_levels():
     model = tiny()
     record = beam_search(model, PROMPT, model, width=3, draft_width=3, gamma=3, max_new_tokens=NEW).record
     assert record.levels.tolist() == [4, 4]
@@ -151,12 +151,12 @@ def test_the_last_positions_can_be_searched():
     [
         ({"width": 0}, "width is 0"),
         ({"draft_width": 0}, "draft_width is 0"),
-        ({"draft_width": 2}, "draft_width is 2 and width 3: fewer drafts than beams"),
+        ({"draft_width": 2}, "draft_width is 2 and width 3: fewer drafted beams than beams"),
         ({"gamma": 0}, "gamma is 0; it must be a whole number from 1"),
         ({"gamma": 1.5}, r"gamma is 1\.5"),
-        ({"sampling": Sampling(temperature=0.7)}, "beam search draws nothing, so it takes no temperature"),
+        ({"sampling": Sampling(temperature=0.7)}, "beam search does not sample, so it takes no temperature"),
         ({"sampling": 0.7}, r"sampling is 0\.7"),
-        ({"width": 9, "draft_width": 9}, "width is 9, and 7 tokens of the vocabulary do not end a text"),
+        ({"width": 9, "draft_width": 9}, "width is 9, and 7 tokens of the vocabulary are not in eos"),
         ({"draft_width": 6, "eos": [1, 4]}, "draft_width is 6, and 5 tokens"),
         ({"eos": 7}, "eos has the token 7"),
         ({"prompt": []}, "prompt 0 is empty"),

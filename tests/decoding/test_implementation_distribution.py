@@ -30,7 +30,7 @@ from specnb.sampling.distributions import total_variation
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_emitted_texts_have_the_target_s_joint_distribution(case):
+def test_completions_have_the_target_s_joint_distribution(case):
     verdict = measure(case)
     assert verdict.probs.p_value > LEVEL, verdict
     assert verdict.acceptance > LEVEL, verdict
@@ -64,7 +64,7 @@ def test_recorded_overlaps_are_those_of_uncached_models(architecture):
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_runs_over_n_tokens_n_runs_over_one_and_uncached_runs_agree(architecture, attention):
+def test_one_pass_over_n_tokens_n_passes_over_one_and_uncached_passes_agree(architecture, attention):
     """Numerics apart from sampling: in float64 the three ways to a logit differ by rounding only."""
     model = ARCHITECTURES[architecture](VOCAB, dtype=torch.float64)
     model.set_attn_implementation(attention)
@@ -83,7 +83,7 @@ def test_runs_over_n_tokens_n_runs_over_one_and_uncached_runs_agree(architecture
         assert (logits - uncached).abs().max() < ROUNDING[attention]
 
 
-def test_the_tested_texts_take_several_steps():
+def test_the_tested_completions_take_several_steps():
     """The joint distribution spans crops: most rows of a case need more than one step for their tokens."""
     case = Case("llama", "sharp", 3)
     target = ARCHITECTURES[case.architecture](VOCAB)

@@ -37,7 +37,7 @@ COUNTED = NgramDrafter(NgramModel(np.random.default_rng(0).integers(0, VOCAB, 20
 
 
 def greedy_text(model, prompt, tokens):
-    """What transformers' own greedy search says."""
+    """Greedy decoding by transformers."""
     made = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -50,7 +50,7 @@ def greedy_text(model, prompt, tokens):
 
 @cache
 def reference(architecture):
-    """The greedy text of each prompt, as long as there is room for the longest."""
+    """The greedy completion of each prompt, up to the last position of the longest."""
     return [greedy_text(PAIRS[architecture][0], prompt, LONGEST) for prompt in MORE]
 
 
@@ -66,7 +66,7 @@ def cut(text, eos):
 @pytest.mark.parametrize("max_new_tokens", range(1, 8))
 @pytest.mark.parametrize("gamma", range(6))
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_texts_are_those_of_transformers_and_as_long_as_asked(architecture, gamma, max_new_tokens):
+def test_greedy_completions_are_those_of_transformers_and_as_long_as_asked(architecture, gamma, max_new_tokens):
     target, draft = PAIRS[architecture]
     made = generate(target, MORE, draft, gamma=gamma, max_new_tokens=max_new_tokens, sampling=GREEDY, progress=False)
     assert made.tokens == [text[:max_new_tokens] for text in reference(architecture)]
@@ -74,14 +74,14 @@ def test_greedy_texts_are_those_of_transformers_and_as_long_as_asked(architectur
 
 
 @pytest.mark.parametrize("make", [neox, qwen2])
-def test_greedy_texts_of_other_architectures(make):
+def test_greedy_completions_of_other_architectures(make):
     target, draft = make(dtype=torch.float64), make(dtype=torch.float64, layers=1)
     made = generate(target, PROMPTS, draft, gamma=3, max_new_tokens=LONGEST, sampling=GREEDY, progress=False)
     assert made.tokens == [greedy_text(target, prompt, LONGEST) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("rule", [greedy_verification, exact_match, rejection_sampling])
-def test_every_exact_rule_gives_the_greedy_text(rule):
+def test_every_exact_rule_gives_the_greedy_completion(rule):
     target, draft = PAIRS["llama"]
     made = generate(target, MORE, draft, gamma=3, max_new_tokens=8, sampling=GREEDY, rule=rule, progress=False)
     assert made.tokens == [text[:8] for text in reference("llama")]
@@ -90,7 +90,7 @@ def test_every_exact_rule_gives_the_greedy_text(rule):
 @pytest.mark.parametrize("eos", [0, 1, 2, 3, [0, 2], [1, 3], (), [0, 1, 2, 3]])
 @pytest.mark.parametrize("gamma", [0, 1, 4])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_texts_end_with_their_end_of_text(architecture, gamma, eos):
+def test_greedy_completions_end_with_their_eos(architecture, gamma, eos):
     target, draft = PAIRS[architecture]
     made = generate(target, MORE, draft, gamma=gamma, max_new_tokens=LONGEST, sampling=GREEDY, eos=eos, progress=False)
     ends = [eos] if isinstance(eos, int) else eos
@@ -115,8 +115,8 @@ settings_of_a_run = st.fixed_dictionaries(
     chosen=settings_of_a_run,
     eos=st.sets(st.integers(0, VOCAB - 1), max_size=2).map(sorted),
 )
-def test_any_sampled_text_is_as_long_as_asked_or_ends_with_its_end_of_text(architecture, chosen, eos):
-    """And an end-of-text only cuts: the same seed without one gives the same text, and more of it."""
+def test_any_sampled_completion_is_as_long_as_asked_or_ends_with_its_eos(architecture, chosen, eos):
+    """eos only cuts: the same seed without it gives the same tokens, and more of them."""
     target, draft = PAIRS[architecture]
     prompts = chosen.pop("prompts")
     whole = generate(target, prompts, draft, **chosen, progress=False)
@@ -133,8 +133,8 @@ def test_any_sampled_text_is_as_long_as_asked_or_ends_with_its_end_of_text(archi
 @pytest.mark.parametrize("prompt", [(1,), (2, 0, 1, 3, 0, 2), (1,) * (LIMIT - 1)])
 @pytest.mark.parametrize("gamma", [0, 1, 5])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_text_may_fill_every_position(architecture, gamma, prompt):
-    """Drafts then overshoot the model's last position; that must neither fail nor change a token."""
+def test_a_sequence_may_fill_every_position(architecture, gamma, prompt):
+    """Draft tokens then exceed the model's last position; that must neither fail nor change a token."""
     target, draft = PAIRS[architecture]
     remaining = LIMIT - len(prompt)
     made = generate(target, [prompt], draft, gamma=gamma, max_new_tokens=remaining, sampling=GREEDY, progress=False)
@@ -161,7 +161,7 @@ def test_the_draft_s_positions_count_too():
 @pytest.mark.parametrize("eos", [None, 1])
 @pytest.mark.parametrize("gamma", [0, 3])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_row_does_not_feel_the_others(architecture, gamma, eos):
+def test_a_row_does_not_depend_on_the_others(architecture, gamma, eos):
     """The same tokens alone and among seven others, shorter, longer, and some that end earlier."""
     target, draft = PAIRS[architecture]
     common = {"gamma": gamma, "max_new_tokens": 9, "eos": eos, "seed": 11, "progress": False}
@@ -175,7 +175,7 @@ def test_a_row_does_not_feel_the_others(architecture, gamma, eos):
         assert made.record.accepted[0].tolist() == together.record.accepted[row, :steps].tolist()
 
 
-# Rows that are taken over.
+# Refilled rows.
 
 
 @settings(examples, max_examples=60)
@@ -186,7 +186,7 @@ def test_a_row_does_not_feel_the_others(architecture, gamma, eos):
     batch_size=st.integers(1, 5),
     drafter=st.sampled_from(["model", "ngram", "patchy", "alone"]),
 )
-def test_prompts_that_take_turns_get_the_texts_they_would_get_together(architecture, chosen, eos, batch_size, drafter):
+def test_refilled_rows_get_the_completions_they_would_get_together(architecture, chosen, eos, batch_size, drafter):
     target, draft = PAIRS[architecture]
     drafter = {"model": draft, "ngram": COUNTED, "patchy": PatchyDrafter(draft), "alone": None}[drafter]
     prompts = chosen.pop("prompts") * 2
@@ -200,7 +200,7 @@ def test_prompts_that_take_turns_get_the_texts_they_would_get_together(architect
 
 
 def test_rows_are_never_empty_while_prompts_wait(monkeypatch):
-    """Six texts of very different lengths in two rows: each next one begins as soon as one has ended."""
+    """Six sequences of very different lengths in two rows: each next one begins as soon as one has ended."""
     seen = []
     step = Batch.step
     monkeypatch.setattr(Batch, "step", lambda batch: seen.append(batch) or step(batch))
@@ -213,7 +213,7 @@ def test_rows_are_never_empty_while_prompts_wait(monkeypatch):
     assert len(set(made.record.target_passes)) > 2
 
 
-def test_a_drafter_that_cannot_begin_single_rows_is_refused():
+def test_a_drafter_that_cannot_restart_single_rows_is_refused():
     class Forgetful(ModelDrafter):
         can_refill = False
 
@@ -240,7 +240,7 @@ def test_the_seed_decides():
     assert first != other
 
 
-def test_rows_of_equal_prompts_draw_their_own_noise():
+def test_rows_of_equal_prompts_have_their_own_uniforms():
     sequences = generate(*PAIRS["llama"][:1], [(0,)] * 8, max_new_tokens=9, progress=False).tokens
     assert len(set(map(tuple, sequences))) > 4
 
@@ -269,8 +269,8 @@ def test_time_is_recorded_when_asked_for():
     assert all(len(timer) == made.record.emitted.shape[1] for timer in made.record.seconds.values())
 
 
-def test_a_perfect_draft_needs_the_fewest_runs():
-    """The target as its own draft: everything is accepted, so each run emits gamma + 1 tokens."""
+def test_a_perfect_draft_needs_the_fewest_forward_passes():
+    """The target as its own draft: everything is accepted, so each step emits gamma + 1 tokens."""
     target, _ = PAIRS["gpt2"]
     made = generate(target, PROMPTS, target, gamma=4, max_new_tokens=10, progress=False)
     assert made.record.target_passes.tolist() == [2, 2, 2]
@@ -393,7 +393,7 @@ def test_the_gpu_gives_the_tokens_of_the_cpu(architecture):
     assert np.allclose(gpu.record.beta, cpu.record.beta, rtol=0, atol=1e-9)
 
 
-def test_compiled_steps_give_the_same_texts():
+def test_compiled_steps_give_the_same_completions():
     target = llama(dtype=torch.float64, layers=1)
     draft = near_copy(target, 0.3)
     common = {"gamma": 1, "max_new_tokens": 6, "progress": False, "eos": 3}

@@ -18,7 +18,7 @@ RECORD = StepRecord(
 )
 
 
-def test_gamma_is_the_number_of_drafts_a_step():
+def test_gamma_is_the_number_of_draft_tokens_per_step():
     assert RECORD.gamma == 2
 
 
@@ -31,7 +31,7 @@ def test_steps_that_were_cut_are_not_whole():
     assert RECORD.whole.tolist() == [[True, True, True], [False, False, False]]
 
 
-def test_drafts_up_to_the_first_rejected_one_were_tested():
+def test_draft_tokens_up_to_the_first_rejected_one_were_tested():
     expected = [[[True, True], [True, False], [True, False]], [[True, True], [False, False], [False, False]]]
     assert RECORD.tested.tolist() == expected
 
@@ -41,7 +41,7 @@ def test_means_count_a_cut_step_with_what_the_rule_accepted():
     assert RECORD.acceptance_rate == pytest.approx((2 + 0 + 1 + 2) / (2 + 2 + 1 + 2))
 
 
-def test_without_drafts_there_is_no_accepted_fraction():
+def test_without_draft_tokens_there_is_no_acceptance_rate():
     one = np.ones((1, 3), dtype=np.int64)
     alone = StepRecord(np.zeros((1, 3, 0), dtype=np.int64), 0 * one, one, one, np.zeros((1, 3, 0)))
     assert np.isnan(alone.acceptance_rate)
@@ -79,7 +79,7 @@ def test_a_record_is_as_long_as_the_longest_row():
     assert record.seconds == {}
 
 
-def test_laps_are_the_seconds_of_each_part_of_each_step():
+def test_the_timer_has_the_seconds_of_each_part_of_each_step():
     timer = StepTimer(torch.device("cpu"))
     assert timer.seconds == {}
     for _ in range(2):

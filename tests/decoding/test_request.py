@@ -24,7 +24,7 @@ PROMPT = [1, 2, 0]
 ASKED = {"max_new_tokens": 4, "progress": False}
 
 
-# What obviously means something works.
+# Values with an obvious meaning work.
 
 
 def plain(**settings):
@@ -61,7 +61,7 @@ def test_large_seeds_and_rows_give_sequences_of_their_own(large):
     assert len({str(tokens) for tokens in near + position_ids_of}) == 5
 
 
-# What means nothing is refused.
+# Invalid values are refused.
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_large_seeds_and_rows_give_sequences_of_their_own(large):
     ],
     ids=str,
 )
-def test_what_is_no_such_value_is_refused_by_name(wrong, message):
+def test_an_invalid_value_is_refused_by_name(wrong, message):
     asked = {"target": TARGET, "prompts": [PROMPT], "draft": DRAFT, **ASKED, **wrong}
     with pytest.raises((TypeError, ValueError), match=message):
         generate(**asked)
@@ -113,18 +113,18 @@ def test_the_least_temperature_gives_the_argmax():
 # gamma beyond what a step can emit.
 
 
-def test_a_gamma_beyond_the_tokens_asked_for_is_capped():
+def test_a_gamma_beyond_the_tokens_asked_for_is_reduced():
     capped = generate(TARGET, [PROMPT], DRAFT, gamma=10**30, **ASKED)
     assert capped.record.gamma == LARGEST_SPARE_GAMMA
     assert capped.tokens == plain(gamma=LARGEST_SPARE_GAMMA)
 
 
-def test_a_gamma_that_short_runs_may_look_at_stays_as_it_is():
+def test_a_gamma_up_to_the_limit_is_not_reduced():
     assert generate(TARGET, [PROMPT], DRAFT, gamma=LARGEST_SPARE_GAMMA, **ASKED).record.gamma == LARGEST_SPARE_GAMMA
     assert generate(TARGET, [PROMPT], DRAFT, gamma=7, **ASKED).record.gamma == 7
 
 
-# Drafters that propose what they must not.
+# Invalid proposals.
 
 
 class Proposing(Drafter):
@@ -178,7 +178,7 @@ def test_a_proposal_of_another_shape_or_type_is_reported(change, message):
         generate(TARGET, [PROMPT], Proposing(change), **ASKED)
 
 
-def test_the_q_of_rows_that_have_ended_is_not_looked_at():
+def test_the_q_of_rows_that_have_ended_is_not_checked():
     class Careless(Proposing):
         """Twice a distribution where a sequence has ended."""
 
@@ -190,7 +190,7 @@ def test_the_q_of_rows_that_have_ended_is_not_looked_at():
     assert len(set(map(len, made.tokens))) > 1
 
 
-# NaN, and rows that are taken over.
+# NaN, and refilled rows.
 
 
 def broken():
@@ -200,7 +200,7 @@ def broken():
 
 
 @pytest.mark.parametrize("gamma", [0, 3])
-def test_nan_of_the_target_is_reported_with_drafts_and_without(gamma):
+def test_nan_of_the_target_is_reported_with_and_without_draft_tokens(gamma):
     with pytest.raises(FloatingPointError, match="produced NaN"):
         generate(broken(), [PROMPT], DRAFT, gamma=gamma, **ASKED)
 

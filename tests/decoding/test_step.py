@@ -1,4 +1,4 @@
-"""A step keeps a graph's terms: no host, no new memory, no sizes that depend on what was drawn; on any device."""
+"""A step can be captured: it does nothing on the host, and no shape depends on what was sampled; on any device."""
 
 from contextlib import contextmanager
 
@@ -57,7 +57,7 @@ def batch_without_values(make, rule=token_verification):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("make", MAKERS)
-def test_replaying_what_one_step_did_gives_the_whole_text(make, sampling, monkeypatch):
+def test_replaying_the_operations_of_one_step_gives_the_whole_completion(make, sampling, monkeypatch):
     """What a CUDA graph would do: operations on memory, without Python."""
     target = make(dtype=torch.float64)
     draft_tokens = (near_copy(target, noise=0.3), 3), (None, 0)
@@ -78,9 +78,9 @@ def test_replaying_what_one_step_did_gives_the_whole_text(make, sampling, monkey
         assert np.allclose(taped.record.beta, plain.record.beta, rtol=0, atol=1e-12)
 
 
-def test_a_tape_notices_what_a_step_does_on_the_host(monkeypatch):
+def test_a_tape_shows_what_a_step_does_on_the_host(monkeypatch):
     class Counting(Batch):
-        """Counts its steps in Python, and so draws the same noise again when replayed."""
+        """Counts its steps in Python, and so uses the same uniforms again when replayed."""
 
         def __init__(self, *settings):
             super().__init__(*settings)
@@ -109,7 +109,7 @@ def test_a_step_runs_on_a_device_without_reading_anything(make, rule):
         assert batch.state.status.device.type == "elsewhere"
 
 
-def test_tensors_without_values_notice_a_step_that_waits():
+def test_tensors_without_values_show_a_step_that_waits():
     def waiting(p, q, draft_tokens, accept, final):
         return token_verification(p, q, draft_tokens, accept * float(p.max()), final)
 
@@ -117,7 +117,7 @@ def test_tensors_without_values_notice_a_step_that_waits():
         batch.step()
 
 
-def test_tensors_without_values_notice_a_step_that_mixes_devices():
+def test_tensors_without_values_show_a_step_that_mixes_devices():
     def elsewhere(p, q, draft_tokens, accept, final):
         return token_verification(p, q, draft_tokens, accept + torch.zeros(accept.shape), final)
 
@@ -136,7 +136,7 @@ def places(batch):
 
 
 @torch.inference_mode()
-def test_what_a_step_changes_stays_where_it_is():
+def test_a_step_changes_tensors_in_place():
     batch = batch_of(llama)
     batch.clear([2])
     batch.enter([0, 1, 2], PROMPTS, uniforms(0, [0, 1, 2], 8, 3), 8)
@@ -148,7 +148,7 @@ def test_what_a_step_changes_stays_where_it_is():
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own doings
 def test_a_whole_step_compiles_in_one_piece():
-    """No graph break, so nothing in it needs Python or the host; and the same text."""
+    """No graph break, so nothing in it needs Python or the host; and the same tokens."""
     target = llama(dtype=torch.float64)
 
     class Whole(Batch):
@@ -175,8 +175,8 @@ class Graph(Tape):
 
 
 @pytest.mark.parametrize("of_the_user", [False, True])
-def test_what_was_captured_while_warming_up_serves_the_texts_that_come(of_the_user, monkeypatch):
-    """As on a device: captured on a text of no meaning, replayed on others, with the caches it was captured with."""
+def test_a_step_captured_while_warming_up_serves_later_sequences(of_the_user, monkeypatch):
+    """As on a device: captured on a meaningless sequence, replayed on others, with the same caches."""
     target = llama(dtype=torch.float64)
     draft = near_copy(target, noise=0.3)
     draft = ModelDrafter(draft) if of_the_user else draft

@@ -32,7 +32,7 @@ def texts_of(tokens, lengths):
 @torch.inference_mode()
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5, top_k=3), Sampling(0)], ids=["soft", "sharp", "argmax"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_q_is_the_model_s_own_distribution_at_every_prefix_and_what_was_drawn_from(architecture, sampling):
+def test_q_is_the_model_s_distribution_at_every_prefix_and_what_was_sampled_from(architecture, sampling):
     """Over several steps in which rows accept 0 to all of their drafts, the full acceptance included."""
     model = ARCHITECTURES[architecture](dtype=torch.float64)
     drafter = ModelDrafter(model, sampling)
@@ -69,7 +69,7 @@ MADE = {"llama": lambda: ModelDrafter(llama()), "gpt2": lambda: ModelDrafter(gpt
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", MADE)
-def test_entries_behind_a_row_mean_nothing(name):
+def test_entries_behind_a_row_are_ignored(name):
     proposals = []
     for filling in (0, VOCAB - 1):
         tokens, lengths = batch(PROMPTS)
@@ -96,7 +96,7 @@ def test_start_forgets_the_batch_before(name):
     assert not torch.equal(proposals[0].q, proposals[1].q)
 
 
-def test_an_ngram_draft_reports_the_distributions_of_its_table():
+def test_an_ngram_drafter_reports_the_distributions_of_its_table():
     drafter = ngram()
     tokens, lengths = batch(PROMPTS)
     uniforms = torch.from_numpy(np.random.default_rng(1).random((len(PROMPTS), GAMMA)))
@@ -127,7 +127,7 @@ def test_without_a_proposal_a_step_is_a_step_of_the_target():
     assert silent.record.target_passes.tolist() == [6, 6, 6]
 
 
-def test_a_draft_that_is_missing_ends_a_step_there():
+def test_a_missing_draft_token_ends_the_step_there():
     made = generate(llama(), PROMPTS * 20, PatchyDrafter(llama()), gamma=3, max_new_tokens=8, progress=False)
     missing = made.record.draft_tokens < 0
     first = np.where(missing.any(axis=-1), missing.argmax(axis=-1), made.record.gamma)
@@ -137,7 +137,7 @@ def test_a_draft_that_is_missing_ends_a_step_there():
 
 
 @pytest.mark.parametrize("drafter", [ModelDrafter(llama()), ngram(), SilentDrafter()])
-def test_drafters_have_the_protocol(drafter):
+def test_drafters_have_all_members(drafter):
     assert missing_members(drafter) == []
 
 

@@ -112,7 +112,7 @@ def test_no_contexts_at_all() -> None:
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("chunk", [7, 2048])
-def test_bits_are_the_sum_over_the_text(order: int, chunk: int) -> None:
+def test_bits_are_the_sum_over_the_tokens(order: int, chunk: int) -> None:
     model, tokens = NgramModel(text(), order, VOCAB), text(40, seed=9)
     want = 0.0
     for i, token in enumerate(tokens):
@@ -121,7 +121,7 @@ def test_bits_are_the_sum_over_the_text(order: int, chunk: int) -> None:
     assert model.bits(tokens, chunk) == pytest.approx(want)
 
 
-def test_bits_are_few_for_a_text_that_repeats() -> None:
+def test_bits_are_few_for_tokens_that_repeat() -> None:
     tokens = np.tile([0, 3, 1, 2], 50)
     assert NgramModel(tokens, 2, VOCAB).bits(tokens) < 0.2 * NgramModel(tokens, 1, VOCAB).bits(tokens)
 
@@ -159,7 +159,7 @@ def test_the_largest_order_that_fits_does_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
-def test_drafts_come_from_the_reported_distribution(order: int) -> None:
+def test_draft_tokens_come_from_the_reported_distribution(order: int) -> None:
     """Just inside both ends of every cell of both uniforms; the second distribution depends on the first draft."""
     model = NgramModel(text(), order, VOCAB)
     prompt = [2, 0, 1]
@@ -183,7 +183,7 @@ def test_drafts_come_from_the_reported_distribution(order: int) -> None:
         assert np.array_equal(proposal.q[row].numpy(), [probs([]), probs([x])])
 
 
-def test_rows_of_different_lengths_see_their_own_text() -> None:
+def test_rows_of_different_lengths_see_their_own_sequence() -> None:
     """Also where the text is shorter than the context that the order asks for."""
     model = NgramModel(text(), 4, VOCAB)
     tokens = torch.tensor([[1, 4, 4, 4, 4, 4], [0, 2, 4, 4, 4, 4], [0, 1, 0, 2, 1, 4]])

@@ -1,0 +1,52 @@
+"""What a cached model gives to every forward pass, and keeps of it."""
+
+import pytest
+import torch
+from tiny import llama
+
+from specnb.models.cached_model import CachedModel
+
+
+@torch.inference_mode()
+def test_fixed_inputs_reach_every_forward_pass_by_row():
+    """The place of an encoder's output: the same in each pass, and of the rows that take part."""
+    model, seen = llama(), []
+
+    def take(module, arguments, keywords):
+        seen.append(keywords.pop("encoder_states").tolist())
+        return arguments, keywords
+
+    model.register_forward_pre_hook(take, with_kwargs=True)
+    runner = CachedModel(model, 4)
+    runner.fixed_inputs["encoder_states"] = torch.tensor([5, 6, 7])
+    runner.run(torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3, 1, dtype=torch.int64), keep=1)
+    rows = torch.tensor([2])
+    runner.run(torch.ones(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64), keep=1, rows=rows)
+    assert seen == [[5, 6, 7], [7]]
+
+
+@torch.inference_mode()
+def test_hidden_states_are_those_of_the_model_and_move_with_the_cache():
+    model = llama(dtype=torch.float64)
+    tokens = torch.tensor([[1, 2, 3], [3, 0, 1]])
+    runner = CachedModel(model, 5)
+    runner.record_hidden_states((0, -1), batch=2)
+    runner.run(tokens, torch.arange(3).expand(2, -1), keep=1)
+    states = model(tokens, output_hidden_states=True).hidden_states
+    expected = torch.cat([states[0], states[-1]], dim=-1)
+    assert torch.allclose(runner.hidden_states[:, :3], expected, atol=1e-10)
+    assert not runner.hidden_states[:, 3:].any()
+
+    keys = runner.cache.ragged[0].keys.clone()
+    runner.move(torch.tensor([[2, 1], [0, 2]]), torch.tensor([[1, 2], [3, 4]]))  # the first row swaps two slots
+    assert torch.allclose(runner.hidden_states[0, [2, 1]], expected[0, 1:], atol=1e-10)
+    assert torch.allclose(runner.hidden_states[1, 3:], expected[1, [0, 2]], atol=1e-10)
+    assert torch.equal(runner.cache.ragged[0].keys[0, :, [2, 1]], keys[0, :, [1, 2]])
+    assert torch.equal(runner.cache.ragged[0].keys[1, :, 3:], keys[1, :, [0, 2]])
+    runner.clear()
+    assert not runner.hidden_states.any()
+
+
+def test_hidden_layers_have_a_range():
+    with pytest.raises(ValueError, match=r"hidden layers \(3,\) are asked for, .* has the hidden states -3 to 2"):
+        CachedModel(llama(), 4).record_hidden_states((3,), batch=1)
