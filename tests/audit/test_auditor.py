@@ -104,7 +104,7 @@ def test_sequences_that_share_their_uniforms_are_found() -> None:
 
 
 def test_with_steps_the_audit_sees_where_a_step_is_wrong() -> None:
-    """Only the first token after a full acceptance has another distribution, as when the bonus token is not in the cache."""
+    """Only the first token after full acceptance is wrong, as when the bonus token is not in the cache."""
     p, q = tables(closeness=0.97)
     rows = [sample_row(p, q, 120, seed, AfterFullAcceptance()) for seed in range(40)]
     aware, blind = audited(rows).report(), audited([replace(row, steps=None) for row in rows]).report()
@@ -256,7 +256,7 @@ def test_bad_settings_are_refused() -> None:
             Auditor(max_new_tokens=length)
 
 
-# What one sequence leaves to the next
+# State between sequences
 
 
 def test_each_sequence_has_an_end_of_its_own() -> None:
@@ -354,6 +354,6 @@ def test_memory_of_earlier_sequences_does_not_grow_with_the_vocabulary() -> None
     auditor = Auditor()
     for prompt in range(4):
         auditor.add(Row([prompt, 1], p, prompt=[prompt]))
-    kept = [vars(text) for text in auditor.bets.after_prompt.values()]
+    kept = [vars(text) for text in auditor.bets.last_with_prompt.values()]
     assert len(kept) == 4
     assert len(pickle.dumps(kept)) < vocab
