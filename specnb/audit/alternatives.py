@@ -129,8 +129,12 @@ def _tempered(probs: Tensor, sizes: Tensor, powers: Sequence[float]) -> Tensor:
 
 
 def _top(probs: Tensor) -> Tensor:
-    """Top-k of `probs` `(n, C)` for each of `TOP_K`, `(m, n, C)`; pooled cells hold unlikely tokens, and are cut."""
+    """Top-k of `probs` `(n, C)` for each of `TOP_K`, `(m, n, C)`; pooled cells hold unlikely tokens, and are cut.
+
+    Where the pooled cells have all the mass, `probs` itself.
+    """
     single = probs[:, :-2]
     rising = torch.from_numpy(np.sort(single.numpy(), axis=-1))  # many times faster than torch
     weakest = rising[:, [-min(k, single.shape[-1]) for k in TOP_K]].T[..., None]
-    return normalise(torch.nn.functional.pad(single * (single >= weakest), (0, 2)))
+    kept = torch.nn.functional.pad(single * (single >= weakest), (0, 2))
+    return normalise(kept.where(kept.sum(dim=-1, keepdim=True) > 0, probs))

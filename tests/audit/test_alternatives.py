@@ -115,6 +115,16 @@ def test_no_bet_gains_where_one_token_is_certain() -> None:
         assert seen.at_token(probs) <= 1 + 1e-12, kind
 
 
+def test_distributions_with_all_mass_in_pooled_cells_have_alternatives() -> None:
+    """A flat q beside a p that is concentrated on the tokens with a cell: no alternative is NaN."""
+    p = torch.tensor([[0.5, 0.5, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    q = torch.tensor([[0.0, 0.0, 0.25, 0.25, 0.25, 0.25]], dtype=torch.float64)
+    for first, second in ((p, q), (q, p)):
+        condensed = condense_distributions(torch.tensor([0]), first, p, second, likely=2)
+        for name, probs in one_by_one(condensed, torch.zeros_like(condensed.p, dtype=torch.bool)):
+            assert float(probs.sum()) == pytest.approx(1), name
+
+
 def test_pooled_cells_hold_the_other_tokens() -> None:
     generator = np.random.default_rng(0)
     p, q = (torch.from_numpy(generator.dirichlet(np.ones(50), size=3)) for _ in range(2))

@@ -72,7 +72,7 @@ def test_a_sampler_seeded_like_the_audit_is_still_exact() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLER_BUGS)
-def test_a_broken_sampler_is_found_and_named(name: str) -> None:
+def test_a_broken_sampler_is_found_and_diagnosed(name: str) -> None:
     bug = SAMPLER_BUGS[name]
     p, q = tables()
     auditor = Auditor()
@@ -104,7 +104,7 @@ def test_sequences_that_share_their_uniforms_are_found() -> None:
 
 
 def test_with_steps_the_audit_sees_where_a_step_is_wrong() -> None:
-    """Only the first token after a full acceptance has another distribution, as when the bonus token is not in the cache."""
+    """Only the first token after full acceptance is wrong, as when the bonus token is not in the cache."""
     p, q = tables(closeness=0.97)
     rows = [sample_row(p, q, 120, seed, AfterFullAcceptance()) for seed in range(40)]
     aware, blind = audited(rows).report(), audited([replace(row, steps=None) for row in rows]).report()
@@ -256,10 +256,10 @@ def test_bad_settings_are_refused() -> None:
             Auditor(max_new_tokens=length)
 
 
-# What one sequence leaves to the next
+# State between sequences
 
 
-def test_each_sequence_has_an_end_of_its_own() -> None:
+def test_eos_ends_only_its_own_sequence() -> None:
     """That one sequence ended says nothing about the next: two exact ones, each with its end, are not rejected."""
     p = torch.full((3, 4), 0.25, dtype=torch.float64)
     report = audited([Row([0, 1, 3], p), Row([1, 3], p[:2]), Row([3], p[:1])], eos=3).report()
@@ -267,7 +267,7 @@ def test_each_sequence_has_an_end_of_its_own() -> None:
     assert report.tokens == 6
 
 
-def test_the_length_is_judged_at_the_end_of_a_sequence() -> None:
+def test_the_length_is_checked_at_the_end_of_a_sequence() -> None:
     """A sequence in pieces is short only if its last piece ends early."""
     p = torch.full((2, 4), 0.25, dtype=torch.float64)
     first, second = Row([0, 1], p, more=True), Row([2], p[:1], continues=True)
@@ -276,7 +276,7 @@ def test_the_length_is_judged_at_the_end_of_a_sequence() -> None:
     assert audited([first, second], max_new_tokens=2).report().found_after == 3
 
 
-def test_empty_sequences_are_judged_by_their_length() -> None:
+def test_empty_sequences_are_checked_for_their_length() -> None:
     p = torch.full((2, 4), 0.25, dtype=torch.float64)
     empty, whole = Row([], p[:0]), Row([0, 1], p)
     assert not audited([empty, whole]).report().rejected
@@ -287,7 +287,7 @@ def test_empty_sequences_are_judged_by_their_length() -> None:
     assert np.isinf(report.running).tolist() == [False, True, True, True]
 
 
-def test_a_finding_without_tokens_is_reported() -> None:
+def test_a_violation_without_tokens_is_reported() -> None:
     p = torch.empty(0, 4)
     report = audited([Row([], p), Row([], p)], max_new_tokens=2).report()
     assert report.rejected
@@ -310,12 +310,12 @@ def test_a_sequence_may_begin_with_an_empty_piece() -> None:
     assert pieces.running == pytest.approx(whole.running)
 
 
-def test_the_first_of_two_certain_findings_counts() -> None:
+def test_the_first_of_two_violations_counts() -> None:
     p = torch.tensor([[0.5, 0.5, 0.0]] * 4, dtype=torch.float64)
     assert audited([Row([0, 2, 1, 0], p)], max_new_tokens=9).report().found_after == 2
 
 
-def test_a_sampler_one_position_behind_is_named() -> None:
+def test_a_sampler_one_position_late_is_diagnosed() -> None:
     """It samples each token from the distribution before the last token, as if the cache lagged by one."""
     p, _ = tables()
     generator = np.random.default_rng(0)
@@ -331,7 +331,7 @@ def test_a_sampler_one_position_behind_is_named() -> None:
 
 
 @pytest.mark.parametrize("lag", [1, 2, 6])
-def test_a_uniform_used_again_some_places_later_is_found(lag: int) -> None:
+def test_a_uniform_used_again_some_positions_later_is_found(lag: int) -> None:
     """Each uniform serves two tokens, `lag` places apart."""
     p, _ = tables()
     rows = []
@@ -354,6 +354,6 @@ def test_memory_of_earlier_sequences_does_not_grow_with_the_vocabulary() -> None
     auditor = Auditor()
     for prompt in range(4):
         auditor.add(Row([prompt, 1], p, prompt=[prompt]))
-    kept = [vars(text) for text in auditor.bets.after_prompt.values()]
+    kept = [vars(text) for text in auditor.bets.last_with_prompt.values()]
     assert len(kept) == 4
     assert len(pickle.dumps(kept)) < vocab

@@ -20,7 +20,7 @@ def sampled(joint: np.ndarray, n: int, seed: int = 0) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", ["dense", "zeros in p", "one-hot p"])
 def test_the_expected_evidence_is_one(kind: str) -> None:
-    """Over all ways in which three texts of two tokens can come out."""
+    """Over all outcomes of three sequences of two tokens."""
     p, _ = distribution_pair(kind, 2, seed=3)
     chances = {text: float(joint_distribution(p, 2)[text]) for text in product(range(2), repeat=2)}
     expected = 0.0
@@ -76,10 +76,10 @@ def test_impossible_sequences_are_counted() -> None:
 @pytest.mark.parametrize(
     ("completions", "length", "words"),
     [
-        ([], 2, "no texts"),
-        ([[0]], 2, "text 0 has 1 tokens"),
-        ([[0, 1], [0, 7]], 2, "text 1 is"),
-        ([[0] * 40], 40, "texts of length 40"),
+        ([], 2, "no completions"),
+        ([[0]], 2, "completion 0 has 1 tokens"),
+        ([[0, 1], [0, 7]], 2, "completion 1 begins with"),
+        ([[0] * 40], 40, "sequences of length 40"),
     ],
 )
 def test_bad_input_is_refused(completions: list[list[int]], length: int, words: str) -> None:

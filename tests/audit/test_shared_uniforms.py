@@ -1,4 +1,4 @@
-"""Bets on noise that is used twice: fair, and right about what they are named after."""
+"""Bets on uniforms that are used twice: they are fair, and have the distribution of their bug."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_uniform_used_twice_is_a_fair_bet(key: tuple[str, int, int], low: floa
 
 
 def test_a_uniform_used_twice_gives_what_the_bet_says() -> None:
-    """Draw with one uniform from two distributions: the second token has the distribution that the first one's interval implies."""
+    """Two distributions sampled with one uniform: the first token's interval implies the second one's distribution."""
     generator = np.random.default_rng(0)
     first, second = (torch.from_numpy(generator.dirichlet(np.ones(5))) for _ in range(2))
     u = torch.linspace(0, 1, 200_001, dtype=torch.float64)[:-1]
@@ -83,7 +83,7 @@ def test_a_uniform_used_twice_gives_what_the_bet_says() -> None:
 
 @given(KEYS)
 @examples
-def test_reused_noise_is_a_fair_bet(key: tuple[str, int, int]) -> None:
+def test_a_uniform_reused_in_a_step_is_a_fair_bet(key: tuple[str, int, int]) -> None:
     p, q = both(key)
     for ratio in within_step_ratios(p, q, torch.arange(len(p)), CumulativeMass(q)):
         mean = float((p[0].numpy() * ratio).sum())
@@ -92,7 +92,7 @@ def test_reused_noise_is_a_fair_bet(key: tuple[str, int, int]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_reused_noise_has_the_distribution_of_the_bug(seed: int) -> None:
+def test_a_uniform_reused_in_a_step_has_the_distribution_of_its_bug(seed: int) -> None:
     """Both bugs run on a fine grid of uniforms, and give the distribution that is bet on."""
     p, q = both(("dense", 5, seed))
     n = 1500

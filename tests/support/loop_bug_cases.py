@@ -1,4 +1,4 @@
-"""Which case of the engine distribution shows which bug of the bug suite."""
+"""Which case of the test of the implementation distribution finds which bug of the bug suite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specnb.audit.known_bugs import known_bugs
 from specnb.sampling.distributions import Sampling
 
 FILTERED = Sampling(0.7, top_k=3)
-ROWS = 3_000  # far fewer than the real test draws, and mostly already enough
+ROWS = 3_000  # fewer than the test of the correct loop; enough for most bugs
 PLAIN = Case("gpt2", "model", 3, rows=ROWS)
 FILTER = replace(PLAIN, sampling=FILTERED)
 GREEDY = replace(PLAIN, sampling=Sampling(temperature=0))
@@ -51,10 +51,10 @@ CASES: dict[str, Case] = {
     "unverified": replace(SHORT, rows=MANY),
     "merged-children": replace(SHORT, rows=MANY),
 }
-"""What the joint distribution shows."""
+"""Bugs that the joint distribution of the tokens shows."""
 
 TOO_SMALL = ["draw-dtype"]
-"""Deviations that no affordable number of rows shows; enumeration does (`test_mutants`)."""
+"""Deviations too small for an affordable number of rows; enumeration finds them (`test_step_bugs`)."""
 
 DRAFT_CASES = ["bonus-missing-in-draft"]
-"""What leaves the distribution alone and makes q another distribution than the draft model's own."""
+"""Lossless bugs: q is not the draft model's distribution."""
