@@ -1,39 +1,38 @@
-"""The checks with which engines test their own samplers, built again from their design: what they let through.
+"""The tests that inference engines apply to their own samplers, reimplemented, and which bugs pass them.
 
-Each looks at one rule in isolation, with one distribution p and one q at every position, whatever was emitted before. So
-nothing that lives in a cache, in a position or between the steps is in front of them. `python -m specnb.experiments.engine_checks`
-runs them on the bugs of the bug suite and records how often each bug passes, in `data/results/engine_checks.csv`.
+Each tests one rule in isolation, with one distribution p and one q at every position, whatever was emitted before. So
+it cannot detect errors in caches, positions or between steps. `make experiments ONLY=engine_checks` applies them to the
+bug suite and records how often each bug passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from scipy import stats
 from torch import Tensor
-from tqdm import tqdm
 
 from specnb.audit.known_bugs import EXACT, KNOWN_BUGS
 from specnb.audit.known_bugs import generate as generate_wrong
 from specnb.audit.step_bugs import PLAIN, Bug, argmax_distribution, unchanged
 from specnb.decoding.loop import generate
 from specnb.models.loading import Pair, load_pair
-from specnb.report.results import out, write
 from specnb.sampling.distributions import Sampling, normalise, sample
 from specnb.sampling.verification import token_verification
 
 Check = Callable[[Bug, np.random.Generator], bool]
-"""Whether a sampler passes, on distributions that are drawn anew each time."""
+"""Whether a sampler passes, on distributions that are sampled anew for each call."""
 
-CHUNK = 2**23  # numbers of each distribution that are at hand at once
+CHUNK = 2**23  # probabilities of each distribution in memory at once
 
 
 def emitted(bug: Bug, p: Tensor, q: Tensor, gamma: int, n: int, generator: np.random.Generator) -> Tensor:
-    """Tokens `(n, gamma + 1)` of n steps, -1 behind the last, with the distributions `(vocab,)` p and q at every position."""
+    """Tokens `(n, gamma + 1)` of n steps, padded with -1, with distributions `(vocab,)` p and q at every position."""
     blocks, rows = [], max(1, CHUNK // (len(p) * (gamma + 1)))
     target = p if bug.p is None else bug.p(p.expand(gamma + 1, -1))
     drafted = q if bug.sampled is None else bug.sampled(q)
@@ -51,8 +50,8 @@ def emitted(bug: Bug, p: Tensor, q: Tensor, gamma: int, n: int, generator: np.ra
 
 
 def vllm_v1(bug: Bug, generator: np.random.Generator) -> bool:
-    """vLLM's rejection sampler: 10 tokens, 2 drafts, distributions softmax(uniform). From 10 to 100,000 samples the distance
-    to the target must shrink 20 times as much as that to random distributions. The bonus token is not looked at."""
+    """vLLM's rejection sampler: 10 tokens, 2 drafts, distributions softmax(uniform). From 10 to 100,000 samples the
+    distance to the target must shrink 20 times as much as that to random distributions. The bonus token is not used."""
     vocab, gamma, references = 10, 2, 100
     distributions = torch.softmax(torch.from_numpy(generator.random((references + 2, vocab))), dim=-1)
     shrunk = []
@@ -74,8 +73,8 @@ def vllm_v2(bug: Bug, generator: np.random.Generator) -> bool:
 
 
 def tensorrt_llm(bug: Bug, generator: np.random.Generator) -> bool:
-    """TensorRT-LLM: 500 tokens, all but 100 of each distribution impossible, 50,000 steps; the divergence of what was sampled
-    must be within 0.01 of that of as many plain draws from the target."""
+    """TensorRT-LLM: 500 tokens, all but 100 of each distribution impossible, 50,000 steps; the divergence of the
+    samples must be within 0.01 of that of as many samples from the target itself."""
     vocab, n = 500, 50_000
     p, q = (_sparse(torch.from_numpy(generator.random(vocab)), 100) for _ in "pq")
     plain = sample(p.expand(n, -1), torch.from_numpy(generator.random(n)))
@@ -89,19 +88,24 @@ CHECKS: dict[str, tuple[Check, int]] = {
     "vLLM V2": (vllm_v2, 3),
     "TensorRT-LLM": (tensorrt_llm, 5),
 }
-"""The checks and how often each is repeated here."""
+"""The checks and how often each is repeated."""
+
+TABLE = "engine_checks"
+SETTINGS: dict[str, Any] = {"bugs": [], "repeats": True}  # no bugs named: all of them
+SMOKE: dict[str, Any] = {"bugs": ["exact", "no-residual"], "repeats": False}
+PROMPTS = ("def f(x):", "import numpy", "class Graph:\n    ", "for i in range(")
 
 
 def score_passes(accuracy: float, questions: int = 200, threshold: float = 0.8) -> float:
-    """sglang: the chance that a model which solves `accuracy` of GSM8K scores more than 0.8 on 200 questions.
+    """sglang: the probability that a model which solves `accuracy` of GSM8K scores more than 0.8 on 200 questions.
 
-    It looks at no distribution at all, so this is all there is to build again.
+    The test does not examine distributions, so this is all of it.
     """
     return float(stats.binom.sf(np.floor(threshold * questions), questions, accuracy))
 
 
 def greedy_passes(bug: Bug, pair: Pair, prompts: Sequence[Sequence[int]], new_tokens: int) -> bool:
-    """transformers: at temperature 0 the text equals plain decoding's. (Its test with sampling compares nothing.)"""
+    """transformers: at temperature 0 the output equals plain decoding's. (Its test with sampling compares nothing.)"""
     greedy = Sampling(temperature=0)
     plain = generate(pair.target, prompts, max_new_tokens=new_tokens, sampling=greedy, progress=False)
     made = generate_wrong(
@@ -111,7 +115,7 @@ def greedy_passes(bug: Bug, pair: Pair, prompts: Sequence[Sequence[int]], new_to
 
 
 def at_temperature_0(bug: Bug) -> Bug:
-    """The same bug in greedy decoding: what was a distribution becomes the certainty of its most probable token."""
+    """The same bug in greedy decoding: every distribution becomes one-hot at its most probable token."""
     if bug.asked.temperature == 0:
         return bug
     p, q, sampled = bug.p, bug.q or unchanged, bug.sampled or unchanged
@@ -125,7 +129,7 @@ def at_temperature_0(bug: Bug) -> Bug:
 
 
 def exercised(bug: Bug) -> bool:
-    """Whether a check of one rule at temperature 1, without filters, comes past the code that is wrong."""
+    """Whether a check of one rule at temperature 1 without filters executes the wrong code."""
     in_the_rule = bug.plant is None or bug.rule is not token_verification
     return in_the_rule and bug.asked == PLAIN
 
@@ -148,23 +152,24 @@ def _within_ten_sigma(tokens: Tensor, probs: Tensor, least: float = 5.0) -> bool
     return freedom < 1 or float(((observed - wanted) ** 2 / wanted).sum()) < freedom + 10 * (2 * freedom) ** 0.5
 
 
-def main() -> None:
-    """Runs every check on every bug that has no record yet, and records how often it passed, out of how many."""
-    path, pair = out() / "data" / "results" / "engine_checks.csv", load_pair()
-    prompts = [pair.encode(text) for text in ("def f(x):", "import numpy", "class Graph:\n    ", "for i in range(")]
-    for bug in tqdm([EXACT, *KNOWN_BUGS.values()], desc="engine_checks"):
-        done = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["bug", "check", "passed", "runs"])
-        if (done.bug == bug.name).any():
-            continue
-        rows = list(done.itertuples(index=False, name=None))
-        for at, (name, (check, repeats)) in enumerate(CHECKS.items()):
-            if exercised(bug):
-                passed = sum(check(bug, np.random.default_rng([at, repeat])) for repeat in range(repeats))
-                rows.append((bug.name, name, passed, repeats))
-        rows.append((bug.name, "transformers", int(greedy_passes(bug, pair, prompts, 48)), 1))
-        table = pd.DataFrame(rows, columns=done.columns)
-        write(path, table.to_csv(index=False, lineterminator="\n"))
+def items(bugs: Sequence[str], **_: Any) -> list[str]:
+    """The names of the bugs; one item is one bug."""
+    return list(bugs or [EXACT.name, *KNOWN_BUGS])
 
 
-if __name__ == "__main__":
-    main()
+def measure(item: str, repeats: bool, **_: Any) -> pd.DataFrame:
+    """How often the bug `item` passes each check, out of how many repetitions (one, without `repeats`)."""
+    bug, pair = ({EXACT.name: EXACT} | KNOWN_BUGS)[item], load_pair(packed=False)
+    rows = []
+    for at, (name, (check, number)) in enumerate(CHECKS.items()):
+        if exercised(bug):
+            runs = number if repeats else 1
+            rows.append((item, name, sum(check(bug, np.random.default_rng([at, run])) for run in range(runs)), runs))
+    passed = greedy_passes(bug, pair, [pair.encode(prompt) for prompt in PROMPTS], 48)
+    rows.append((item, "transformers", int(passed), 1))
+    return pd.DataFrame(rows, columns=["bug", "check", "passed", "runs"])
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table: all bugs and checks."""
+    return parts

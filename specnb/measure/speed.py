@@ -41,8 +41,8 @@ class Speeds:
     tokens_per_step: Array
     active: Array = field(default_factory=lambda: np.ones((1, 1)))
 
-    def improvement(self, gamma: int, refilled: bool = False) -> Estimate:
-        """Wall-clock improvement over gamma = 0. Raises `ValueError` for a gamma that was not measured.
+    def improvement(self, gamma: int, refilled: bool = False, over: int = 0) -> Estimate:
+        """Wall-clock improvement over plain decoding, or over gamma = `over`. Raises `ValueError` for a gamma that was not measured.
 
         Timing noise and acceptance are averaged differently: the median over repetitions of the time of a step, and
         the mean of the steps per token, as in the theory.
@@ -50,8 +50,8 @@ class Speeds:
         In a batch the rows that have ended wait for the last one. `refilled` gives the improvement with continuous
         batching, where a new prompt takes the place of a row that has ended.
         """
-        plain, speculative = (self._per_token(one, refilled) for one in (0, gamma))
-        return bootstrap(lambda chosen: plain(chosen) / speculative(chosen), len(self.seconds), 2000, 0)
+        baseline, measured = (self._per_token(one, refilled) for one in (over, gamma))
+        return bootstrap(lambda chosen: baseline(chosen) / measured(chosen), len(self.seconds), 2000, 0)
 
     def _per_token(self, gamma: int, refilled: bool) -> Callable[[NDArray[np.int64]], Array]:
         """A function from repetitions `(..., n)` to seconds per token."""

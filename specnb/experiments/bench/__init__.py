@@ -1,10 +1,9 @@
-"""What is promised about time, measured: `make bench` here, `make bench-gpu` on a GPU.
+"""The bench: speeds and costs on a CPU (`make bench`) and on a GPU (`make bench-gpu`).
 
-Rooms, from the ground up; each imports only from those before it:
-
-    ledger     what is written down about time, and whose rows a measurement replaces
-    peers      our loop beside transformers', on this machine's processor
-    host       all that is measured there: that, walltime, regimes, curves
-    cell       one pair at one setting: predicted, measured, its floor, its memory
-    plan, gpu  the same on a GPU at published sizes, and Table 2 once more: what to do, and doing it
+tables                 columns, goals, and which rows a new measurement replaces
+generators             this package and transformers as functions of a prompt, and their interleaved timing
+setting                one pair at one setting: predicted, measured, memory bound, memory
+against_transformers   this package's loop and that of transformers on the same prompts
+stages                 everything that is measured on a CPU
+plan, published_sizes  the tasks on a GPU, and running them
 """
