@@ -42,7 +42,9 @@ class Speeds:
     active: Array = field(default_factory=lambda: np.ones((1, 1)))
 
     def improvement(self, gamma: int, refilled: bool = False, over: int = 0) -> Estimate:
-        """Wall-clock improvement over plain decoding, or over gamma = `over`. Raises `ValueError` for a gamma that was not measured.
+        """Wall-clock improvement over gamma = `over`, by default plain decoding.
+
+        Raises `ValueError` for a gamma that was not measured.
 
         Timing noise and acceptance are averaged differently: the median over repetitions of the time of a step, and
         the mean of the steps per token, as in the theory.

@@ -37,7 +37,7 @@ TINY = (Shape(2, 64, 96, 4, gated=True, kv_heads=2), Shape(1, 32, 64, 2), 256)
 
 @dataclass(frozen=True)
 class Task:
-    """One or more rows of a table: a pair (synthetic unless it is "trained") and how it decodes."""
+    """One or more rows of a table: a pair (synthetic unless it is "trained") and its setting."""
 
     table: str
     pair: str

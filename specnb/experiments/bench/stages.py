@@ -92,7 +92,7 @@ def overhead_fraction(costs: Costs, speeds: Speeds, gamma: int) -> float:
 def cost_curves(name: str, layout: str, pair: Pair, repetitions: int) -> pd.DataFrame:
     """Milliseconds of target forward passes over 1 to 17 tokens and of a draft forward pass, at several contexts.
 
-    They are half-way through a generation of `NEW_TOKENS` that reaches this context.
+    Cache slots are those half-way through a generation of `NEW_TOKENS`.
     """
     rows: Rows = []
     for prompt in (context - NEW_TOKENS // 2 for context in CONTEXTS):
