@@ -28,8 +28,8 @@ MODULES = (
     "argparse", "ast", "asyncio.base_events", "bisect", "calendar", "cmd", "codecs", "collections", "configparser",
     "contextlib", "copy", "csv", "datetime", "decimal", "difflib", "dis", "doctest", "email.message", "enum",
     "fractions", "functools", "gettext", "glob", "gzip", "heapq", "html.parser", "http.client", "inspect",
-    "json.decoder", "locale", "logging", "mailbox", "optparse", "os", "pathlib", "pdb", "pickle", "platform", "plistlib",
-    "random", "shelve", "shutil", "smtplib", "socketserver", "statistics", "string",
+    "json.decoder", "locale", "logging", "mailbox", "optparse", "os", "pathlib", "pdb", "pickle", "platform",
+    "plistlib", "random", "shelve", "shutil", "smtplib", "socketserver", "statistics", "string",
 )  # fmt: skip
 
 TABLE = "recommendation"
