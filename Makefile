@@ -13,7 +13,7 @@ bench bench-gpu notebooks paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDI
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: environment reproduce test fast wheel nbval lint lab docs bench bench-gpu models notebooks paper lock clean
+.PHONY: environment reproduce test fast wheel nbval lint lab docs bench bench-gpu experiments models notebooks paper lock clean
 
 reproduce: environment  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
 	snakemake --cores $(CORES) --quiet rules host
@@ -43,7 +43,12 @@ bench: environment  ## measure what is promised about time, on a machine that do
 	python -m specnb.experiments.bench $(STAGES)
 
 bench-gpu: environment  ## measure it on a GPU (DEVICE=cuda), at published sizes: 20 minutes; run again, it goes on
-	python -m specnb.experiments.bench.gpu --device $(or $(DEVICE),cuda)
+	python -m specnb.experiments.bench --device $(or $(DEVICE),cuda)
+
+experiments: export OMP_NUM_THREADS = $(or $(THREADS),1)
+experiments: environment  ## measure the committed tables that take long (ONLY=detection: one of them; SMOKE=1: a trial)
+	snakemake -s experiments.smk --workflow-profile none --cores $(CORES) --rerun-incomplete --quiet rules host \
+		--config smoke=$(or $(SMOKE),0) -- $(or $(ONLY),all)
 
 models: environment  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
 	python -m specnb.experiments.training --preset $(or $(PRESET),cpu)

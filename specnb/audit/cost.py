@@ -9,13 +9,12 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import torch
-from tqdm import tqdm
 
 from specnb.audit.api import audit
 from specnb.audit.numerics import measure_numerics
 from specnb.audit.teacher_forcing import Completion, teacher_forced_pass
-from specnb.decoding.timing import now
 from specnb.measure.statistics import ratio_of_medians
+from specnb.measure.timing import Clock, Job, device_clock, time_rounds
 from specnb.models.loading import Pair
 
 
@@ -40,14 +39,9 @@ def measure_audit_cost(
         "the audit": whole,
         "the audit, aimed by the draft": partial(whole, draft=pair.draft),
     }
-    order, device = np.random.default_rng(seed), pair.target.device
-    seconds = np.empty((repetitions, len(jobs)))
-    teacher_forced_pass(pair.target, completions[:1])  # warm-up
-    for repetition in tqdm(range(repetitions), desc="audits against the clock", delay=3, leave=False):
-        for job in order.permutation(len(jobs)):
-            begun = _clock(device)
-            list(jobs.values())[job]()
-            seconds[repetition, job] = _clock(device) - begun
+    teacher_forced_pass(pair.target, completions[:1])  # what a first run does once
+    rounds = [[Job(run) for run in jobs.values()]] * repetitions
+    seconds = time_rounds(rounds, _clock(pair.target.device), np.random.default_rng(seed), warm_up=0)
     count = sum(map(len, tokens))
     ratios = [ratio_of_medians(column, seconds[:, 0]) for column in seconds.T]
     return pd.DataFrame(
@@ -63,5 +57,5 @@ def measure_audit_cost(
     )
 
 
-def _clock(device: torch.device) -> float:
-    return time.process_time() if device.type == "cpu" else now(device)
+def _clock(device: torch.device) -> Clock:
+    return time.process_time if device.type == "cpu" else device_clock(device)

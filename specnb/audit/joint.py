@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
-from specnb.measure.statistics import _without_rare_cells, detectable_total_variation, goodness_of_fit
+from specnb.measure.statistics import detectable_total_variation, goodness_of_fit, merge_rare_cells
 from specnb.sampling.enumeration import Conditional
 
 MAX_SEQUENCES = 200_000
@@ -93,7 +93,7 @@ def audit_joint(
     counts = np.array([seen[tokens] for tokens in possible], dtype=np.float64)
     n = len(completions)
     fit = goodness_of_fit([*counts, sum(impossible.values())], [*expected, 0.0])
-    tested = len(_without_rare_cells(counts, expected * n)[1])
+    tested = len(merge_rare_cells(counts, expected * n)[1])
     return JointReport(
         delta=delta,
         n=n,

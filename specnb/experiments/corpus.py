@@ -1,8 +1,7 @@
-"""Text that every user already has: source files of packages that specnb depends on anyway.
+"""The corpus: Python source files of packages that specnb depends on.
 
-The manifest `data/corpus.csv` names package, version, file, split and SHA-256. A file is read only
-if its bytes are the ones that the manifest names, so two machines train and measure on the same text.
-This module knows nothing of tokens or models.
+The manifest `data/corpus.csv` states package, version, file, split and SHA-256. A file with other contents is refused,
+so all machines train and measure on the same text. `python -m specnb.experiments.corpus` writes the manifest.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ PACKAGES = ("sympy", "networkx", "mpmath", "seaborn")
 DATA = Path(__file__).resolve().parents[2] / "data"
 MANIFEST = DATA / "corpus.csv"
 FIELDS = ("package", "version", "path", "split", "sha256")
-SIZES = range(1_000, 150_001)  # bytes; shorter is boilerplate, longer is tables of numbers
+SIZES = range(1_000, 150_001)  # bytes; shorter files are boilerplate, longer ones tables of numbers
 HELD_OUT_ONE_IN = 20
 
 
@@ -91,3 +90,7 @@ def write_manifest(path: Path = MANIFEST) -> int:
         writer.writerow(FIELDS)
         writer.writerows([[getattr(row, field) for field in FIELDS] for row in rows])
     return len(rows)
+
+
+if __name__ == "__main__":
+    print(f"{write_manifest()} files in {MANIFEST}")

@@ -1,17 +1,14 @@
-"""How many tokens the audit needs to notice each bug of the bug suite: `python -m specnb.experiments.detection [NAME ...]`.
+"""How many tokens the audit needs to detect each bug of the bug suite: `make experiments ONLY=detection`.
 
-For every bug, `SEEDS` audits of texts that the trained pair writes with it; an audit ends when exactness is
-rejected at `DELTA`, or after `CAP` tokens. One line per audit is added to `data/results/bug_suite.csv`, and what is
-there already is not made again. Audits come in groups; where none of a first group finds anything within the cap,
-the others are left out: were the median within the cap, that would happen once in 2^GROUP times.
+For every bug, the audit reads sequences that the trained pair generates with the bug, until it rejects exactness at
+`DELTA` or has read `CAP` tokens. Seeds come in groups. If no audit of the first group detects the bug within the cap,
+the other groups are left out: if the median were within the cap, this would happen with probability 2^-GROUP.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,20 +22,22 @@ from specnb.audit.numerics import measure_numerics
 from specnb.audit.teacher_forcing import Completion, teacher_forced_rows
 from specnb.experiments import corpus
 from specnb.models.loading import Pair, load_pair
-from specnb.report.results import out, write
 
-SEEDS, GROUP, CAP, DELTA = 20, 5, 20_000, 1e-6
+GROUP, CAP, DELTA = 5, 20_000, 1e-6
 GAMMA, PROMPT_TOKENS = 4, 24
-CHUNKS = [(8, 64), *[(16, 160)] * 8]  # texts and their tokens, one chunk after the other, for each audit
+CHUNKS = [(8, 64), *[(16, 160)] * 8]  # completions and their tokens: each audit reads one chunk after the other
 BATCH = 80  # rows that are generated together
-POOLED = 10_000  # tokens of a group on which its total variation is estimated
+POOLED = 10_000  # tokens of a group that its total variation is estimated from
 BUG_SUITE = {EXACT.name: EXACT} | KNOWN_BUGS
-ENDING = ("eos-inside", "after-the-end")  # these need a text that ends; a line break ends it
-FIELDS = ("bug", "seed", "tokens", "found_after", "kind", "tv", "tv_low", "tv_high", "tv_tokens")
+ENDING = ("eos-inside", "after-the-end")  # these need sequences that end; a line break ends them
+
+TABLE = "bug_suite"
+SETTINGS: dict[str, Any] = {"seeds": 20, "bugs": [], "chunks": len(CHUNKS)}  # no bugs named: all of them
+SMOKE: dict[str, Any] = {"seeds": 5, "bugs": ["exact", "no-residual"], "chunks": 1}
 
 
 class Audited(NamedTuple):
-    """One audit: tokens read until it ended, and after how many it rejected; `tv` is that of its whole group."""
+    """One audit: tokens read, and after how many it rejected; `tv` (total variation) is that of the whole group."""
 
     bug: str
     seed: int
@@ -52,7 +51,7 @@ class Audited(NamedTuple):
 
 
 def prompts_of(pair: Pair) -> list[list[int]]:
-    """Beginnings of the held-out files."""
+    """Prompts: the first tokens of the held-out files."""
     return [pair.encode(text[:2000])[:PROMPT_TOKENS] for text in corpus.read("held-out")]
 
 
@@ -61,19 +60,19 @@ def line_breaks(pair: Pair) -> list[int]:
     return [token for token in range(len(pair.tokenizer)) if str(pair.tokenizer.decode([token])).startswith("\n")]
 
 
-def written(bug: Bug, pair: Pair, seeds: Sequence[int], chunk: int) -> dict[int, list[Completion]]:
-    """What one chunk adds to each audit. Every text has noise of its own, unless the bug says otherwise."""
+def chunk_of_completions(bug: Bug, pair: Pair, seeds: Sequence[int], chunk: int) -> dict[int, list[Completion]]:
+    """The completions that one chunk adds to each audit. Each has independent uniforms, unless that is the bug."""
     count, length = CHUNKS[chunk]
     prompts = prompts_of(pair)
     before = sum(completions for completions, _ in CHUNKS[:chunk])
     eos = line_breaks(pair) if bug.name in ENDING else None
     found: dict[int, list[Completion]] = {seed: [] for seed in seeds}
-    # Bugs that let rows of a batch meddle with each other are given no rows of other audits.
+    # Some bugs let rows of a batch affect each other; they must not affect those of other audits.
     together = max(1, BATCH // count) if bug.patch is None else 1
     for start in range(0, len(seeds), together):
-        numbers = [(seed, before + text) for seed in seeds[start : start + together] for text in range(count)]
-        starts = [prompts[(seed * 7 + text) % len(prompts)] for seed, text in numbers]
-        rows = [seed * 1000 + text for seed, text in numbers]
+        numbers = [(seed, before + one) for seed in seeds[start : start + together] for one in range(count)]
+        starts = [prompts[(seed * 7 + one) % len(prompts)] for seed, one in numbers]
+        rows = [seed * 1000 + one for seed, one in numbers]
         made = generate(
             bug, pair.target, starts, pair.draft, gamma=GAMMA, max_new_tokens=length, eos=eos, rows=rows,
             progress=False,
@@ -84,15 +83,15 @@ def written(bug: Bug, pair: Pair, seeds: Sequence[int], chunk: int) -> dict[int,
 
 
 @torch.inference_mode()
-def audited(bug: Bug, pair: Pair, seeds: Sequence[int]) -> list[Audited]:
-    """One group of audits, each with its own texts and its own uniforms."""
+def audited(bug: Bug, pair: Pair, seeds: Sequence[int], chunks: int = len(CHUNKS)) -> list[Audited]:
+    """One group of audits, each of its own completions, of at most so many of `CHUNKS`."""
     eos = line_breaks(pair) if bug.name in ENDING else None
     numerics = None
     auditors: dict[int, Auditor] = {}
     pooled = Auditor(DELTA, seed=seeds[0], eos=eos)
     open_, bar = list(seeds), tqdm(total=CAP, desc=f"{bug.name}, seeds from {seeds[0]}", leave=False, delay=3)
-    for chunk in range(len(CHUNKS)):
-        completions = written(bug, pair, open_, chunk)
+    for chunk in range(min(chunks, len(CHUNKS))):
+        completions = chunk_of_completions(bug, pair, open_, chunk)
         if numerics is None:
             numerics = measure_numerics(pair.target, completions[open_[0]], bug.claimed)
             auditors = {seed: Auditor(DELTA, seed, eos, numerics=numerics) for seed in seeds}
@@ -116,56 +115,42 @@ def audited(bug: Bug, pair: Pair, seeds: Sequence[int]) -> list[Audited]:
     return rows
 
 
-def groups(done: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
-    """What is still to do, in order; `done` is read anew by the caller after each."""
-    for name in names:
-        mine = done[done.bug == name]
-        for first in range(0, SEEDS, GROUP):
-            seeds = list(range(first, first + GROUP))
-            if not mine.seed.isin(seeds).any():
-                if first == 0 or mine.found_after.notna().any():
-                    yield name, seeds
-                break
+def items(bugs: Sequence[str], **_: Any) -> list[str]:
+    """The names of the bugs; one item is one bug."""
+    return list(bugs or BUG_SUITE)
 
 
-def recorded(path: Path) -> pd.DataFrame:
-    """The audits recorded so far; empty if there are none."""
-    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(FIELDS))
+def measure(item: str, seeds: int, chunks: int, **_: Any) -> pd.DataFrame:
+    """All audits of the bug `item`, one line each. Raises `ValueError` for an unknown bug."""
+    if item not in BUG_SUITE:
+        raise ValueError(f"no bug is called {item!r}; there are {', '.join(BUG_SUITE)}")
+    pair = load_pair(packed=False)
+    rows: list[Audited] = []
+    for first in range(0, seeds, GROUP):
+        rows += audited(BUG_SUITE[item], pair, range(first, min(first + GROUP, seeds)), chunks)
+        if all(row.found_after is None for row in rows):
+            break
+    return pd.DataFrame(rows).astype({"found_after": "Int64"})
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table: all audits."""
+    return parts.astype({"found_after": "Int64"})
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:
-    """One line per bug: the audits, how many found it, median and 90th percentile of the tokens needed (NaN
-    beyond the cap), the kind named most often, and the total variation per token seen by the audit."""
+    """One line per bug: audits, how many detected it, median and 90th percentile of the tokens required (NaN beyond
+    the cap), the kind of error reported most often, and the total variation per token estimated by the audit."""
     lines = []
     for name, mine in runs.groupby("bug", sort=False):
-        needed = mine.found_after.astype(float).fillna(np.inf).to_numpy()
-        middle, high = np.quantile(needed, [0.5, 0.9], method="inverted_cdf")
+        required = mine.found_after.astype(float).fillna(np.inf).to_numpy()
+        middle, high = np.quantile(required, [0.5, 0.9], method="inverted_cdf")
         kinds = mine.kind.dropna().mode()
         tv = mine[mine.seed % GROUP == 0]  # one line of each group
         weights = tv.tv_tokens / tv.tv_tokens.sum()
         lines.append(
-            {"bug": name, "audits": len(mine), "found": int(np.isfinite(needed).sum()), "median": middle,
+            {"bug": name, "audits": len(mine), "found": int(np.isfinite(required).sum()), "median": middle,
              "90%": high, "looks like": kinds.iloc[0] if len(kinds) else "-", "tv": float((weights * tv.tv).sum()),
              "tv_low": float((weights * tv.tv_low).sum()), "tokens": int(mine.tokens.sum())}
         )  # fmt: skip
     return pd.DataFrame(lines).replace(np.inf, np.nan)
-
-
-def main() -> None:
-    """Makes the audits that are missing, of all bugs or of those named, and records them."""
-    path = out() / "data" / "results" / "bug_suite.csv"
-    names = sys.argv[1:] or list(BUG_SUITE)
-    unknown = [name for name in names if name not in BUG_SUITE]
-    if unknown:
-        raise SystemExit(f"no bug is called {unknown[0]}; there are {', '.join(BUG_SUITE)}")
-    pair = load_pair()
-    with tqdm(desc="groups of audits", delay=3) as bar:
-        while todo := next(groups(recorded(path), names), None):
-            rows = [*recorded(path).itertuples(index=False), *audited(BUG_SUITE[todo[0]], pair, todo[1])]
-            table = pd.DataFrame(rows, columns=list(FIELDS)).astype({"found_after": "Int64"})
-            write(path, table.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
-            bar.update()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,21 +1,21 @@
-"""The tests with which engines check their own samplers, rebuilt from their design: which bugs they let through.
+"""The tests that inference engines apply to their own samplers, reimplemented, and which bugs pass them.
 
-Each looks at one rule alone, with the same distributions p and q at every position whatever was emitted before, so bugs
-in caches, positions and between steps are out of its reach. `python -m specnb.experiments.engine_checks` runs them on
-the bug suite and records in `data/results/engine_checks.csv` how often each bug passes.
+Each tests one rule in isolation, with one distribution p and one q at every position, whatever was emitted before. So
+it cannot detect errors in caches, positions or between steps. `make experiments ONLY=engine_checks` applies them to the
+bug suite and records how often each bug passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from scipy import stats
 from torch import Tensor
-from tqdm import tqdm
 
 from specnb.audit.bugs.bug import UNFILTERED, Bug
 from specnb.audit.bugs.loop import active, always_accepting
@@ -24,14 +24,13 @@ from specnb.audit.known_bugs import EXACT, KNOWN_BUGS
 from specnb.audit.known_bugs import generate as generate_wrong
 from specnb.decoding.loop import generate
 from specnb.models.loading import Pair, load_pair
-from specnb.report.results import out, write
 from specnb.sampling.distributions import Sampling, normalise, sample
 from specnb.sampling.verification import token_verification
 
 Check = Callable[[Bug, np.random.Generator], bool]
-"""Whether a sampler passes, on distributions that are drawn anew each time."""
+"""Whether a sampler passes, on distributions that are sampled anew for each call."""
 
-CHUNK = 2**23  # numbers of each distribution that are at hand at once
+CHUNK = 2**23  # probabilities of each distribution in memory at once
 
 
 def emitted(bug: Bug, p: Tensor, q: Tensor, gamma: int, n: int, generator: np.random.Generator) -> Tensor:
@@ -100,19 +99,24 @@ CHECKS: dict[str, tuple[Check, int]] = {
     "vLLM V2": (vllm_v2, 3),
     "TensorRT-LLM": (tensorrt_llm, 5),
 }
-"""The checks and how often each is repeated here."""
+"""The checks and how often each is repeated."""
+
+TABLE = "engine_checks"
+SETTINGS: dict[str, Any] = {"bugs": [], "repeats": True}  # no bugs named: all of them
+SMOKE: dict[str, Any] = {"bugs": ["exact", "no-residual"], "repeats": False}
+PROMPTS = ("def f(x):", "import numpy", "class Graph:\n    ", "for i in range(")
 
 
 def score_passes(accuracy: float, questions: int = 200, threshold: float = 0.8) -> float:
-    """sglang: the chance that a model which solves `accuracy` of GSM8K scores more than 0.8 on 200 questions.
+    """sglang: the probability that a model which solves `accuracy` of GSM8K scores more than 0.8 on 200 questions.
 
-    It looks at no distribution at all, so this is all there is to build again.
+    The test does not examine distributions, so this is all of it.
     """
     return float(stats.binom.sf(np.floor(threshold * questions), questions, accuracy))
 
 
 def greedy_passes(bug: Bug, pair: Pair, prompts: Sequence[Sequence[int]], new_tokens: int) -> bool:
-    """transformers: at temperature 0 the text equals plain decoding's. (Its test with sampling compares nothing.)"""
+    """transformers: at temperature 0 the output equals plain decoding's. (Its test with sampling compares nothing.)"""
     greedy = Sampling(temperature=0)
     plain = generate(pair.target, prompts, max_new_tokens=new_tokens, sampling=greedy, progress=False)
     made = generate_wrong(
@@ -122,7 +126,7 @@ def greedy_passes(bug: Bug, pair: Pair, prompts: Sequence[Sequence[int]], new_to
 
 
 def at_temperature_0(bug: Bug) -> Bug:
-    """The same bug in greedy decoding: what was a distribution becomes the certainty of its most probable token."""
+    """The same bug in greedy decoding: every distribution becomes one-hot at its most probable token."""
     if bug.claimed.temperature == 0:
         return bug
     p, q, sampled = bug.p, bug.q or unchanged, bug.sampled or unchanged
@@ -159,24 +163,26 @@ def _within_ten_sigma(tokens: Tensor, probs: Tensor, least: float = 5.0) -> bool
     return freedom < 1 or float(((observed - wanted) ** 2 / wanted).sum()) < freedom + 10 * (2 * freedom) ** 0.5
 
 
-def main() -> None:
-    """Runs every check on every bug that has no record yet, and records how often it passed, out of how many."""
-    path, pair = out() / "data" / "results" / "engine_checks.csv", load_pair()
-    prompts = [pair.encode(text) for text in ("def f(x):", "import numpy", "class Graph:\n    ", "for i in range(")]
-    for bug in tqdm([EXACT, *KNOWN_BUGS.values()], desc="engine_checks"):
-        done = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["bug", "check", "passed", "runs"])
-        if (done.bug == bug.name).any():
-            continue
-        rows = list(done.itertuples(index=False, name=None))
-        for at, (name, (check, repeats)) in enumerate(CHECKS.items()):
-            if exercised(bug):
-                with active(bug):
-                    passed = sum(check(bug, np.random.default_rng([at, repeat])) for repeat in range(repeats))
-                rows.append((bug.name, name, passed, repeats))
-        rows.append((bug.name, "transformers", int(greedy_passes(bug, pair, prompts, 48)), 1))
-        table = pd.DataFrame(rows, columns=done.columns)
-        write(path, table.to_csv(index=False, lineterminator="\n"))
+def items(bugs: Sequence[str], **_: Any) -> list[str]:
+    """The names of the bugs; one item is one bug."""
+    return list(bugs or [EXACT.name, *KNOWN_BUGS])
 
 
-if __name__ == "__main__":
-    main()
+def measure(item: str, repeats: bool, **_: Any) -> pd.DataFrame:
+    """How often the bug `item` passes each check, out of how many repetitions (one, without `repeats`)."""
+    bug, pair = ({EXACT.name: EXACT} | KNOWN_BUGS)[item], load_pair(packed=False)
+    rows = []
+    for at, (name, (check, number)) in enumerate(CHECKS.items()):
+        if exercised(bug):
+            runs = number if repeats else 1
+            with active(bug):
+                passed = sum(check(bug, np.random.default_rng([at, run])) for run in range(runs))
+            rows.append((item, name, passed, runs))
+    equal = greedy_passes(bug, pair, [pair.encode(prompt) for prompt in PROMPTS], 48)
+    rows.append((item, "transformers", int(equal), 1))
+    return pd.DataFrame(rows, columns=["bug", "check", "passed", "runs"])
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table: all bugs and checks."""
+    return parts

@@ -1,14 +1,13 @@
-"""How often the audit rejects an exact sampler: the check behind the rate of false alarms, run once and recorded.
+"""How often the audit rejects an exact sampler: `make experiments ONLY=false_alarms`.
 
-`python -m specnb.experiments.false_alarms` writes `data/results/false_alarms.csv`. Tokens are drawn by the speculative
-rule itself, from the distributions of the trained pair at prefixes that the target wrote; each audit draws
-them anew, all of them with the draft's distributions and so with every bet. It takes a quarter of an hour on one core.
+Tokens are sampled by the speculative rule itself from the distributions of the trained pair, at prefixes that the
+target wrote. Each audit samples them anew and uses the draft model's distributions, so that all of its tests take part.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,6 @@ from specnb.audit.bets import Row
 from specnb.audit.teacher_forcing import Completion, teacher_forced_rows
 from specnb.decoding.loop import generate
 from specnb.models.loading import Pair, load_pair
-from specnb.report.results import out, write
 from specnb.sampling.distributions import Sampling, sample
 from specnb.sampling.verification import token_verification
 
@@ -29,40 +27,44 @@ PROMPTS = ("def ", "class ", "import ", "    return ", "for i in range(", "x = "
 LENGTH = 250
 RATES = (1e-1, 1e-2, 1e-3, 1e-6)
 
+TABLE = "false_alarms"
+SETTINGS: dict[str, Any] = {"audits": 1000, "block": 100, "tokens": 5000}
+SMOKE: dict[str, Any] = {"audits": 4, "block": 2, "tokens": 500}
+
 
 @torch.inference_mode()
 def distributions(pair: Pair, tokens: int, seed: int = 0) -> list[Row]:
-    """Rows of the pair's distributions along `tokens` tokens that the target wrote."""
+    """The pair's distributions along `tokens` tokens that the target wrote."""
     prompts = [pair.encode(PROMPTS[number % len(PROMPTS)]) for number in range(-(-tokens // LENGTH))]
     made = generate(pair.target, prompts, max_new_tokens=LENGTH, seed=seed)
-    completions = [Completion(prompt, text) for prompt, text in zip(prompts, made.tokens, strict=True)]
+    completions = [Completion(prompt, tokens) for prompt, tokens in zip(prompts, made.tokens, strict=True)]
     return list(teacher_forced_rows(pair.target, completions, Sampling(), pair.draft, Sampling()))
 
 
 @torch.inference_mode()
 def peaks(rows: list[Row], seeds: Iterable[int], progress: bool = True) -> NDArray[np.float64]:
-    """Of one audit for each of `seeds` the decimal log of the largest e-value it ever saw."""
+    """The decimal logarithm of the largest e-value of one audit for each of `seeds`, `(seeds,)`."""
     found = []
     for seed in tqdm(list(seeds), desc="audits", delay=3, leave=False, disable=not progress):
         auditor = Auditor(seed=seed)
         for number, row in enumerate(rows):
-            auditor.add(_drawn_anew(row, seed, number))
+            auditor.add(resampled(row, seed, number))
         found.append(auditor.report(detect=False).log10_e_peak)
     return np.array(found)
 
 
-def _drawn_anew(row: Row, seed: int, number: int) -> Row:
-    """The row's distributions with other tokens: what a step of Algorithm 1 emits first at each of its prefixes."""
+def resampled(row: Row, seed: int, number: int) -> Row:
+    """The same distributions with new tokens: the first token that a step of Algorithm 1 emits at each prefix."""
     assert row.q is not None
     u = torch.from_numpy(np.random.default_rng([seed, number]).random((3, len(row.tokens))))
     draft_tokens = sample(row.q, u[0])
-    p = row.p[:, None].expand(-1, 2, -1)  # what stands behind an accepted draft is not looked at
+    p = row.p[:, None].expand(-1, 2, -1)  # the distribution after an accepted draft token is not used
     accepted, token = token_verification(p, row.q[:, None], draft_tokens[:, None], u[1][:, None], u[2])
     return Row(torch.where(accepted > 0, draft_tokens, token).tolist(), row.p, row.q, prompt=row.prompt)
 
 
 def table(found: NDArray[np.float64], tokens: int) -> pd.DataFrame:
-    """How many audits crossed 1/delta at any token, for several delta, beside what Ville's inequality allows."""
+    """How many audits exceeded 1/delta at any token, for several delta, and what Ville's inequality allows."""
     rows = [
         {
             "delta": rate,
@@ -78,24 +80,19 @@ def table(found: NDArray[np.float64], tokens: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def main() -> None:
-    """Runs the check and writes its table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--audits", type=int, default=1000)
-    parser.add_argument("--tokens", type=int, default=5000)
-    options = parser.parse_args()
-    rows = distributions(load_pair(), options.tokens)
-    tokens = sum(len(row.tokens) for row in rows)
-    record(peaks(rows, range(options.audits)), tokens)
+def items(audits: int, block: int, **_: Any) -> list[str]:
+    """Blocks of audits, named by the seed of the first."""
+    return [f"{first:05d}" for first in range(0, audits, block)]
 
 
-def record(found: NDArray[np.float64], tokens: int) -> pd.DataFrame:
-    """Writes the table of what was found, and returns it."""
-    frame = table(found, tokens)
-    content = frame.to_csv(index=False, lineterminator="\n", float_format="%.6g")
-    write(out() / "data" / "results" / "false_alarms.csv", content)
-    return frame
+def measure(item: str, audits: int, block: int, tokens: int) -> pd.DataFrame:
+    """The peaks of a block of audits, one line per audit."""
+    seeds = range(int(item), min(int(item) + block, audits))
+    rows = distributions(load_pair(packed=False), tokens)
+    found = peaks(rows, seeds)
+    return pd.DataFrame({"seed": seeds, "tokens": sum(len(row.tokens) for row in rows), "log10_e_peak": found})
 
 
-if __name__ == "__main__":
-    main()
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table of false alarms over all audits."""
+    return table(parts.log10_e_peak.to_numpy(), int(parts.tokens.iloc[0]))

@@ -87,7 +87,7 @@ def samples(pair: Pair, prompts: list[str], seed: int = 0) -> list[str]:
 
 def main() -> None:
     """Writes card and quality table of the pair in `data/pair`."""
-    pair = load_pair()
+    pair = load_pair(packed=False)
     table = quality(pair)
     write(TRAINED_PAIR / "quality.csv", table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
     write(TRAINED_PAIR / "README.md", card(pair, table))

@@ -1,30 +1,30 @@
-"""In the wild: what `transformers` as installed writes, for the audit. `python -m specnb.experiments.transformers_audit` records it.
+"""Audit the samplers of the installed `transformers`: `make experiments ONLY=transformers_audit`.
 
-Every sampler here is called as its users call it. Rows of a batch, where there is one, come from one call.
+Each sampler is called as its users call it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib import metadata
+from itertools import product
 from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from tqdm import tqdm
 
 from specnb.audit.api import audit
 from specnb.audit.report import Report
 from specnb.experiments.detection import prompts_of
 from specnb.models.loading import Pair, load_pair
-from specnb.report.results import out, write
 from specnb.sampling.distributions import Sampling
 
 DELTA = 1e-6
 
 
 class Sampler(NamedTuple):
-    """A way of calling `generate`: what it is called, how many rows a call may have, and what it is given."""
+    """A way of calling `generate`: its name, the rows of a call, and the arguments."""
 
     name: str
     rows: int
@@ -44,12 +44,21 @@ FILTERS = {
     "top-p 0.9": Sampling(top_p=0.9),
     "temperature 0.7": Sampling(0.7),
 }
+CASES = [
+    *product(SAMPLERS, ("none", "top-k 50")),
+    *product([sampler for sampler in SAMPLERS if sampler.assisted], ("top-p 0.9", "temperature 0.7")),
+]
+ITEMS = {re.sub("[^a-z0-9]+", "-", f"{sampler.name} {name}"): (sampler, name) for sampler, name in CASES}
+
+TABLE = "transformers_audit"
+SETTINGS: dict[str, Any] = {"completions": 32, "new_tokens": 96, "cases": len(CASES)}
+SMOKE: dict[str, Any] = {"completions": 16, "new_tokens": 8, "cases": 2}
 
 
 def written(
     sampler: Sampler, sampling: Sampling, pair: Pair, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int
 ) -> list[list[int]]:
-    """What follows each prompt; prompts of one call must be equally long, since padding is another matter."""
+    """The completion of each prompt. Prompts of one call must be equally long, so that no padding is needed."""
     torch.manual_seed(seed)
     more = {"assistant_model": pair.draft} if sampler.assisted else {}
     generate: Any = pair.target.generate
@@ -68,9 +77,9 @@ def written(
 def audited(
     sampler: Sampler, sampling: Sampling, pair: Pair, completions: int, new_tokens: int, seed: int = 0
 ) -> Report:
-    """The audit of that many texts of a sampler; the draft aims it where there is one."""
+    """The audit of so many completions of a sampler, with the draft model's distributions."""
     starts = prompts_of(pair)
-    prompts = [starts[text % len(starts)] for text in range(completions)]
+    prompts = [starts[number % len(starts)] for number in range(completions)]
     made = written(sampler, sampling, pair, prompts, new_tokens, seed)
     return audit(
         pair.target, made, prompts=prompts, sampling=sampling, draft=pair.draft, delta=DELTA, seed=seed,
@@ -79,7 +88,7 @@ def audited(
 
 
 def line(sampler: Sampler, filters: str, report: Report) -> dict[str, Any]:
-    """One line of the table of what was found, and from what total variation per token it would have been."""
+    """One line of the table: the verdict, and from which total variation per token two errors would be detected."""
     return {
         "sampler": sampler.name,
         "filters": filters,
@@ -98,19 +107,19 @@ def line(sampler: Sampler, filters: str, report: Report) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Audits what is not recorded yet: 32 texts of 96 tokens each."""
-    path, pair = out() / "data" / "results" / "transformers_audit.csv", load_pair()
-    todo = [(sampler, name) for sampler in SAMPLERS for name in ("none", "top-k 50")]
-    todo += [(sampler, name) for sampler in SAMPLERS if sampler.assisted for name in ("top-p 0.9", "temperature 0.7")]
-    for sampler, name in tqdm(todo, desc="samplers"):
-        done = pd.read_csv(path).to_dict("records") if path.exists() else []
-        if any((one["sampler"], one["filters"]) == (sampler.name, name) for one in done):
-            continue
-        report = audited(sampler, FILTERS[name], pair, completions=32, new_tokens=96)
-        table = pd.DataFrame([*done, line(sampler, name, report)]).astype({"found after": "Int64"})
-        write(path, table.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
+def items(cases: int, **_: Any) -> list[str]:
+    """The first names of `ITEMS`."""
+    return list(ITEMS)[:cases]
 
 
-if __name__ == "__main__":
-    main()
+def measure(item: str, completions: int, new_tokens: int, **_: Any) -> pd.DataFrame:
+    """The audit of one sampler with one filter."""
+    sampler, filters = ITEMS[item]
+    pair = load_pair(packed=False)
+    report = audited(sampler, FILTERS[filters], pair, completions, new_tokens)
+    return pd.DataFrame([line(sampler, filters, report)]).astype({"found after": "Int64"})
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table: all audits."""
+    return parts.astype({"found after": "Int64"})

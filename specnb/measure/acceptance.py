@@ -1,7 +1,7 @@
-"""Alpha on text that the target wrote: the overlap of both distributions at every position (Corollary 3.6).
+"""Acceptance probabilities along sequences that the target wrote: the overlap of p and q (Corollary 3.6).
 
-Nothing is drafted or accepted here, so one text serves any number of drafts. What a loop accepts, and
-at which prefixes it asks, is in the record of a generation (`specnb.decoding.record`).
+Nothing is drafted or verified, so one set of sequences serves several draft models. What a decoding loop accepted is in
+the record of a generation (`specnb.decoding.record`).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from specnb.sampling.distributions import Sampling, overlap, standardise, standa
 
 Array = NDArray[np.float64]
 Draft = PreTrainedModel | NgramModel
-CHUNK = 64  # n-gram distributions made at a time, few enough to stay in the processor's cache
+CHUNK = 64  # n-gram distributions computed at a time, few enough for the processor's cache
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What the target wrote, and how each draft would have fared at every position of it.
+    """Sequences of the target, and the acceptance probability of each draft model at every position.
 
-    texts    one list of tokens per row, prompt and new tokens
-    entropy  (rows, new_tokens)          of p, in bits
-    beta     draft -> (rows, new_tokens) overlap of p and q: the chance that a draft is accepted there
-    kept     draft -> (rows, new_tokens) min(1, q(x)/p(x)) of the token x that stands there: the chance
-             that it came as an accepted draft, given the text
-    Both have the mean alpha: `kept` is one draw from p of what `beta` sums over all tokens.
+    sequences      one list of tokens per row, prompt and new tokens
+    entropy        (rows, new_tokens)          entropy of p in bits
+    beta           draft -> (rows, new_tokens) overlap of p and q: the probability that a draft token is accepted
+    accepted_prob  draft -> (rows, new_tokens) min(1, q(x)/p(x)) of the token x in the sequence: the probability that
+                   it was an accepted draft token, given the sequence
+    The last two have the same expectation, alpha: E_p[min(1, q/p)] = sum min(p, q).
     """
 
     sequences: list[list[int]]
     entropy: Array
     beta: dict[str, Array]
-    kept: dict[str, Array]
+    accepted_prob: dict[str, Array]
 
 
 @torch.inference_mode()
@@ -56,12 +56,18 @@ def measure_acceptance(
     batch: int = 48,
     progress: bool = True,
 ) -> Acceptance:
-    """The target continues each prompt by `new_tokens` tokens, alone; every draft is then run once over the text.
+    """The target continues each prompt by `new_tokens` tokens; each draft model then runs once over the sequences.
 
-    All distributions are made by the same `sampling`. An end of text does not stop a row, so all positions count
-    alike. The distributions of `batch` rows are held at a time: batch x new_tokens x vocab numbers, twice. A row
-    depends on `seed`, its number and its prompt, and is the one that `generate` writes with gamma = 0.
-    Raises `ValueError` for a draft of another vocabulary, and what `generate` raises.
+    All distributions are standardised by `sampling`. An end-of-sequence token does not stop a row. A row depends on
+    `seed`, its number and its prompt, and equals that of `generate` with gamma = 0. Memory: the distributions of
+    `batch` rows, batch x new_tokens x vocab numbers, twice. Raises `ValueError` for a draft model of another
+    vocabulary, and what `generate` raises.
+
+    >>> from specnb.models.synthetic import Shape, synthetic_pair
+    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> found = measure_acceptance(pair.target, {"draft": pair.draft}, [[1], [2, 3]], new_tokens=5)
+    >>> found.beta["draft"].shape, [len(sequence) for sequence in found.sequences]
+    ((2, 5), [6, 7])
     """
     for draft in drafts.values():
         if isinstance(draft, PreTrainedModel):
@@ -76,11 +82,12 @@ def measure_acceptance(
         entropy.append(-torch.xlogy(p, p).sum(dim=-1) / np.log(2))
         for name, draft in drafts.items():
             q = distributions_along(draft, written, new_tokens, sampling).to(p.device)
-            found[name].append((overlap(p, q), _kept(p, q, written)))
+            # The sum of a float32 distribution can exceed 1 in its last bits.
+            found[name].append((overlap(p, q).clamp_max(1), _accepted_prob(p, q, written)))
         sequences += written
     beta = {name: _joined([beta for beta, _ in parts]) for name, parts in found.items()}
-    kept = {name: _joined([kept for _, kept in parts]) for name, parts in found.items()}
-    return Acceptance(sequences, _joined(entropy), beta, kept)
+    accepted_prob = {name: _joined([accepted for _, accepted in parts]) for name, parts in found.items()}
+    return Acceptance(sequences, _joined(entropy), beta, accepted_prob)
 
 
 def _generate_with_probs(
@@ -101,8 +108,8 @@ def _generate_with_probs(
     return sequences, torch.stack(made.probs)
 
 
-def _kept(p: Tensor, q: Tensor, sequences: list[list[int]]) -> Tensor:
-    written = torch.tensor([text[-p.shape[1] :] for text in sequences], device=p.device)[..., None]
+def _accepted_prob(p: Tensor, q: Tensor, sequences: list[list[int]]) -> Tensor:
+    written = torch.tensor([sequence[-p.shape[1] :] for sequence in sequences], device=p.device)[..., None]
     return (q.gather(-1, written) / p.gather(-1, written)).clamp_max(1)[..., 0]
 
 
@@ -114,23 +121,29 @@ def _joined(parts: Sequence[Tensor]) -> Array:
 def distributions_along(
     source: Draft, sequences: Sequence[Sequence[int]], new_tokens: int, sampling: Sampling = Sampling()
 ) -> Tensor:
-    """The distributions `(rows, new_tokens, vocab)` that `source` has for the last `new_tokens` of each text, in one run.
+    """Distributions `(rows, new_tokens, vocab)` of `source` for the last `new_tokens` tokens of each sequence.
 
-    Texts may differ in length. Raises `ValueError` unless each has a token before those, and for a text that
-    is longer than a model's limit.
+    One forward pass over all sequences, which may differ in length. Raises `ValueError` unless each has a token before
+    those, and for a sequence longer than the model's positions.
+
+    >>> source = NgramModel(np.array([0, 1, 2, 0, 1]), order=2, vocab=3)
+    >>> distributions_along(source, [[0, 1, 2], [2, 0]], 1).shape
+    torch.Size([2, 1, 3])
     """
-    lengths = [len(text) for text in sequences]
+    lengths = [len(sequence) for sequence in sequences]
     if not 1 <= new_tokens < min(lengths, default=0):
         raise ValueError(
-            f"new_tokens is {new_tokens} and the texts have {sorted(set(lengths))} tokens; each needs more"
+            f"new_tokens is {new_tokens} and the sequences have {sorted(set(lengths))} tokens; each needs more"
         )
     if isinstance(source, NgramModel):
         return standardise_probs(_ngram_distributions(source, sequences, new_tokens), sampling)
     limit, longest = context_limit(source), max(lengths)
     if limit is not None and longest - 1 > limit:
-        raise ValueError(f"a text of {longest} tokens is run but for its last, and the model has {limit} positions")
-    # Padding stands behind a text, where nothing of it sees it; the last token is run by none.
-    padded = torch.tensor([[*text[:-1], *[0] * (longest - len(text))] for text in sequences], device=source.device)
+        raise ValueError(
+            f"a sequence of {longest} tokens needs {longest - 1} positions, and the model has {limit}; shorten it"
+        )
+    # Padding follows the sequence, where causal attention does not see it. The last token needs no forward pass.
+    padded = torch.tensor([[*one[:-1], *[0] * (longest - len(one))] for one in sequences], device=source.device)
     first = min(lengths) - 1 - new_tokens
     logits = source(input_ids=padded, use_cache=False, logits_to_keep=longest - 1 - first).logits
     starts = torch.tensor([length - 1 - new_tokens - first for length in lengths], device=source.device)
@@ -140,7 +153,7 @@ def distributions_along(
 
 def _ngram_distributions(model: NgramModel, sequences: Sequence[Sequence[int]], new_tokens: int) -> Tensor:
     back = model.order - 1
-    padded = np.stack([np.concatenate([np.full(back, -1), text])[-new_tokens - back :] for text in sequences])
+    padded = np.stack([np.concatenate([np.full(back, -1), one])[-new_tokens - back :] for one in sequences])
     contexts = np.lib.stride_tricks.sliding_window_view(padded, model.order, axis=1)[..., :-1]
     contexts = contexts.reshape(len(sequences) * new_tokens, back)
     distributions = [model.probs(contexts[at : at + CHUNK]) for at in range(0, len(contexts), CHUNK)]

@@ -1,35 +1,37 @@
-"""What speculative beam search gains: levels per step, counted and replayed, and the time of a step.
+"""Speculative beam search: accepted levels per step, and the time of a step (Appendix A.4).
 
-The target's search is the same whatever the draft does, so it is run once; how far each draft would have
-carried each of its steps is then a matter of the draft alone. Widths are the target's w and the draft's u.
+The target's search does not depend on the draft model, so it runs once; the levels that a draft model would have had
+accepted are computed afterwards. The target keeps w beams (`width`), the draft model u (`draft_width`).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from tqdm import tqdm
+from numpy.typing import ArrayLike, NDArray
 
 from specnb.decoding.beam import beam_search
-from specnb.decoding.timing import now
 from specnb.measure.statistics import Estimate, ratio_of_medians
-from specnb.models.cached_model import CachedModel, prefill
+from specnb.measure.timing import Job, device_clock, time_rounds
 from specnb.models.loading import Pair
 from specnb.sampling.beam_rules import BeamSettings, LogProbs, State, draft_levels
 
-Array = NDArray[np.float64]
-Cost = Callable[[int], float]
-"""The time of a run over n tokens, in runs of the same model over one."""
+Cost = Callable[[int], ArrayLike]
+"""Time of a forward pass over n tokens, in forward passes of the same model over one token."""
 
 
-def needed_width(state: State, following: State, draft: LogProbs, settings: BeamSettings) -> int:
-    """The least u at which the draft's first level holds all beams that follow `state` in the target's search."""
+def min_draft_width(state: State, following: State, draft: LogProbs, settings: BeamSettings) -> int:
+    """The smallest u at which the first drafted level contains all beams of `following`, the target's next state.
+
+    >>> from specnb.sampling.beam_enumeration import DyadicLogProbs, trajectory
+    >>> settings = BeamSettings(2, 3)
+    >>> states = trajectory(DyadicLogProbs(4, seed=0), settings)
+    >>> min_draft_width(states[0], states[1], DyadicLogProbs(4, seed=0), settings)  # the target as its own draft
+    2
+    """
     totals = state.scores[:, None] + draft(state.paths).to(state.scores)
     totals[:, list(settings.eos)] = -torch.inf
     rows = {path: row for row, path in enumerate(state.paths)}
@@ -44,9 +46,15 @@ def needed_width(state: State, following: State, draft: LogProbs, settings: Beam
 def accepted_levels(
     states: Sequence[State], draft: LogProbs, widths: Sequence[int], gamma: int, settings: BeamSettings
 ) -> NDArray[np.int64]:
-    """How many drafted levels, up to `gamma`, a step from each of the target's states would accept.
+    """Accepted levels `(len(widths), levels)` of a step of `gamma` drafted levels from each state of the target.
 
-    `(len(widths), levels)` for the draft's `widths`; `states` is the search from its start to its end.
+    `widths` are draft widths u; `states` is the target's search from its start to its end.
+
+    >>> from specnb.sampling.beam_enumeration import DyadicLogProbs, trajectory
+    >>> settings = BeamSettings(2, 3)
+    >>> states = trajectory(DyadicLogProbs(4, seed=0), settings)
+    >>> accepted_levels(states, DyadicLogProbs(4, seed=0), [2], gamma=2, settings=settings)
+    array([[2, 1, 0]])
     """
     accepted = np.zeros((len(widths), len(states) - 1), dtype=np.int64)
     for at, state in enumerate(states[:-1]):
@@ -60,92 +68,65 @@ def accepted_levels(
     return accepted
 
 
-def replayed(accepted: NDArray[np.int64], gamma: int) -> NDArray[np.int64]:
-    """The levels of each step of a search with `gamma`, from one row of what `accepted_levels` returns."""
+def levels_by_step(accepted: NDArray[np.int64], gamma: int) -> NDArray[np.int64]:
+    """Levels `(steps,)` that each step of a search with `gamma` emits, from one row of `accepted_levels`.
+
+    >>> levels_by_step(np.array([2, 1, 0]), gamma=2)
+    array([3])
+    """
     levels: list[int] = []
     while sum(levels) < len(accepted):
         levels.append(min(int(accepted[sum(levels)]), gamma) + 1)
     return np.array(levels)
 
 
-def free(n: int) -> float:
-    """A run that takes no longer over many tokens than over one, as section 3.3 assumes."""
+def constant_cost(n: int) -> float:
+    """The cost of a forward pass that does not depend on its number of tokens, as section 3.3 assumes.
+
+    >>> constant_cost(9)
+    1.0
+    """
     return 1.0
 
 
-def step_time(width: int, draft_width: int, gamma: int, c: float, verify: Cost = free, drafting: Cost = free) -> float:
-    """Time of a step in target runs over one token: v(w + u gamma) + c (d(w) + (gamma - 1) d(u)).
+def step_time(
+    width: int,
+    draft_width: int,
+    gamma: int,
+    c: float,
+    verify_cost: Cost = constant_cost,
+    draft_cost: Cost = constant_cost,
+) -> float:
+    """Time of a step in target forward passes over one token: v(w + u gamma) + c (d(w) + (gamma - 1) d(u)).
 
-    v is `verify`, d `drafting`. Where both are free, gamma c + 1 is left, as in Theorem 3.8.
+    v is `verify_cost`, d `draft_cost`. With constant costs this is gamma c + 1, as in Theorem 3.8.
+
+    >>> step_time(width=4, draft_width=8, gamma=5, c=0.1)
+    1.5
     """
-    draft_tokens = drafting(width) + (gamma - 1) * drafting(draft_width)
-    return verify(width + draft_width * gamma) + c * draft_tokens
+    drafting = np.asarray(draft_cost(width)) + (gamma - 1) * np.asarray(draft_cost(draft_width))
+    return float(np.asarray(verify_cost(width + draft_width * gamma)) + c * drafting)
 
 
 def improvement(
-    levels: float, width: int, draft_width: int, gamma: int, c: float, verify: Cost = free, drafting: Cost = free
+    levels: float,
+    width: int,
+    draft_width: int,
+    gamma: int,
+    c: float,
+    verify_cost: Cost = constant_cost,
+    draft_cost: Cost = constant_cost,
 ) -> float:
-    """How many times faster than the target's search alone, whose levels take v(w) each, with `levels` a step."""
-    return levels * verify(width) / step_time(width, draft_width, gamma, c, verify, drafting)
+    """Wall-clock improvement over the target's search alone, which takes v(w) per level, with `levels` per step.
 
-
-@dataclass(frozen=True)
-class RunCosts:
-    """Seconds `(repetitions, len(sizes))` of runs over `sizes` tokens, the first of which is 1."""
-
-    sizes: tuple[int, ...]
-    target: Array
-    draft: Array
-
-    @property
-    def cost_ratio(self) -> Estimate:
-        """c: a draft run over one token in target runs over one."""
-        return ratio_of_medians(self.draft[:, 0], self.target[:, 0])
-
-    def verify(self, n: int) -> float:
-        """v(n), a straight line between the sizes measured."""
-        return self._relative(self.target, n)
-
-    def drafting(self, n: int) -> float:
-        """The same of the draft."""
-        return self._relative(self.draft, n)
-
-    def _relative(self, seconds: Array, n: int) -> float:
-        if not 1 <= n <= self.sizes[-1]:
-            raise ValueError(f"runs over 1 to {self.sizes[-1]} tokens were measured, not over {n}")
-        medians = np.median(seconds, axis=0)
-        return float(np.interp(n, self.sizes, medians / medians[0]))
-
-
-@torch.inference_mode()
-def measure_run_costs(
-    pair: Pair, sizes: Sequence[int], *, context: int = 128, repetitions: int = 20, seed: int = 0, progress: bool = True
-) -> RunCosts:
-    """Times runs of both models over each of `sizes` tokens after `context`, in turn and in a new order each time.
-
-    Raises `ValueError` unless `sizes` begin with 1 and grow.
+    >>> improvement(levels=3, width=4, draft_width=8, gamma=5, c=0.1)
+    2.0
     """
-    if not sizes or sizes[0] != 1 or any(b <= a for a, b in pairwise(sizes)):
-        raise ValueError(f"sizes are {list(sizes)}; they must begin with 1 and grow")
-    order = np.random.default_rng(seed)
-    tokens = torch.from_numpy(order.integers(pair.target.config.vocab_size, size=(1, context + sizes[-1])))
-    tokens = tokens.to(pair.target.device)
-    runners = [CachedModel(model, context + sizes[-1]) for model in (pair.target, pair.draft)]
-    for runner in runners:
-        prefill(runner, tokens, torch.tensor([context + 1]))
-    jobs = [(runner, n) for runner in runners for n in sizes]
-    seconds = np.empty((repetitions, len(jobs)))
-    for repetition in tqdm(range(-2, repetitions), desc="timing runs", delay=3, leave=False, disable=not progress):
-        for job in order.permutation(len(jobs)):
-            runner, n = jobs[job]
-            slots = torch.arange(context, context + n, device=tokens.device)[None]
-            began = now(tokens.device)
-            runner.run(tokens[:, context : context + n], slots, keep=n)
-            seconds[max(repetition, 0), job] = now(tokens.device) - began
-    return RunCosts(tuple(sizes), seconds[:, : len(sizes)], seconds[:, len(sizes) :])
+    plain = levels * float(np.asarray(verify_cost(width)))
+    return plain / step_time(width, draft_width, gamma, c, verify_cost, draft_cost)
 
 
-def measure_speeds(
+def measure_beam_speeds(
     pair: Pair,
     prompts: Sequence[Sequence[int]],
     choices: Sequence[tuple[int, int]],
@@ -155,22 +136,17 @@ def measure_speeds(
     seed: int = 0,
     progress: bool = True,
 ) -> list[Estimate]:
-    """How many times faster than the target alone the search is with each (draft_width, gamma) of `choices`.
+    """Wall-clock improvement over the target's search alone for each (draft_width, gamma) of `choices`.
 
-    Every prompt is searched with each choice and with none, in turn; the interval is over prompts.
+    Each prompt is searched with every choice and without a draft model, in a random order. Intervals are over
+    prompts, of which there must be 3, else `ValueError`.
     """
-    order = np.random.default_rng(seed)
-    jobs: list[tuple[int, int] | None] = [None, *choices]
-    seconds = np.empty((len(prompts), len(jobs)))
-    rounds = [prompts[0], *prompts]  # the first one warms up, and is overwritten
-    for number, prompt in enumerate(tqdm(rounds, desc="timing", delay=3, leave=False, disable=not progress)):
-        for job in order.permutation(len(jobs)):
-            choice = jobs[job]
-            drafting = {} if choice is None else {"draft_width": choice[0], "gamma": choice[1]}
-            began = time.perf_counter()
-            beam_search(
-                pair.target, prompt, pair.draft if choice else None, width=width,
-                max_new_tokens=max_new_tokens, progress=False, **drafting,
-            )  # fmt: skip
-            seconds[max(number - 1, 0), job] = time.perf_counter() - began
+
+    def jobs(prompt: Sequence[int]) -> list[Job]:
+        search = partial(beam_search, pair.target, prompt, width=width, max_new_tokens=max_new_tokens, progress=False)
+        drafted = [partial(search, pair.draft, draft_width=u, gamma=gamma) for u, gamma in choices]
+        return [Job(search), *map(Job, drafted)]
+
+    clock, order = device_clock(pair.target.device), np.random.default_rng(seed)
+    seconds = time_rounds(map(jobs, [prompts[0], *prompts]), clock, order, progress=progress)
     return [ratio_of_medians(seconds[:, 0], column) for column in seconds[:, 1:].T]

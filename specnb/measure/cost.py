@@ -1,15 +1,10 @@
-"""What runs cost on this machine: c and v(n), with which the theory predicts the speed-up (`specnb.theory`).
-
-A cost is a ratio of times that were taken in turn: every repetition times everything that is compared,
-in a new order, so that a machine that gets slower gets slower for all of it.
-"""
+"""The cost ratio c and the verification cost v(n) of a pair on this machine (Definition 3.7, and `specnb.theory`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,48 +13,75 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.timing import now
+from specnb.decoding.loop import slots_for
 from specnb.measure.statistics import Estimate, ratio_of_medians
+from specnb.measure.timing import Job, device_clock, time_round
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Captured, Compiled
 from specnb.models.loading import Pair
 
 Array = NDArray[np.float64]
-WARM_UP = 3  # runs of everything before the first one that counts
-DRAFT_PASSES = 4  # in a row, as in a step
+WARM_UP = 3  # rounds that are not counted
+DRAFT_PASSES = 4  # draft forward passes in a row, as in a step
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of single runs, one row per repetition.
+    """Seconds of single forward passes, one row per repetition.
 
-    draft    (repetitions,)                a draft run over one token, the mean of `DRAFT_RUNS` in a row
-    target   (repetitions, len(lengths))   target runs over so many tokens
-    lengths  the numbers of tokens, the first of them 1
+    draft    (repetitions, len(draft_lengths))  draft forward passes over so many tokens
+    target   (repetitions, len(lengths))        target forward passes over so many tokens
+    lengths, draft_lengths                      numbers of tokens; both begin with 1
+
+    >>> costs = Costs(np.full((3, 1), 0.1), np.array([[1.0, 1.2, 2.0]] * 3), lengths=(1, 2, 4))
+    >>> costs.cost_ratio.value, costs.verify_cost([1, 2, 3]).tolist()
+    (0.1, [1.0, 1.2, 1.6])
     """
 
     draft: Array
     target: Array
     lengths: tuple[int, ...]
+    draft_lengths: tuple[int, ...] = (1,)
 
     @property
     def cost_ratio(self) -> Estimate:
-        """c: a draft run in target runs over one token (Definition 3.7)."""
-        return ratio_of_medians(self.draft, self.target[:, 0])
+        """c: time of a draft forward pass over one token, in target forward passes over one token (Definition 3.7)."""
+        return ratio_of_medians(self.draft[:, 0], self.target[:, 0])
 
     @property
     def verify_costs(self) -> list[Estimate]:
-        """v(n) for each of `lengths`: target runs over n tokens in target runs over one."""
+        """v(n) for each of `lengths`, with intervals."""
         return [ratio_of_medians(column, self.target[:, 0]) for column in self.target.T]
 
     def verify_cost(self, n: ArrayLike) -> Array:
-        """v(n) for `specnb.theory`; raises `ValueError` where n was not measured."""
-        asked = np.asarray(n)
-        missing = sorted(set(asked.ravel().tolist()) - set(self.lengths))
-        if missing:
-            raise ValueError(f"runs over {list(self.lengths)} tokens were measured, not over {missing}")
-        medians = np.median(self.target, axis=0)
-        return medians[np.searchsorted(self.lengths, asked)] / medians[0]
+        """v(n): time of a target forward pass over n tokens, in target forward passes over one token.
+
+        Linear between measured lengths. Raises `ValueError` outside their range.
+        """
+        return _relative(self.target, self.lengths, n)
+
+    def draft_cost(self, n: ArrayLike) -> Array:
+        """Time of a draft forward pass over n tokens, in draft forward passes over one; otherwise as `verify_cost`."""
+        return _relative(self.draft, self.draft_lengths, n)
+
+
+def _relative(seconds: Array, lengths: Sequence[int], n: ArrayLike) -> Array:
+    n = np.asarray(n)
+    if n.size and (n.min() < 1 or n.max() > lengths[-1]):
+        raise ValueError(
+            f"forward passes over 1 to {lengths[-1]} tokens were measured, not over {n.tolist()}; measure longer ones"
+        )
+    medians = np.median(seconds, axis=0)
+    return np.asarray(np.interp(n, lengths, medians / medians[0]))
+
+
+def mid_generation(prompt: int, new_tokens: int, gamma: int, compile: bool | str = False) -> tuple[int, int]:
+    """Context and cache slots of a forward pass half-way through a generation: arguments for `measure_costs`.
+
+    >>> mid_generation(prompt=32, new_tokens=64, gamma=4)
+    (64, 101)
+    """
+    return prompt + new_tokens // 2, slots_for(prompt, new_tokens, gamma, compile)
 
 
 @torch.inference_mode()
@@ -70,31 +92,50 @@ def measure_costs(
     slots: int | None = None,
     largest: int = 9,
     lengths: Sequence[int] = (),
+    draft_lengths: Sequence[int] = (1,),
     rows: int = 1,
     repetitions: int = 30,
     compile: bool | str = False,
     seed: int = 0,
     progress: bool = True,
 ) -> Costs:
-    """Times draft runs over 1 token, and target runs over 1 to `largest` or over `lengths`, after `context` tokens.
+    """Times forward passes of the target over `lengths` (default 1 to `largest`) and of the draft over `draft_lengths`.
 
-    Runs only, of a batch of `rows`: no sampling, no verification, so that with one row c and v(n) are those of
-    Definition 3.7, and with more those of a batch. A run attends to all `slots` of the cache, the empty ones too:
-    `specnb.decoding.loop.slots_for` says how many a loop has; by default there are no more than are needed. `compile` as in
-    `generate`; each length is compiled or captured first. Raises `ValueError` for context, largest, rows < 1,
-    repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
+    Only forward passes are timed, of a batch of `rows`, after `context` tokens: no sampling and no verification. With
+    one row c and v(n) are those of Definition 3.7, with more those of a batch. A forward pass attends to all `slots`
+    of the cache, the empty ones included; `mid_generation` gives those of a generation, and by default there are no
+    more than needed. `compile` as in `generate`; compilation is not timed. Raises `ValueError` for context, largest,
+    rows < 1, repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
+
+    >>> from specnb.models.synthetic import Shape, synthetic_pair
+    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> measure_costs(pair, context=8, largest=4, repetitions=3).target.shape
+    (3, 4)
     """
     lengths = tuple(lengths) or tuple(range(1, largest + 1))
     if largest < 1 or repetitions < 3:
         raise ValueError(f"largest and repetitions are {largest} and {repetitions}; they must be at least 1 and 3")
-    meter = CostMeter(pair, context, lengths, slots=slots, rows=rows, compile=compile, seed=seed)
-    for _ in tqdm(range(repetitions), desc="timing runs", delay=3, leave=False, disable=not progress):
+    meter = CostMeter(
+        pair, context, lengths, draft_lengths=draft_lengths, slots=slots, rows=rows, compile=compile, seed=seed
+    )
+    for _ in tqdm(range(repetitions), desc="timing forward passes", delay=3, leave=False, disable=not progress):
         meter.round()
     return meter.costs()
 
 
 class CostMeter:
-    """Times runs round by round, so that rounds can lie between other things that are timed; see `measure_costs`."""
+    """Times forward passes one round at a time, so that rounds can alternate with other timed work.
+
+    The arguments are those of `measure_costs`.
+
+    >>> from specnb.models.synthetic import Shape, synthetic_pair
+    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> meter = CostMeter(pair, 8, (1, 3))
+    >>> for _ in range(3):
+    ...     meter.round()
+    >>> meter.costs().target.shape
+    (3, 2)
+    """
 
     @torch.inference_mode()
     def __init__(
@@ -103,6 +144,7 @@ class CostMeter:
         context: int,
         lengths: Sequence[int],
         *,
+        draft_lengths: Sequence[int] = (1,),
         slots: int | None = None,
         rows: int = 1,
         compile: bool | str = False,
@@ -110,25 +152,29 @@ class CostMeter:
     ) -> None:
         if context < 1 or rows < 1:
             raise ValueError(f"context and rows are {context} and {rows}; they must be at least 1")
-        if lengths[0] != 1 or list(lengths) != sorted(set(lengths)):
-            raise ValueError(f"lengths are {list(lengths)}; they must begin with 1, the unit of cost, and grow")
-        needed = context + lengths[-1]
-        if slots is not None and slots < needed:
-            raise ValueError(f"{slots} slots are too few; {context} tokens and a run over {lengths[-1]} need {needed}")
-        self.lengths = tuple(lengths)
+        for one in (lengths, draft_lengths):
+            if not one or one[0] != 1 or list(one) != sorted(set(one)):
+                raise ValueError(f"lengths are {list(one)}; they must begin with 1, the unit of cost, and grow")
+        longest = max(lengths[-1], draft_lengths[-1])
+        required = context + longest
+        if slots is not None and slots < required:
+            raise ValueError(
+                f"{slots} slots are too few; {context} tokens and a forward pass over {longest} need {required}"
+            )
+        self.lengths, self.draft_lengths = tuple(lengths), tuple(draft_lengths)
         self.order = np.random.default_rng(seed)
         vocab = pair.target.config.vocab_size
-        tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or needed)))
+        tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or required)))
         tokens = tokens.to(pair.target.device)
-        runs = [forward_pass_of(pair.target, n, tokens, context, compile) for n in lengths]
-        draft = forward_pass_of(pair.draft, 1, tokens, context, compile)
-        # Caches make the time of a run depend on what ran before it. So each is timed after what comes before it in
-        # a loop: a draft run after a target run, verification after its like and drafts, plain decoding after itself.
-        plain, *verifying = runs
+        plain, *verify = [forward_pass_of(pair.target, n, tokens, context, compile) for n in lengths]
+        drafts = [forward_pass_of(pair.draft, n, tokens, context, compile) for n in draft_lengths]
+        # What ran before is in the processor's caches and changes the time of a forward pass. So each is timed after
+        # what precedes it in a loop: drafts after the target, verification after its like and drafts, plain decoding
+        # after itself.
         self.jobs = [Job(plain, before=[plain])]
-        self.jobs += [Job(run, before=[run, *[draft] * DRAFT_PASSES]) for run in verifying]
-        self.jobs += [Job(draft, before=[plain], times=DRAFT_PASSES)]
-        self.device = tokens.device
+        self.jobs += [Job(one, before=[one, *[drafts[0]] * DRAFT_PASSES]) for one in verify]
+        self.jobs += [Job(draft, before=[plain], times=DRAFT_PASSES) for draft in drafts]
+        self.clock = device_clock(tokens.device)
         self.rounds: list[Array] = []
         for _ in range(WARM_UP):
             self.round()
@@ -136,61 +182,39 @@ class CostMeter:
 
     @torch.inference_mode()
     def round(self) -> None:
-        """One run of each length and of the draft, in a new order."""
-        self.rounds.append(one_round(self.jobs, self.device, self.order))
+        """Times one forward pass of each length of each model, in a random order."""
+        self.rounds.append(time_round(self.jobs, self.clock, self.order))
 
     def costs(self) -> Costs:
-        """Of all rounds so far."""
+        """The costs of all rounds so far."""
         seconds = np.stack(self.rounds)
-        return Costs(seconds[:, -1], seconds[:, :-1], self.lengths)
-
-
-class Job(NamedTuple):
-    """What is timed: `run`, so many `times` in a row, after the runs of `before`, which are not."""
-
-    run: Callable[[], Any]
-    before: Sequence[Callable[[], Any]]
-    times: int = 1
-
-
-def time_interleaved(
-    jobs: Sequence[Job], device: torch.device, repetitions: int, order: np.random.Generator, progress: bool
-) -> Array:
-    """Seconds `(repetitions, jobs)` of one run of each job, in a new order each time; the first few do not count."""
-    rounds = tqdm(range(-WARM_UP, repetitions), desc="timing runs", delay=3, leave=False, disable=not progress)
-    return np.stack([one_round(jobs, device, order) for _ in rounds])[WARM_UP:]
-
-
-def one_round(jobs: Sequence[Job], device: torch.device, order: np.random.Generator) -> Array:
-    """Seconds `(jobs,)` of one run of each job, one after the other in a new order."""
-    seconds = np.empty(len(jobs))
-    for at in order.permutation(len(jobs)):
-        run, before, times = jobs[at]
-        for other in before:
-            other()
-        began = now(device)
-        for _ in range(times):
-            run()
-        seconds[at] = (now(device) - began) / times
-    return seconds
+        target, draft = np.split(seconds, [len(self.lengths)], axis=1)
+        return Costs(draft, target, self.lengths, self.draft_lengths)
 
 
 def forward_pass_of(
     model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool | str = False
 ) -> Callable[[], Tensor]:
-    """A run over the `n` tokens after `context`, of `tokens` `(rows, slots)`, to be made again and again.
+    """A function that runs `model` over the `n` tokens after `context` and returns logits `(rows, n, vocab)`.
 
-    Each overwrites what the last one wrote. `compile` as in `generate`, done at the first run.
+    `tokens` is `(rows, slots)`. Each call writes the same cache slots again, so it can be repeated. `compile` as in
+    `generate`; compilation happens in the first call.
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 32, 32, 2), 64, 32, "cpu", torch.float32)
+    >>> with torch.inference_mode():
+    ...     forward_pass_of(model, 3, torch.zeros(2, 8, dtype=torch.int64), context=4)().shape
+    torch.Size([2, 3, 64])
     """
-    runner = CachedModel(model, tokens.shape[1])
-    prefill(runner, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
+    cached = CachedModel(model, tokens.shape[1])
+    prefill(cached, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
     newest = tokens[:, context : context + n].contiguous()
     slots = torch.arange(context, context + n, device=tokens.device).repeat(len(tokens), 1)
 
     def once(newest: Tensor, slots: Tensor) -> Tensor:
-        return runner.run(newest, slots, keep=n)
+        return cached.run(newest, slots, keep=n)
 
-    made: Callable[..., Tensor] = Compiled(once) if compile is True else once
+    compiled: Callable[..., Tensor] = Compiled(once) if compile is True else once
     if compile and tokens.device.type == "cuda":
-        made = Captured(made)
-    return partial(made, newest, slots)
+        compiled = Captured(compiled)
+    return partial(compiled, newest, slots)

@@ -1,6 +1,6 @@
-"""What a device would notice of some code: how often it waits for the host, allocates, and meets new shapes.
+"""Counts the operations of some code that matter on a GPU: kernel launches, synchronisations, allocations, shapes.
 
-Counted from the operations themselves, so it is the same on every machine and needs no device.
+They are counted from the dispatched operations, so the counts are the same on every machine and need no GPU.
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ from specnb.models.operations import Operation, OperationRecorder
 READS = {
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__index__, Tensor.__float__,
 }  # fmt: skip
-"""Where Python asks for numbers; it has them only when the device has done all it was given."""
+"""Functions that return a tensor's values to Python, for which the host waits until the device has finished."""
 
 
 class DeviceActivity:
-    """Counts while it is entered: `with Watch() as seen: ...`.
+    """A context manager that counts the operations inside it.
 
     launches   operations that compute something (views do not)
-    waits      times that the host read something that a device had computed
-    allocated  bytes of new tensors, those included that live for a moment only
-    layouts    each operation with the shapes it was given
+    waits      synchronisations: the host reads a value, or needs it to know a shape
+    allocated  bytes of new tensors, temporary ones included
+    layouts    each operation with the shapes of its arguments
+
+    >>> values = torch.arange(4.0)
+    >>> with DeviceActivity() as activity:
+    ...     total = (values * 2).sum().item()
+    >>> activity.launches, activity.waits
+    (3, 1)
     """
 
     def __init__(self) -> None:
@@ -68,7 +74,7 @@ class _Reads(TorchFunctionMode):
 
 
 def _has_unknown_shape(operation: Any, given: list[Tensor]) -> bool:
-    """Whether the host has to wait to know how large the answer is."""
+    """Whether the host must wait for the values of the arguments to know the shape of the result."""
     if operation is torch.ops.aten.index.Tensor:
         return any(index.dtype == torch.bool for index in given[1:])
     return operation in (torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default)

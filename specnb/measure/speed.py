@@ -1,21 +1,20 @@
-"""What generations cost on this machine: seconds per token with every gamma, which predictions are held against.
-
-Speculative and plain decoding are timed in turn, text by text, in a new order each time.
-"""
+"""Wall-clock time per token of speculative and plain decoding on this machine, for several gammas."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from specnb.decoding.loop import Generation, generate
+from specnb.decoding.loop import generate
 from specnb.decoding.timing import PARTS
-from specnb.measure.statistics import Estimate, bootstrap_indices, interval
+from specnb.measure.statistics import Estimate, bootstrap
+from specnb.measure.timing import run_round
 from specnb.models.loading import Pair
 from specnb.sampling.distributions import Sampling
 
@@ -24,51 +23,63 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Speeds:
-    """What generating cost, one row per repetition.
+    """Measured generations, one row per repetition.
 
-    gammas   (gammas,)                             what was compared; 0 is plain decoding
-    seconds  (repetitions, gammas, len(PARTS))     per emitted token, in each part of a step
-    tokens_per_step  (repetitions, gammas)
-    busy     (repetitions, gammas)                 share of the rows that a mean step was still generating
+    gammas           (gammas,)                          0 is plain decoding
+    seconds          (repetitions, gammas, len(PARTS))  seconds per emitted token, in each part of a step
+    tokens_per_step  (repetitions, gammas)              of a row that has not ended
+    active           (repetitions, gammas)              fraction of the rows that had not ended, mean over steps
+
+    >>> seconds = np.array([[[0.0, 2.0, 0.0], [0.25, 0.5, 0.25]]] * 4)
+    >>> speeds = Speeds((0, 3), seconds, tokens_per_step=np.array([[1.0, 2.5]] * 4))
+    >>> speeds.improvement(3).value, speeds.tokens(3), speeds.time_fraction(3, "draft")
+    (2.0, 2.5, 0.25)
     """
 
     gammas: tuple[int, ...]
     seconds: Array
     tokens_per_step: Array
-    busy: Array = field(default_factory=lambda: np.ones((1, 1)))
+    active: Array = field(default_factory=lambda: np.ones((1, 1)))
 
-    def improvement(self, gamma: int, refilled: bool = False) -> Estimate:
-        """How many times faster than gamma = 0. Raises `ValueError` for a gamma that was not measured.
+    def improvement(self, gamma: int, refilled: bool = False, over: int = 0) -> Estimate:
+        """Wall-clock improvement over gamma = `over`, by default plain decoding.
 
-        What disturbs a clock and what a text happens to accept are two things: of the time of a step this takes the
-        median over repetitions, and of the tokens that it gave the mean, as the theory does.
+        Raises `ValueError` for a gamma that was not measured.
 
-        In a batch the rows that have ended wait for the last one, and with speculation they end apart. `refilled`
-        takes that out: the improvement where new prompts take the places of rows that have ended.
+        Timing noise and acceptance are averaged differently: the median over repetitions of the time of a step, and
+        the mean of the steps per token, as in the theory.
+
+        In a batch the rows that have ended wait for the last one. `refilled` gives the improvement with continuous
+        batching, where a new prompt takes the place of a row that has ended.
         """
-        plain, fast = (self._per_token(one, refilled) for one in (0, gamma))
-        n = len(self.seconds)
-        spread = plain(bootstrap_indices(n, 2000, 0)) / fast(bootstrap_indices(n, 2000, 0))
-        every = np.arange(n)
-        return Estimate(float(plain(every) / fast(every)), *interval(spread), n)
+        baseline, measured = (self._per_token(one, refilled) for one in (over, gamma))
+        return bootstrap(lambda chosen: baseline(chosen) / measured(chosen), len(self.seconds), 2000, 0)
 
     def _per_token(self, gamma: int, refilled: bool) -> Callable[[NDArray[np.int64]], Array]:
-        """Seconds per token of the repetitions `(..., n)`."""
+        """A function from repetitions `(..., n)` to seconds per token."""
         at = self.gammas.index(gamma)
-        busy = np.broadcast_to(self.busy, self.tokens_per_step.shape)[:, at]
-        tokens = self.tokens_per_step[:, at] * busy  # of a step, a row; waiting rows included
+        active = np.broadcast_to(self.active, self.tokens_per_step.shape)[:, at]
+        tokens = self.tokens_per_step[:, at] * active  # per step and row, rows that have ended included
         steps = self.seconds.sum(axis=-1)[:, at] * tokens
-        runs = 1 / (self.tokens_per_step[:, at] if refilled else tokens)  # per token, in texts that are equally long
-        return lambda chosen: np.median(steps[chosen], axis=-1) * np.mean(runs[chosen], axis=-1)
+        per_token = 1 / (self.tokens_per_step[:, at] if refilled else tokens)  # steps; sequences are equally long
+        return lambda chosen: np.median(steps[chosen], axis=-1) * np.mean(per_token[chosen], axis=-1)
 
     def tokens(self, gamma: int) -> float:
-        """Tokens per step of all texts together."""
+        """Tokens per step over all repetitions (block efficiency)."""
         return float(1 / np.mean(1 / self.tokens_per_step[:, self.gammas.index(gamma)]))
 
-    def share(self, gamma: int, part: str) -> float:
-        """The share of the time that one of `PARTS` took, over all repetitions."""
-        mine = self.seconds[:, self.gammas.index(gamma)].sum(axis=0)
-        return float(mine[PARTS.index(part)] / mine.sum())
+    def time_fraction(self, gamma: int, part: str) -> float:
+        """The fraction of the time that one of `PARTS` took, over all repetitions."""
+        seconds = self.seconds[:, self.gammas.index(gamma)].sum(axis=0)
+        return float(seconds[PARTS.index(part)] / seconds.sum())
+
+
+class _Run(NamedTuple):
+    """One timed generation: an entry of each array of `Speeds`."""
+
+    seconds: list[float]
+    tokens_per_step: float
+    active: float
 
 
 def measure_speeds(
@@ -84,33 +95,42 @@ def measure_speeds(
     between: Callable[[], Any] = lambda: None,
     progress: bool = True,
 ) -> Speeds:
-    """Times generation from each prompt with every gamma in turn: one prompt, one repetition.
+    """Times generation from each prompt with every gamma, in a random order; each prompt is one repetition.
 
-    The prompt is alone in its batch, or there `rows` times. `compile` as in `generate`, done before the clock starts.
-    `between` is called before each text, the round of a `CostMeter` say: what a machine does to one it does to both.
-
-    Prompts are run before the clock starts, as in Theorem 3.8, which is about long texts. Raises
+    A batch is `rows` copies of one prompt. `compile` as in `generate`; compilation is not timed. `between` is called
+    before each generation, for instance `CostMeter.round`, so that costs and speeds are measured under equal
+    conditions. The forward pass over the prompt is not timed, since Theorem 3.8 is about long sequences. Raises
     `ValueError` when 0 is not among `gammas` or there are fewer than 3 prompts.
+
+    >>> from specnb.models.synthetic import Shape, synthetic_pair
+    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> measure_speeds(pair, [[1], [2], [3]], (0, 2), max_new_tokens=8).seconds.shape
+    (3, 2, 3)
     """
     if 0 not in gammas or len(prompts) < 3:
-        raise ValueError(f"gammas {list(gammas)} need a 0 to compare with, and {len(prompts)} prompts need to be 3")
+        raise ValueError(
+            f"gammas {list(gammas)} need a 0 to compare with, and {len(prompts)} prompts need to be at least 3"
+        )
 
-    def run(prompt: Sequence[int], gamma: int, row: int) -> Generation:
-        return generate(
+    def run(prompt: Sequence[int], gamma: int, row: int) -> _Run:
+        record = generate(
             pair.target, [prompt] * rows, pair.draft, gamma=gamma, max_new_tokens=max_new_tokens, sampling=sampling,
             seed=seed, rows=range(row * rows, (row + 1) * rows), timed=True, compile=compile, progress=False,
-        )  # fmt: skip
+        ).record  # fmt: skip
+        emitted = record.emitted.sum()
+        seconds = [record.seconds[part].sum() / emitted for part in PARTS]
+        return _Run(seconds, emitted / record.target_passes.sum(), record.active.mean())
+
+    def run_after_between(prompt: Sequence[int], gamma: int, row: int) -> _Run:
+        between()
+        return run(prompt, gamma, row)
 
     for gamma in tqdm(gammas, desc="warming up", delay=3, leave=False, disable=not progress):
         run(prompts[0], gamma, 0)
-    seconds = np.empty((len(prompts), len(gammas), len(PARTS)))
-    tokens_per_step, busy = np.empty((2, *seconds.shape[:2]))
     order = np.random.default_rng(seed)
-    for row, prompt in enumerate(tqdm(prompts, desc="timing texts", delay=3, leave=False, disable=not progress)):
-        for at in order.permutation(len(gammas)):
-            between()
-            record = run(prompt, gammas[at], row).record
-            seconds[row, at] = [record.seconds[part].sum() / record.emitted.sum() for part in PARTS]
-            tokens_per_step[row, at] = record.emitted.sum() / record.target_passes.sum()
-            busy[row, at] = record.active.mean()
-    return Speeds(tuple(gammas), seconds, tokens_per_step, busy)
+    bar = enumerate(tqdm(prompts, desc="timing sequences", delay=3, leave=False, disable=not progress))
+    found = [
+        run_round([partial(run_after_between, prompt, gamma, row) for gamma in gammas], order) for row, prompt in bar
+    ]
+    seconds, tokens_per_step, active = (np.array([[run[at] for run in runs] for runs in found]) for at in range(3))
+    return Speeds(tuple(gammas), seconds, tokens_per_step, active)

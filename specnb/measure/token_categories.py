@@ -1,4 +1,4 @@
-"""What kind of Python each token of a model is part of: read off the text, whatever the tokenizer cuts it into."""
+"""The syntactic category of each token of Python source (keyword, name, operator, ...), for any tokenizer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CATEGORIES = (
     "end of text",
 )  # fmt: skip
 
-# In this order: what begins like a string is one. A string that nobody closed ends with its line, a
-# triple-quoted one with the text.
+# The order matters: what begins like a string is one. An unclosed string ends with its line, a triple-quoted one with
+# the source.
 _LEXEMES = re.compile(
     r"""(?P<comment>\#[^\n]*)
     |(?P<docstring>[rbuf]{0,2}(?P<triple>\"{3}|'{3})(?:\\.|.)*?(?:(?P=triple)|\Z))
@@ -29,35 +29,43 @@ _LEXEMES = re.compile(
 
 
 def character_categories(text: str) -> list[str]:
-    """The kind of every character of a piece of Python that begins outside strings and comments.
+    """The category of every character of Python source that begins outside strings and comments.
 
-    "docstring" is everything between triple quotes. White space inside strings and comments counts as theirs.
+    "docstring" is everything between triple quotes. White space inside strings and comments belongs to them.
+
+    >>> character_categories("if x")
+    ['keyword', 'keyword', 'white space', 'name']
     """
-    kinds: list[str] = []
+    categories: list[str] = []
     for found in _LEXEMES.finditer(text):
-        kind, size = str(found.lastgroup), len(found.group())
-        if kind == "name" and not keyword.iskeyword(found.group()):
-            kinds += ["name"] + ["name, continued"] * (size - 1)
+        category, size = str(found.lastgroup), len(found.group())
+        if category == "name" and not keyword.iskeyword(found.group()):
+            categories += ["name"] + ["name, continued"] * (size - 1)
         else:
-            kinds += [{"name": "keyword", "space": "white space"}.get(kind, kind)] * size
-    return kinds
+            categories += [{"name": "keyword", "space": "white space"}.get(category, category)] * size
+    return categories
 
 
 def token_categories(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
-    """One of `KINDS` for each of `tokens`: that of its first character that is not white space.
+    """One of `CATEGORIES` for each of `tokens`: that of its first character that is not white space.
 
-    A token of nothing but white space is "white space", in a docstring too; a special token is "end of text".
+    A token that is all white space is "white space", in a docstring too; a special token is "end of text".
+
+    >>> from specnb.models.loading import load_pair
+    >>> pair = load_pair(packed=False)
+    >>> token_categories(pair.tokenizer, pair.encode("return 1"))
+    ['end of text', 'keyword', 'keyword', 'number']
     """
     ends = [0] + [len(_decoded(tokenizer, tokens[: n + 1])) for n in range(len(tokens))]
     text = _decoded(tokenizer, tokens)
     characters = character_categories(text)
     special = set(tokenizer.all_special_ids)
-    kinds = []
+    categories = []
     for token, (start, end) in zip(tokens, pairwise(ends), strict=True):
-        # A token may be the first bytes of a character that the next one completes.
-        solid = [at for at in range(start, max(end, start + 1)) if at < len(text) and not text[at].isspace()]
-        kinds.append("end of text" if token in special else characters[solid[0]] if solid else "white space")
-    return kinds
+        # A token can be the first bytes of a character that the next token completes.
+        visible = [at for at in range(start, max(end, start + 1)) if at < len(text) and not text[at].isspace()]
+        categories.append("end of text" if token in special else characters[visible[0]] if visible else "white space")
+    return categories
 
 
 def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:

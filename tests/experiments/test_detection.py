@@ -1,4 +1,4 @@
-"""The record of how many tokens the audit needs, and what is made of it."""
+"""How many tokens the audit requires, and the summary of it."""
 
 import numpy as np
 import pandas as pd
@@ -6,14 +6,14 @@ import pytest
 from tiny import llama, near_copy
 
 from specnb.experiments import detection
-from specnb.experiments.detection import BUG_SUITE, CAP, FIELDS, GROUP, SEEDS, audited, groups, recorded, summary
+from specnb.experiments.detection import BUG_SUITE, CAP, GROUP, SETTINGS, Audited, audited, items, measure, summary
 from specnb.models.loading import Pair
 
 
 def runs(name, found, tokens=100):
     rows = [(name, seed, tokens, after, "draft-leak" if after else None, 0.1, 0.05, 0.15, 1000 + seed // GROUP)
             for seed, after in enumerate(found)]  # fmt: skip
-    return pd.DataFrame(rows, columns=list(FIELDS))
+    return pd.DataFrame(rows, columns=list(Audited._fields))
 
 
 def test_the_summary_counts_what_was_not_found_as_more_than_the_cap():
@@ -31,11 +31,22 @@ def test_a_bug_that_no_audit_found_has_no_median():
     assert line["looks like"] == "-"
 
 
-def test_what_is_recorded_is_not_made_again(tmp_path):
-    assert next(groups(recorded(tmp_path / "none.csv"), ["a"])) == ("a", list(range(GROUP)))
-    assert list(groups(runs("a", [None] * GROUP), ["a"])) == []  # five in vain: the others are left out
-    assert next(groups(runs("a", [1] * GROUP), ["a"])) == ("a", list(range(GROUP, 2 * GROUP)))
-    assert list(groups(runs("a", [1] * SEEDS), ["a"])) == []
+@pytest.mark.parametrize(("detected", "audits"), [(False, GROUP), (True, 3 * GROUP)])
+def test_without_a_detection_in_the_first_group_the_others_are_left_out(monkeypatch, detected, audits):
+    def group(bug, pair, seeds, chunks):
+        return [Audited(bug.name, seed, 100, 7 if detected else None, None, 0.1, 0.0, 0.2, 500) for seed in seeds]
+
+    monkeypatch.setattr(detection, "load_pair", lambda packed: None)
+    monkeypatch.setattr(detection, "audited", group)
+    made = measure("no-residual", seeds=3 * GROUP, chunks=1)
+    assert made.seed.tolist() == list(range(audits))
+    assert list(made.columns) == list(Audited._fields)
+
+
+def test_all_bugs_are_items_and_others_are_refused():
+    assert items(**SETTINGS) == list(BUG_SUITE)
+    with pytest.raises(ValueError, match="no bug is called 'other'; there are exact, "):
+        measure("other", **SETTINGS)
 
 
 @pytest.fixture
@@ -55,5 +66,5 @@ def test_audits_of_a_gross_bug_find_it_and_those_of_an_exact_sampler_do_not(tiny
     assert all(one.tokens == (4 + 8 + 16) * 12 <= CAP for one in right)
 
 
-def test_text_behind_the_end_is_found_at_once(tiny_pair):
+def test_tokens_after_the_end_are_detected_at_once(tiny_pair):
     assert {one.kind for one in audited(BUG_SUITE["after-the-end"], tiny_pair, [0])} == {"after-the-end"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from samplers import sample_row, tables
 
-from specnb.experiments.false_alarms import _drawn_anew, peaks, table
+from specnb.experiments.false_alarms import peaks, resampled, table
 
 
 def test_exact_samplers_stay_below_what_ville_allows() -> None:
@@ -22,10 +22,10 @@ def test_exact_samplers_stay_below_what_ville_allows() -> None:
     assert len(set(found)) > 1
 
 
-def test_tokens_are_drawn_anew_from_the_same_distributions() -> None:
+def test_tokens_are_resampled_from_the_same_distributions() -> None:
     row = sample_row(*tables(), 2000, 0)
-    one, again, other = (_drawn_anew(row, seed, 0) for seed in (0, 0, 1))
+    one, again, other = (resampled(row, seed, 0) for seed in (0, 0, 1))
     assert one.tokens == again.tokens != other.tokens
     assert one.p is row.p
-    hits = np.mean([_drawn_anew(row, seed, 0).tokens for seed in range(20)] == np.asarray(row.p.argmax(dim=-1)))
+    hits = np.mean([resampled(row, seed, 0).tokens for seed in range(20)] == np.asarray(row.p.argmax(dim=-1)))
     assert hits == pytest.approx(float(row.p.amax(dim=-1).mean()), abs=0.02)

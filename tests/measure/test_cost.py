@@ -1,4 +1,4 @@
-"""Shapes and sanity of what is measured; no test asks how long anything took."""
+"""Shapes and sanity of measured costs; no test asserts a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiny import roomy_pair
 from transformers import LlamaForCausalLM
 
 from specnb import theory
-from specnb.measure.cost import DRAFT_PASSES, WARM_UP, Costs, Job, measure_costs, time_interleaved
+from specnb.measure.cost import DRAFT_PASSES, Costs, measure_costs
 from specnb.models.loading import Pair
 
 
@@ -20,7 +20,7 @@ def pair() -> Pair:
 
 def test_costs_have_one_positive_time_per_repetition_and_length(pair: Pair) -> None:
     costs = measure_costs(pair, context=5, largest=4, repetitions=6, progress=False)
-    assert costs.draft.shape == (6,)
+    assert costs.draft.shape == (6, 1)
     assert costs.target.shape == (6, 4)
     assert (costs.draft > 0).all()
     assert (costs.target > 0).all()
@@ -29,7 +29,7 @@ def test_costs_have_one_positive_time_per_repetition_and_length(pair: Pair) -> N
     assert costs.verify_costs[0] == (1.0, 1.0, 1.0, 6)
 
 
-def test_runs_see_the_tokens_they_are_meant_to(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_passes_see_the_right_tokens(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int, int]] = []
 
     def count(module: LlamaForCausalLM, args: object, kwargs: dict[str, torch.Tensor]) -> None:
@@ -50,7 +50,7 @@ def test_runs_see_the_tokens_they_are_meant_to(pair: Pair, monkeypatch: pytest.M
     assert sorted(seen[4:]) == sorted(each * runs_each)
 
 
-def test_a_batch_is_run_with_all_its_rows(pair: Pair) -> None:
+def test_a_batch_has_all_its_rows(pair: Pair) -> None:
     seen: set[tuple[int, ...]] = set()
     hook = pair.target.register_forward_pre_hook(
         lambda module, args, kwargs: seen.add(tuple(kwargs["input_ids"].shape)), with_kwargs=True
@@ -61,23 +61,7 @@ def test_a_batch_is_run_with_all_its_rows(pair: Pair) -> None:
     assert costs.target.shape == (3, 2)
 
 
-def test_everything_is_timed_in_turn_and_what_comes_before_is_not() -> None:
-    ran: list[str] = []
-
-    def job(name: str, times: int) -> Job:
-        return Job(lambda: ran.append(name), before=[lambda: ran.append(f"before {name}")], times=times)
-
-    seconds = time_interleaved(
-        [job("a", 1), job("b", 2)], torch.device("cpu"), 5, np.random.default_rng(0), progress=False
-    )
-    assert seconds.shape == (5, 2)
-    rounds = [tuple(ran[at : at + 5]) for at in range(0, len(ran), 5)]
-    assert len(rounds) == 5 + WARM_UP
-    a, b = ("before a", "a"), ("before b", "b", "b")
-    assert set(rounds) == {a + b, b + a}
-
-
-def test_runs_attend_to_all_the_slots_there_are(pair: Pair) -> None:
+def test_forward_passes_attend_to_all_slots(pair: Pair) -> None:
     seen: set[int] = set()
     hook = pair.target.register_forward_pre_hook(
         lambda module, args, kwargs: seen.add(kwargs["attention_mask"].shape[-1]), with_kwargs=True
@@ -90,7 +74,7 @@ def test_runs_attend_to_all_the_slots_there_are(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"context": 0}, {"largest": 0}, {"repetitions": 2}, {"rows": 0}])
-def test_measuring_nothing_is_refused(pair: Pair, wrong: dict[str, int]) -> None:
+def test_empty_measurements_are_refused(pair: Pair, wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         measure_costs(pair, progress=False, **wrong)
 
@@ -101,21 +85,37 @@ def test_lengths_begin_with_the_unit_of_cost_and_grow(pair: Pair, lengths: tuple
         measure_costs(pair, lengths=lengths, progress=False)
 
 
-def test_chosen_lengths_are_measured_and_no_others(pair: Pair) -> None:
+def test_only_the_given_lengths_are_measured(pair: Pair) -> None:
     costs = measure_costs(pair, context=3, lengths=(1, 4), repetitions=3, progress=False)
     assert costs.target.shape == (3, 2)
     assert costs.verify_cost(4) > 0
-    with pytest.raises(ValueError, match=r"not over \[2, 3\]"):
-        costs.verify_cost([1, 2, 3, 4])
+    assert costs.draft.shape == (3, 1)
+
+
+def test_draft_passes_over_several_tokens_are_measured_on_request(pair: Pair) -> None:
+    costs = measure_costs(pair, context=3, lengths=(1, 4), draft_lengths=(1, 2, 6), repetitions=3, progress=False)
+    assert costs.draft.shape == (3, 3)
+    assert costs.draft_cost(6) > 0
+    with pytest.raises(ValueError, match="must begin with 1"):
+        measure_costs(pair, draft_lengths=(2,), progress=False)
+
+
+def test_costs_are_linear_between_measured_lengths() -> None:
+    costs = Costs(np.array([[0.1, 0.1]] * 3), np.array([[1.0, 3.0]] * 3), (1, 5), (1, 5))
+    assert costs.verify_cost(3) == pytest.approx(2.0)
+    assert costs.draft_cost(4) == pytest.approx(1.0)
+    assert costs.cost_ratio.value == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="passes over 1 to 5 tokens were measured, not over 6"):
+        costs.verify_cost(6)
 
 
 def test_costs_are_ratios_of_medians() -> None:
     target = np.array([[2.0, 3.0], [2.0, 3.0], [200.0, 300.0]])
-    costs = Costs(draft=np.array([0.5, 0.5, 50.0]), target=target, lengths=(1, 2))
+    costs = Costs(draft=np.array([[0.5], [0.5], [50.0]]), target=target, lengths=(1, 2))
     assert costs.cost_ratio.value == 0.25
     assert costs.verify_cost([1, 2]).tolist() == [1.0, 1.5]
-    with pytest.raises(ValueError, match=r"runs over \[1, 2\] tokens were measured, not over \[3\]"):
+    with pytest.raises(ValueError, match="passes over 1 to 2 tokens were measured, not over 3"):
         costs.verify_cost(3)
-    with pytest.raises(ValueError, match=r"not over \[0\]"):
+    with pytest.raises(ValueError, match="not over 0"):
         costs.verify_cost(0)
     assert theory.walltime_improvement(0.5, 1, 0.25, costs.verify_cost) == pytest.approx(1.5 / 1.75)

@@ -1,4 +1,4 @@
-"""What a run moves is counted right; no test asks how fast anything was."""
+"""Bytes moved are counted correctly; no test asserts a time."""
 
 import math
 
@@ -22,7 +22,7 @@ def made(shape=GATED, dtype=torch.float32):
 @pytest.mark.parametrize("shape", [PLAIN, GATED])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "tokens", "context"), [(1, 1, 0), (3, 5, 11)])
-def test_everything_that_a_run_needs_is_moved_once(shape, dtype, rows, tokens, context):
+def test_weights_cache_and_logits_are_counted_once(shape, dtype, rows, tokens, context):
     model = made(shape, dtype)
     moved = bytes_moved(model, rows, tokens, context)
     embedding = model.get_input_embeddings().weight
@@ -45,38 +45,38 @@ def test_a_tied_embedding_is_read_whole_once():
     assert bytes_moved(model) == apart
 
 
-def test_half_the_width_is_half_the_bytes():
+def test_bfloat16_moves_half_the_bytes_of_float32():
     exact, half = bytes_moved(made(), 2, 3, 7), bytes_moved(made(dtype=torch.bfloat16), 2, 3, 7)
     assert BytesMoved(*(2 * part for part in half)) == exact
 
 
-def test_the_floor_is_bytes_over_bandwidth():
+def test_min_seconds_is_bytes_over_bandwidth():
     assert min_seconds(made(), 1e9, 2, 3, 5) == pytest.approx(bytes_moved(made(), 2, 3, 5).total / 1e9)
 
 
 @pytest.mark.parametrize("wrong", [(0, 1, 1), (1, 0, 1), (1, 1, -1)])
-def test_nothing_moves_nothing_is_refused(wrong):
+def test_empty_forward_passes_are_refused(wrong):
     with pytest.raises(ValueError, match="must be at least 1, 1, 0"):
         bytes_moved(made(), *wrong)
 
 
-def test_bandwidth_counts_what_is_read_and_what_is_written(monkeypatch):
-    """With a clock on which copying takes 2 seconds, and each way to read one, a copy of n bytes moves n a second."""
+def test_bandwidth_counts_reads_and_writes(monkeypatch):
+    """A copy of n bytes that takes 2 seconds moves 2 n bytes: n a second."""
     size = 2**20
     seconds = torch.tensor([[2.0, 4.0, 8.0]] * 5).numpy()
-    monkeypatch.setattr(memory_bandwidth, "time_interleaved", lambda jobs, *_, **__: seconds[:, : len(jobs)])
+    monkeypatch.setattr(memory_bandwidth, "time_rounds", lambda *_, **__: seconds)
     assert bandwidth(size=size, repetitions=5) == Estimate(size, size, size, 5)
     seconds[:, 1] = 0.5
     assert bandwidth(size=size, repetitions=5).value == 2 * size
 
 
-def test_every_way_moves_all_of_its_bytes():
-    for way in memory_bandwidth._ways(torch.device("cpu"), 2**20):
-        assert way.bytes in (2**20, 2**21)
-        assert way.job.run() is not None
+def test_memory_tests_state_their_bytes():
+    for test in memory_bandwidth._memory_tests(torch.device("cpu"), 2**20):
+        assert test.bytes in (2**20, 2**21)
+        assert test.job.run() is not None
 
 
-def test_bandwidth_and_runs_are_measured_here():
+def test_bandwidth_and_forward_passes_are_measured():
     rate = bandwidth(size=2**20, repetitions=4)
     assert 0 < rate.low <= rate.value <= rate.high < math.inf
     ratio = over_memory_bound(made(), rows=2, tokens=3, context=5, repetitions=4, size=2**20, progress=False)
@@ -84,11 +84,11 @@ def test_bandwidth_and_runs_are_measured_here():
     assert ratio.n == 4
 
 
-def test_a_run_over_its_floor(monkeypatch):
-    """Three seconds for what moves in one: three times the floor, by the fastest of the ways."""
+def test_time_over_the_memory_bound_uses_the_fastest_memory_test(monkeypatch):
+    """Three seconds for bytes that the fastest memory test moves in one."""
     moved = bytes_moved(made(), 1, 1, 9).total
     size = 2**20
     seconds = torch.tensor([[3.0, 4 * size / moved, size / moved, 9 * size / moved]] * 3, dtype=torch.float64).numpy()
-    monkeypatch.setattr(memory_bandwidth, "time_interleaved", lambda *_: seconds)
+    monkeypatch.setattr(memory_bandwidth, "time_rounds", lambda *_, **__: seconds)
     ratio = over_memory_bound(made(), context=9, repetitions=3, size=size, progress=False)
     assert ratio.value == pytest.approx(3)

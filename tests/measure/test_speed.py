@@ -1,4 +1,4 @@
-"""What is made of timed texts; no test asks how long anything took."""
+"""Speeds computed from timed generations; no test asserts a time."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def test_speeds_have_all_parts_for_every_gamma(pair: Pair) -> None:
     assert (speeds.tokens_per_step[:, 0] == 1).all()
     assert ((speeds.tokens_per_step[:, 1] >= 1) & (speeds.tokens_per_step[:, 1] <= 3)).all()
     assert speeds.improvement(2).n == 3
-    assert sum(speeds.share(2, part) for part in PARTS) == pytest.approx(1)
+    assert sum(speeds.time_fraction(2, part) for part in PARTS) == pytest.approx(1)
 
 
-def test_rows_that_have_ended_are_not_busy(pair: Pair) -> None:
+def test_rows_that_have_ended_are_not_active(pair: Pair) -> None:
     speeds = measure_speeds(pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=20, rows=8, progress=False)
-    assert (speeds.busy[:, 0] == 1).all()
-    assert 0 < speeds.busy[:, 1].min() < 1 == speeds.busy.max()
-    alone = Speeds(speeds.gammas, speeds.seconds * speeds.busy[..., None], speeds.tokens_per_step)
+    assert (speeds.active[:, 0] == 1).all()
+    assert 0 < speeds.active[:, 1].min() < 1 == speeds.active.max()
+    alone = Speeds(speeds.gammas, speeds.seconds * speeds.active[..., None], speeds.tokens_per_step)
     assert speeds.improvement(2, refilled=True) == pytest.approx(alone.improvement(2))
 
 
-def test_rows_that_wait_slow_a_batch_down() -> None:
-    """A step of 3 seconds gives each of the rows that are busy 2 tokens; a plain one takes 1 second."""
-    busy = np.array([0.5, 0.75, 1.0])
+def test_waiting_rows_slow_a_batch_down() -> None:
+    """A step of 3 seconds gives each of the rows that are active 2 tokens; a plain one takes 1 second."""
+    active = np.array([0.5, 0.75, 1.0])
     seconds = np.zeros((3, 2, len(PARTS)))
-    seconds[:, 0, 1], seconds[:, 1, 1] = 1.0, 3.0 / (2.0 * busy)
-    speeds = Speeds((0, 3), seconds, np.tile([1.0, 2.0], (3, 1)), np.stack([np.ones(3), busy], axis=1))
+    seconds[:, 0, 1], seconds[:, 1, 1] = 1.0, 3.0 / (2.0 * active)
+    speeds = Speeds((0, 3), seconds, np.tile([1.0, 2.0], (3, 1)), np.stack([np.ones(3), active], axis=1))
     assert speeds.improvement(3, refilled=True).value == pytest.approx(2 / 3)
-    assert speeds.improvement(3).value == pytest.approx(2 / 3 / np.mean(1 / busy))
+    assert speeds.improvement(3).value == pytest.approx(2 / 3 / np.mean(1 / active))
 
 
 def test_neither_a_slow_moment_nor_a_lucky_text_decides() -> None:
@@ -63,7 +63,7 @@ def test_speeds_compare_with_plain_decoding(pair: Pair) -> None:
     seconds = np.array([[[0.0, 2.0, 0.0], [0.25, 0.5, 0.25]]] * 4)
     speeds = Speeds((0, 3), seconds, np.ones((4, 2)))
     assert speeds.improvement(3) == (2.0, 2.0, 2.0, 4)
-    assert speeds.share(3, "draft") == 0.25
+    assert speeds.time_fraction(3, "draft") == 0.25
     assert speeds.tokens(3) == 1
     with pytest.raises(ValueError, match="not in"):
         speeds.improvement(4)
@@ -73,7 +73,7 @@ def test_speeds_compare_with_plain_decoding(pair: Pair) -> None:
         measure_speeds(pair, [[1]] * 2, (0, 2))
 
 
-def test_rounds_lie_between_the_texts(pair) -> None:
+def test_cost_rounds_alternate_with_generations(pair) -> None:
     meter = CostMeter(pair, 5, (1, 3))
     speeds = measure_speeds(pair, [[1], [2], [0]], (0, 2), max_new_tokens=4, between=meter.round, progress=False)
     costs = meter.costs()

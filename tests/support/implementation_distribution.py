@@ -25,7 +25,7 @@ from specnb.decoding.loop import generate
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
-from specnb.measure.statistics import Fit, _without_rare_cells, detectable_total_variation, goodness_of_fit
+from specnb.measure.statistics import Fit, detectable_total_variation, goodness_of_fit, merge_rare_cells
 from specnb.sampling.distributions import Sampling, overlap
 from specnb.sampling.enumeration import joint_distribution
 
@@ -136,7 +136,7 @@ def fit(case: Case, target: PreTrainedModel, sequences: list[list[int]]) -> tupl
         counts += [observed.pop(code, 0) for code in probs] + [sum(observed.values())]
         distributions += [*probs.values(), 0.0]
     expected = np.array(distributions) / len(PROMPTS)
-    cells = len(_without_rare_cells(expected, expected * len(sequences))[1])
+    cells = len(merge_rare_cells(expected, expected * len(sequences))[1])
     return goodness_of_fit(np.array(counts), expected, fitted=len(PROMPTS) - 1), cells
 
 

@@ -58,7 +58,7 @@ def qwen2(vocab: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, lay
 
 
 def roomy_pair() -> Pair:
-    """Two Llamas with the usual small weights and room for 64 tokens, for tests that ask for times and not for distributions."""
+    """Two Llamas with small weights and 64 positions, for tests of timing."""
     models = []
     for layers in (2, 1):
         torch.manual_seed(layers)
@@ -102,7 +102,7 @@ def near_copy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
 def next_distributions(
     model: PreTrainedModel, sequences: Sequence[Sequence[int]], sampling: Sampling = Sampling()
 ) -> Tensor:
-    """The float64 distributions `(len(texts), vocab)` after equally long texts: one full run each, no cache, no mask."""
+    """The float64 distributions `(len(sequences), vocab)` after equally long sequences, without cache or mask."""
     exact = model if model.dtype == torch.float64 else copy.deepcopy(model).double()
     logits = exact(input_ids=torch.tensor(sequences), use_cache=False).logits[:, -1]
     return standardise(logits, sampling)

@@ -1,6 +1,9 @@
-"""Measure the promised speeds: `make bench` on the processor, `make bench-gpu` on a GPU at published sizes.
+"""The bench: speeds and costs on a CPU (`make bench`) and on a GPU (`make bench-gpu`).
 
-`tables` keeps the tables of measurements and says which rows a new measurement replaces. `against_transformers`
-compares our loop with the assisted generation of transformers. `setting` measures one pair of models at one setting,
-`plan` lists what is measured on a GPU, and `cpu` and `gpu` are the two commands.
+tables                 columns, goals, and which rows a new measurement replaces
+generators             this package and transformers as functions of a prompt, and their interleaved timing
+setting                one pair at one setting: predicted, measured, memory bound, memory
+against_transformers   this package's loop and that of transformers on the same prompts
+stages                 everything that is measured on a CPU
+plan, published_sizes  the tasks on a GPU, and running them
 """

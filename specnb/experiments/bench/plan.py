@@ -1,4 +1,4 @@
-"""What is measured on a GPU, and in which order: the sizes, and the tasks that the tables are made of."""
+"""The tasks of the bench on a GPU, in order, and the sizes of the pairs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import pandas as pd
 
+from specnb.experiments.bench.generators import PROMPT_TOKENS
 from specnb.experiments.bench.setting import Setting
-from specnb.experiments.side_by_side import PROMPT_TOKENS
 from specnb.models.shapes import HUNDREDTH, PUBLISHED, Shape, whole
 from specnb.report.results import ROOT
 
 GAMMA = 4
-ALPHA = 0.75  # of synthetic pairs that Table 2 does not name: English to German with T5-small, temperature 0
+ALPHA = 0.75  # of the other synthetic pairs; Table 2's English to German with T5-small at temperature 0
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 EAGER = (1, 16, 256)
-ARTICLE = {"ende": PROMPT_TOKENS, "cnndm": 512}  # tokens of the text that T5's encoder has read in Table 2
+ARTICLE = {"ende": PROMPT_TOKENS, "cnndm": 512}  # tokens that T5's encoder reads in Table 2
 
 LARGE = "T5-XXL 11B / T5-small 77M"  # with every weight read in every step, as a decoder does
 LLAMA = "Llama 3.1 8B / a hundredth"
@@ -37,11 +37,11 @@ TINY = (Shape(2, 64, 96, 4, gated=True, kv_heads=2), Shape(1, 32, 64, 2), 256)
 
 @dataclass(frozen=True)
 class Task:
-    """What one or more rows of a table come from: a pair (synthetic unless it is "trained") and how it decodes."""
+    """One or more rows of a table: a pair (synthetic unless it is "trained") and its setting."""
 
     table: str
     pair: str
-    how: Setting
+    setting: Setting
     alpha: float = ALPHA
     temperature: float = 1.0
     prompt: int = PROMPT_TOKENS
@@ -49,14 +49,22 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Its name in the stamp and in the tables."""
-        how = self.how.compile if isinstance(self.how.compile, str) else "compiled" if self.how.compile else "eager"
+        """Its name in the tables."""
+        compiled = (
+            self.setting.compile
+            if isinstance(self.setting.compile, str)
+            else "compiled"
+            if self.setting.compile
+            else "eager"
+        )
         where = f", {self.printed['task']}" if self.printed else ""
-        return f"{self.table}: {self.pair}, rows {self.how.rows}, {how}, temperature {self.temperature:g}{where}"
+        return (
+            f"{self.table}: {self.pair}, rows {self.setting.rows}, {compiled}, temperature {self.temperature:g}{where}"
+        )
 
 
 def plan() -> list[Task]:
-    """All tasks in their order: the goals, Table 2, every batch size, then steps as they stand and compiled ones."""
+    """All tasks in order: the goals, Table 2, every batch size, then eager and compiled steps."""
     one, many = Setting(GAMMA, 1, "graph"), Setting(GAMMA, 1, "graph", new_tokens=64, repetitions=5)
     pairs = ("trained", LLAMA, GPT, LARGE, LLAMA2)
     tasks = [Task("peers", "trained", one), *(Task("batch", pair, one) for pair in ("trained", LARGE, LLAMA))]
@@ -65,22 +73,24 @@ def plan() -> list[Task]:
     tasks += [Task("peers", LARGE, one)]
     tasks += [Task("batch", pair, replace(many, rows=rows, compile=False)) for pair in pairs for rows in EAGER]
     tasks += [Task("batch", pair, replace(one, compile=True)) for pair in ("trained", GPT)]
-    return list({task.key: task for task in tasks}.values())  # the first time that one is asked for
+    return list({task.key: task for task in tasks}.values())  # each once, where it comes first
 
 
 def small_plan() -> list[Task]:
-    """A few tasks of each kind, over in seconds on a processor; the pairs keep their names and are tiny."""
-    tasks = [task for task in plan() if task.how.rows <= 2 and task.how.compile == "graph"]
+    """A few tasks of each kind with tiny pairs of the same names, which take seconds on a CPU."""
+    tasks = [task for task in plan() if task.setting.rows <= 2 and task.setting.compile == "graph"]
     few = [task for task in tasks if task.pair in ("trained", LARGE, LLAMA)]
     some = [task for task in tasks if task.table == "table2"][::5]
-    return [replace(task, how=replace(task.how, compile=False, new_tokens=8, repetitions=3)) for task in few + some]
+    return [
+        replace(task, setting=replace(task.setting, compile=False, new_tokens=8, repetitions=3)) for task in few + some
+    ]
 
 
-def table2(how: Setting) -> list[Task]:
+def table2(setting: Setting) -> list[Task]:
     """The rows of the paper's Table 2 as tasks: its sizes, alphas, gammas and temperatures, and what it printed."""
     printed = pd.read_csv(ROOT / "data" / "reference" / "table2_and_4_walltime.csv").to_dict("records")
     return [
-        Task("table2", f"T5-XXL step / {row['draft']} step", replace(how, gamma=row["gamma"]), row["alpha"],
+        Task("table2", f"T5-XXL step / {row['draft']} step", replace(setting, gamma=row["gamma"]), row["alpha"],
              float(row["temperature"]), ARTICLE[row["task"]],
              {"task": row["task"], "paper_c": row["cost_ratio"], "paper_alpha": row["alpha"],
               "paper_predicted": row["expected"], "paper_measured": row["measured"]})

@@ -1,7 +1,7 @@
-"""One pair at one setting: what the theory predicts, what the loop does, the floor under both, and the memory.
+"""One pair at one setting: predicted and measured improvement, the memory bound of a step, and the memory used.
 
-The prediction is Theorem 3.8 with alpha as it is along texts of the target, and with c and v(n) of a batch of that
-size. It is held against timed steps, and beside these stand whole untimed calls, prompts and all: what a user gets.
+The prediction is Theorem 3.8 with alpha along sequences of the target, and c and v(n) of a batch of that size. It is
+compared with timed steps. The time of whole calls, which include the forward pass over the prompt, is measured too.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from specnb.decoding import loop
+from specnb.experiments.bench.generators import specnb_generate, time_generators
 from specnb.experiments.bench.tables import columns, counted, settings
-from specnb.experiments.side_by_side import specnb_generate, time_side_by_side
 from specnb.measure.acceptance import measure_acceptance
-from specnb.measure.cost import measure_costs
+from specnb.measure.cost import measure_costs, mid_generation
 from specnb.measure.memory_bandwidth import min_seconds
 from specnb.measure.recommend import predict
 from specnb.measure.speed import Speeds, measure_speeds
@@ -33,8 +33,8 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A pair, the prompts it continues, and the overlaps `beta` `(texts, tokens)` along what its target writes."""
+class Workload:
+    """A pair, its prompts, and the overlaps `beta` `(sequences, tokens)` along sequences of its target."""
 
     name: str
     pair: Pair
@@ -43,15 +43,15 @@ class Subject:
     beta: Array
 
 
-def subject(name: str, pair: Pair, prompts: list[list[int]], sampling: Sampling, new_tokens: int) -> Subject:
-    """`pair` with its alpha measured on all of `prompts`, of which there must be 8."""
+def workload(name: str, pair: Pair, prompts: list[list[int]], sampling: Sampling, new_tokens: int) -> Workload:
+    """`pair` with its overlaps measured on all of `prompts`, of which there must be 8."""
     found = measure_acceptance(pair.target, {"draft": pair.draft}, prompts, new_tokens=new_tokens, sampling=sampling)
-    return Subject(name, pair, prompts, sampling, found.beta["draft"])
+    return Workload(name, pair, prompts, sampling, found.beta["draft"])
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a subject decodes: drafts per step, rows at a time, `compile` of `generate`, tokens, repetitions."""
+    """How a pair decodes: draft tokens per step, rows of a batch, `compile` of `generate`, new tokens, repetitions."""
 
     gamma: int = 4
     rows: int = 1
@@ -60,95 +60,100 @@ class Setting:
     repetitions: int = 7
 
 
-def measure_cell(who: Subject, how: Setting, bandwidth: float) -> Row:
-    """One row of a table: everything about `who` decoding as `how` says; the columns are explained below.
+def measure_setting(load: Workload, setting: Setting, bandwidth: float) -> Row:
+    """One row of a table, with these columns:
 
-    alpha, c, v               measured on their own: v is that of gamma + 1 tokens, c and v those of so many rows
-    predicted, counted        by Theorem 3.8; with the tokens per step that there were in place of alpha's
-    measured                  walltime improvement of timed steps over gamma = 0
-    refilled, over_predicted  the same, where a row that has ended would not wait for the last of its batch; and
-                              that over what was predicted
-    calls                     the same of whole untimed calls, prompts run by both models included
+    alpha, c, v               c and v are those of a batch of so many rows, v that of gamma + 1 tokens
+    predicted, counted        by Theorem 3.8; with the counted tokens per step instead of alpha
+    measured                  wall-clock improvement of timed steps over gamma = 0
+    refilled, over_predicted  the same with continuous batching; and that over `predicted`
+    calls                     the improvement of whole calls, the forward pass over the prompt included
     tokens_per_s, plain_*     of those calls, with and without speculation
     step_ms, plain_ms         of one step with and without speculation
-    floor_*, gb_per_s         what the memory traffic of such a step alone would take at `bandwidth`; that bandwidth
-    busy                      share of the rows that a mean speculative step was still generating
-    weights_gb, peak_gb, predicted_gb   of memory: both models, the rest of a call at its peak, and that as predicted
+    bound_*, gb_per_s         memory bound of such a step at `bandwidth`; that bandwidth
+    active                    fraction of the rows that had not ended, mean over speculative steps
+    weights_gb, peak_gb, predicted_gb   memory of both models, of the rest of a call at its peak, and that as predicted
     """
-    pair, gamma, rows = who.pair, how.gamma, how.rows
-    prompts = who.prompts[: how.repetitions]
-    context = len(prompts[0]) + how.new_tokens // 2
-    slots = loop.slots_for(len(prompts[0]), how.new_tokens, gamma, how.compile)
+    pair, gamma, rows = load.pair, setting.gamma, setting.rows
+    prompts = load.prompts[: setting.repetitions]
+    context, slots = mid_generation(len(prompts[0]), setting.new_tokens, gamma, setting.compile)
     speculative, plain = (
-        specnb_generate(pair, drafts, how.new_tokens, how.compile, rows, who.sampling) for drafts in (gamma, 0)
+        specnb_generate(pair, drafted, setting.new_tokens, setting.compile, rows, load.sampling)
+        for drafted in (gamma, 0)
     )
-    taken = memory(who, how)
+    taken = memory(load, setting)
     costs = measure_costs(
-        pair, context=context, slots=slots, lengths=(1, gamma + 1), rows=rows, repetitions=3 * how.repetitions,
-        compile=how.compile,
+        pair, context=context, slots=slots, lengths=(1, gamma + 1), rows=rows, repetitions=3 * setting.repetitions,
+        compile=setting.compile,
     )  # fmt: skip
     speeds = measure_speeds(
-        pair, prompts, (0, gamma), max_new_tokens=how.new_tokens, sampling=who.sampling, rows=rows, compile=how.compile
+        pair,
+        prompts,
+        (0, gamma),
+        max_new_tokens=setting.new_tokens,
+        sampling=load.sampling,
+        rows=rows,
+        compile=setting.compile,
     )
-    empty()
-    calls = time_side_by_side({"speculative": speculative, "plain": plain}, prompts)
-    alpha = ratio_of_sums(who.beta.sum(axis=1), np.full(len(who.beta), who.beta.shape[1]))
+    free_memory()
+    calls = time_generators({"speculative": speculative, "plain": plain}, prompts, pair.target.device)
+    alpha = ratio_of_sums(load.beta.sum(axis=1), np.full(len(load.beta), load.beta.shape[1]))
     row = (
-        label(who.name, pair, who.sampling, how) | {"context": context}
+        label(load.name, pair, load.sampling, setting) | {"context": context}
         | columns("alpha", alpha) | columns("c", costs.cost_ratio) | columns("v", costs.verify_costs[1])
-        | columns("predicted", predict(who.beta, costs, gamma))
+        | columns("predicted", predict(load.beta, costs, gamma))
         | columns("measured", speeds.improvement(gamma)) | columns("refilled", speeds.improvement(gamma, refilled=True))
         | columns("calls", ratio_of_medians(calls.plain, calls.speculative))
-        | {"tokens_per_step": speeds.tokens(gamma), "busy": float(speeds.busy[:, 1].mean())}
-        | {"tokens_per_s": rows * how.new_tokens / calls.speculative.median()}
-        | {"plain_tokens_per_s": rows * how.new_tokens / calls.plain.median()}
+        | {"tokens_per_step": speeds.tokens(gamma), "active": float(speeds.active[:, 1].mean())}
+        | {"tokens_per_s": rows * setting.new_tokens / calls.speculative.median()}
+        | {"plain_tokens_per_s": rows * setting.new_tokens / calls.plain.median()}
         | step_times(speeds, rows) | memory_bounds(pair, gamma, rows, context, bandwidth) | taken
     )  # fmt: skip
     return row | {"counted": counted(row), "over_predicted": row["refilled"] / row["predicted"]}
 
 
-def label(name: str, pair: Pair, sampling: Sampling, how: Setting) -> Row:
-    """The columns that say what was measured, and under what."""
+def label(name: str, pair: Pair, sampling: Sampling, setting: Setting) -> Row:
+    """The columns with what was measured, and the conditions."""
     return (
         {"pair": name, "target_weights": size_of(pair.target).held, "draft_weights": size_of(pair.draft).held}
-        | {"gamma": how.gamma, "temperature": sampling.temperature, "rows": how.rows}
-        | {"new_tokens": how.new_tokens, "repetitions": how.repetitions} | settings(pair, how.compile)
+        | {"gamma": setting.gamma, "temperature": sampling.temperature, "rows": setting.rows}
+        | {"new_tokens": setting.new_tokens, "repetitions": setting.repetitions} | settings(pair, setting.compile)
     )  # fmt: skip
 
 
 def step_times(speeds: Speeds, rows: int) -> Row:
     """Milliseconds of a mean step of a batch of `rows`, without and with the one other gamma of `speeds`."""
-    emitted = rows * speeds.busy * speeds.tokens_per_step  # in a step, by all rows
+    emitted = rows * speeds.active * speeds.tokens_per_step  # in a step, by all rows
     plain, step = 1e3 * (speeds.seconds.sum(axis=-1) * emitted).T
     once = np.ones_like(plain)
     return columns("step_ms", ratio_of_medians(step, once)) | columns("plain_ms", ratio_of_medians(plain, once))
 
 
 def memory_bounds(pair: Pair, gamma: int, rows: int, context: int, bandwidth: float) -> Row:
-    """Milliseconds that the memory traffic of a step with `gamma` drafts, and of a plain one, takes at the least."""
+    """Memory bounds in milliseconds of a step with `gamma` draft tokens, and of a step of plain decoding."""
     draft, verify, plain = (
         1e3 * min_seconds(model, bandwidth, rows, tokens, context)
         for model, tokens in ((pair.draft, 1), (pair.target, gamma + 1), (pair.target, 1))
     )
-    return {"floor_step_ms": gamma * draft + verify, "floor_plain_ms": plain, "gb_per_s": bandwidth / 1e9}
+    return {"bound_step_ms": gamma * draft + verify, "bound_plain_ms": plain, "gb_per_s": bandwidth / 1e9}
 
 
-def memory(who: Subject, how: Setting) -> Row:
-    """Gigabytes of a speculative call: both models' weights, the rest at its peak, and that as predicted."""
-    prompt, device = who.prompts[0], who.pair.target.device
-    call = specnb_generate(who.pair, how.gamma, how.new_tokens, how.compile, how.rows, who.sampling)
-    empty()
+def memory(load: Workload, setting: Setting) -> Row:
+    """Gigabytes of a speculative call: both models' weights, the rest at its peak, and the rest as predicted."""
+    prompt, device = load.prompts[0], load.pair.target.device
+    call = specnb_generate(load.pair, setting.gamma, setting.new_tokens, setting.compile, setting.rows, load.sampling)
+    free_memory()
     peak = measured_peak(lambda: call(prompt), device)
-    empty()
+    free_memory()
     need = predicted(
-        who.pair.target, who.pair.draft, rows=how.rows, prompt=len(prompt), new_tokens=how.new_tokens, gamma=how.gamma,
-        sampling=who.sampling,
+        load.pair.target, load.pair.draft, rows=setting.rows, prompt=len(prompt), new_tokens=setting.new_tokens,
+        gamma=setting.gamma, sampling=load.sampling,
     )  # fmt: skip
     return {"weights_gb": need.weights / GB, "peak_gb": peak / GB, "predicted_gb": need.generation / GB}
 
 
-def empty() -> None:
-    """Lets go of what compiled steps hold, and gives the memory back to the device: the next phase begins alone."""
+def free_memory() -> None:
+    """Releases compiled steps and unused device memory before the next measurement."""
     loop.forget_compiled()
     gc.collect()
     if torch.cuda.is_available():

@@ -1,8 +1,9 @@
-"""What is written down about time: columns that say under what, goals, and whose rows a measurement replaces."""
+"""Tables of the bench: columns, goals, and which rows a new measurement replaces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,11 @@ from specnb.theory import step_cost
 
 Row = dict[str, Any]
 Rows = list[Row]
-NEW_TOKENS = 128  # of a text that is timed
+NEW_TOKENS = 128  # of a timed sequence
 
 
 def settings(pair: Pair, compiled: bool | str) -> dict[str, Any]:
-    """The columns that say under what a row was measured."""
+    """The columns with the conditions of a measurement."""
     threads = torch.get_num_threads()
     dtype = str(pair.target.dtype).removeprefix("torch.")
     return {"machine": machine(pair.target.device), "threads": threads, "dtype": dtype, "compiled": compiled}
@@ -39,35 +40,43 @@ def goal_row(name: str, ratio: Estimate, goal: float, under: dict[str, Any]) -> 
 
 
 def counted(rows: Any) -> Any:
-    """The prediction for the very texts that were timed, whatever was accepted in them: of one row, or of a table,
-    with the columns tokens_per_step, gamma, c and v."""
+    """The prediction from the counted tokens per step instead of alpha, for a row or a table with the columns
+    tokens_per_step, gamma, c and v."""
     return rows["tokens_per_step"] / step_cost(rows["gamma"], rows["c"], lambda _: rows["v"])
 
 
 def curve(costs: Costs, labels: dict[str, Any]) -> Rows:
-    """One row for each number of tokens of a target run, and one for the draft."""
+    """One row for each length of a target forward pass, and one for the draft model."""
     runs = [("target", n, times) for n, times in zip(costs.lengths, costs.target.T, strict=True)]
     rows: Rows = []
-    for model, n, times in [*runs, ("draft", 1, costs.draft)]:
+    for model, n, times in [*runs, ("draft", 1, costs.draft[:, 0])]:
         low, middle, high = 1e3 * np.quantile(times, [0.25, 0.5, 0.75])
         rows.append(labels | {"model": model, "n": n, "ms": middle, "ms_low": low, "ms_high": high})
     return rows
 
 
 def keep(name: str, table: pd.DataFrame, same: Sequence[str] = ("machine",)) -> pd.DataFrame:
-    """Writes `data/results/<name>.csv`: these rows, and those that were there and differ in a column of `same`."""
-    path = out() / "data" / "results" / f"{name}.csv"
-    if path.exists():
-        before = pd.read_csv(path)
+    """Writes `data/results/<name>.csv`: these rows, and the earlier ones that differ in a column of `same`."""
+    before = recorded(name)
+    if len(before):
         new = set(_keys(table, same))
         old = [key not in new for key in _keys(before, same)]
         table = pd.concat([before[old], table], ignore_index=True)
-    write(path, table.to_csv(index=False, lineterminator="\n", float_format="%.5g"))
+    write(_path(name), table.to_csv(index=False, lineterminator="\n", float_format="%.5g"))
     return table
 
 
+def recorded(name: str) -> pd.DataFrame:
+    """`data/results/<name>.csv` under the output folder; empty if there is none."""
+    return pd.read_csv(_path(name)) if _path(name).exists() else pd.DataFrame()
+
+
+def _path(name: str) -> Path:
+    return out() / "data" / "results" / f"{name}.csv"
+
+
 def _keys(table: pd.DataFrame, same: Sequence[str]) -> list[tuple[str, ...]]:
-    """What tells rows apart, whether it was just made or read from a file, where 1.0 has become 1."""
+    """The columns `same` as strings that are equal for a number and for what is read back from a file (1.0 and 1)."""
     rows = table[list(same)].astype(object).to_numpy()
     return [tuple(f"{x:.5g}" if type(x) in (float, int) else str(x) for x in row) for row in rows]
 

@@ -13,13 +13,15 @@ def test_every_task_is_there_once():
     assert len(keys) == len(set(keys))
     for pair in ("trained", LARGE, LLAMA):
         rows = [
-            task.how.rows for task in plan() if (task.table, task.pair, task.how.compile) == ("batch", pair, "graph")
+            task.setting.rows
+            for task in plan()
+            if (task.table, task.pair, task.setting.compile) == ("batch", pair, "graph")
         ]
         assert sorted(rows) == list(BATCHES)
 
 
 def test_the_goals_come_first_and_table_2_next():
-    first = [(task.table, task.pair, task.how.rows) for task in plan()[:4]]
+    first = [(task.table, task.pair, task.setting.rows) for task in plan()[:4]]
     assert first == [("peers", "trained", 1), ("batch", "trained", 1), ("batch", LARGE, 1), ("batch", LLAMA, 1)]
     assert {task.table for task in plan()[4:16]} == {"table2"}
 
@@ -28,7 +30,7 @@ def test_table_2_is_the_papers():
     printed = pd.read_csv(ROOT / "data" / "reference" / "table2_and_4_walltime.csv")
     tasks = table2(Setting())
     assert [task.alpha for task in tasks] == list(printed.alpha)
-    assert [task.how.gamma for task in tasks] == list(printed.gamma)
+    assert [task.setting.gamma for task in tasks] == list(printed.gamma)
     assert [task.temperature for task in tasks] == list(printed.temperature)
     assert [task.printed["paper_measured"] for task in tasks] == list(printed.measured)
     assert [task.pair.split()[3] for task in tasks] == list(printed.draft)
@@ -45,5 +47,5 @@ def test_the_small_plan_has_some_of_every_kind():
     tasks = small_plan()
     assert {task.table for task in tasks} == {"peers", "batch", "table2"}
     assert {task.temperature for task in tasks} == {0.0, 1.0}
-    assert {task.how.rows for task in tasks} == {1, 2}
-    assert not any(task.how.compile for task in tasks)
+    assert {task.setting.rows for task in tasks} == {1, 2}
+    assert not any(task.setting.compile for task in tasks)

@@ -59,7 +59,7 @@ def test_a_row_of_the_bench_has_the_agreed_columns(pair):
 
 
 def test_a_cost_curve_has_the_draft_and_every_length():
-    costs = Costs(np.full(4, 1e-3), np.tile([4e-3, 5e-3], (4, 1)), (1, 3))
+    costs = Costs(np.full((4, 1), 1e-3), np.tile([4e-3, 5e-3], (4, 1)), (1, 3))
     rows = pd.DataFrame(curve(costs, {"pair": "x"}))
     assert rows[["model", "n", "ms"]].to_numpy().tolist() == [
         ["target", 1, pytest.approx(4)], ["target", 3, pytest.approx(5)], ["draft", 1, pytest.approx(1)],

@@ -1,13 +1,10 @@
-"""What this project promises about time, measured on this machine: `python -m specnb.experiments.bench`, or `make bench`.
+"""The stages of the bench on a CPU: walltime, temperature 0, a trace, regimes, cost curves.
 
-Everything that is compared runs in turn, prompt by prompt, in a new order each time. Rows of this machine
-replace its older ones in `data/results/bench*.csv`; what other machines measured stays. Notebook 05 reads them.
+Rows of this machine replace its older ones in `data/results/bench*.csv`; those of other machines stay.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +13,10 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.decoding.loop import generate, slots_for
+from specnb.decoding.loop import generate
 from specnb.decoding.timing import PARTS
 from specnb.experiments.bench.against_transformers import measure_against_transformers
+from specnb.experiments.bench.generators import PROMPT_TOKENS, prompts_for
 from specnb.experiments.bench.tables import (
     NEW_TOKENS,
     Rows,
@@ -29,26 +27,22 @@ from specnb.experiments.bench.tables import (
     keep,
     keep_curves,
     keep_goals,
-    machine,
     settings,
 )
-from specnb.experiments.side_by_side import PROMPT_TOKENS, prompts_for
 from specnb.measure.acceptance import measure_acceptance
-from specnb.measure.cost import CostMeter, Costs, measure_costs
+from specnb.measure.cost import CostMeter, Costs, measure_costs, mid_generation
 from specnb.measure.recommend import predict
 from specnb.measure.speed import Speeds, measure_speeds
 from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.loading import Pair, load_pair
 from specnb.models.synthetic import DRAFT, TARGET, Shape, synthetic_pair
-from specnb.report.results import ROOT, out, stamp, write
-from specnb.report.source_digest import module_digest
 from specnb.sampling.distributions import Sampling
 
-FEW_TOKENS = 48  # where many pairs are compared
+FEW_TOKENS = 48  # of a timed sequence where many pairs are compared
 GAMMAS = tuple(range(9))
 COMPILED_GAMMAS = (0, 2, 3, 4, 5)
-CONTEXTS = (32, PROMPT_TOKENS + NEW_TOKENS // 2, 384)  # the middle one is that of the texts that are timed
-TEXTS = 32  # of the target alone, for alpha
+CONTEXTS = (32, PROMPT_TOKENS + NEW_TOKENS // 2, 384)  # the middle one is that of the timed sequences
+SEQUENCES = 32  # of the target alone, for alpha
 ALPHAS = (0.1, 0.2, 0.3, 0.5, 0.76, 0.9)
 DRAFTS = (DRAFT, Shape(4, 384, 1536, 6), Shape(6, 512, 2048, 8), Shape(9, 640, 2560, 10), TARGET)
 BATCHES = (1, 4, 16, 64, 128, 256)
@@ -59,15 +53,15 @@ GAMMA = 4
 def walltime(
     name: str, pair: Pair, repetitions: int, compile: bool = False, sampling: Sampling = Sampling()
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Predicted and measured walltime improvement for each gamma, and where the time went; and the cost curve."""
+    """Predicted and measured wall-clock improvement and the parts of a step for each gamma; and the cost curve."""
     gammas = COMPILED_GAMMAS if compile else GAMMAS
-    prompts = prompts_for(pair, name, TEXTS)
+    prompts = prompts_for(pair, name, SEQUENCES)
     found = measure_acceptance(pair.target, {"draft": pair.draft}, prompts, new_tokens=NEW_TOKENS, sampling=sampling)
     beta = found.beta["draft"]
     alpha = ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]))
-    # What predicts and what is predicted are timed in turn, so that a machine that changes changes both.
-    slots = slots_for(PROMPT_TOKENS, NEW_TOKENS, max(gammas), compile)
-    meter = CostMeter(pair, CONTEXTS[1], [gamma + 1 for gamma in gammas], slots=slots, compile=compile)
+    # Costs and generations alternate, so that both are measured under equal conditions.
+    context, slots = mid_generation(PROMPT_TOKENS, NEW_TOKENS, max(gammas), compile)
+    meter = CostMeter(pair, context, [gamma + 1 for gamma in gammas], slots=slots, compile=compile)
     speeds = measure_speeds(
         pair, prompts[:repetitions], gammas, max_new_tokens=NEW_TOKENS, sampling=sampling, compile=compile,
         between=meter.round,
@@ -79,51 +73,48 @@ def walltime(
         | {"v": float(costs.verify_cost(gamma + 1)), "target_ms": 1e3 * float(np.median(costs.target[:, 0]))}
         | columns("predicted", predict(beta, costs, gamma)) | columns("measured", speeds.improvement(gamma))
         | {"tokens_per_step": speeds.tokens(gamma)}
-        | {part: speeds.share(gamma, part) for part in PARTS} | {"own": own_share(costs, speeds, gamma)}
+        | {part: speeds.time_fraction(gamma, part) for part in PARTS} | {"own": overhead_fraction(costs, speeds, gamma)}
         for gamma in gammas if gamma
     ]  # fmt: skip
     layout = "compiled" if compile else "packed"
-    labels = {"pair": name, "layout": layout, "context": CONTEXTS[1]} | settings(pair, compile)
+    labels = {"pair": name, "layout": layout, "context": context} | settings(pair, compile)
     return pd.DataFrame(rows), pd.DataFrame(curve(costs, labels))
 
 
-def own_share(costs: Costs, speeds: Speeds, gamma: int) -> float:
-    """The share of a step that is neither a draft run nor the target run, both as timed alone."""
+def overhead_fraction(costs: Costs, speeds: Speeds, gamma: int) -> float:
+    """The fraction of a step beyond the draft and target forward passes, both as timed alone."""
     at = speeds.gammas.index(gamma)
     step = np.median(speeds.seconds[:, at].sum(axis=-1) * speeds.tokens_per_step[:, at])
-    runs = gamma * np.median(costs.draft) + np.median(costs.target[:, costs.lengths.index(gamma + 1)])
-    return float(1 - runs / step)
+    passes = gamma * np.median(costs.draft) + np.median(costs.target[:, costs.lengths.index(gamma + 1)])
+    return float(1 - passes / step)
 
 
 def cost_curves(name: str, layout: str, pair: Pair, repetitions: int) -> pd.DataFrame:
-    """Milliseconds of target runs over 1 to 17 tokens and of a draft run, at several contexts.
+    """Milliseconds of target forward passes over 1 to 17 tokens and of a draft forward pass, at several contexts.
 
-    Half of the new tokens are written, as in the middle of a text; the slots of the other half are there too.
+    Cache slots are those half-way through a generation of `NEW_TOKENS`.
     """
     rows: Rows = []
-    for context in CONTEXTS:
-        slots = slots_for(context, NEW_TOKENS // 2, gamma=16)
+    for prompt in (context - NEW_TOKENS // 2 for context in CONTEXTS):
+        context, slots = mid_generation(prompt, NEW_TOKENS, gamma=16)
         costs = measure_costs(pair, context=context, slots=slots, largest=17, repetitions=repetitions)
         rows += curve(costs, {"pair": name, "layout": layout, "context": context} | settings(pair, False))
     return pd.DataFrame(rows)
 
 
 def compiled_curve(name: str, pair: Pair, repetitions: int) -> pd.DataFrame:
-    """The same of compiled runs, over as many tokens as are compiled for `walltime`, and at its context only."""
-    slots = slots_for(PROMPT_TOKENS, NEW_TOKENS, max(COMPILED_GAMMAS), compile=True)
+    """The same for compiled forward passes, over the lengths that `walltime` compiles, at its context only."""
+    context, slots = mid_generation(PROMPT_TOKENS, NEW_TOKENS, max(COMPILED_GAMMAS), compile=True)
     costs = measure_costs(
-        pair, context=CONTEXTS[1], slots=slots, lengths=[gamma + 1 for gamma in COMPILED_GAMMAS],
+        pair, context=context, slots=slots, lengths=[gamma + 1 for gamma in COMPILED_GAMMAS],
         repetitions=repetitions, compile=True,
     )  # fmt: skip
-    labels = {"pair": name, "layout": "compiled", "context": CONTEXTS[1]} | settings(pair, True)
+    labels = {"pair": name, "layout": "compiled", "context": context} | settings(pair, True)
     return pd.DataFrame(curve(costs, labels))
 
 
 def regimes(repetitions: int) -> pd.DataFrame:
-    """Speed-up at gamma = 4 along four ways to lose: alpha, cost of the draft, batch, temperature.
-
-    In a batch, with new prompts in the places of rows that have ended: what is lost is lost to the runs' cost.
-    """
+    """Improvement at gamma = 4 over alpha, cost ratio, batch size and temperature; batches with continuous batching."""
     made: Rows = []
 
     def measure(regime: str, x: float, name: str, pair: Pair, rows: int = 1, sampling: Sampling = Sampling()) -> None:
@@ -131,9 +122,9 @@ def regimes(repetitions: int) -> pd.DataFrame:
         speeds = measure_speeds(
             pair, prompts, (0, GAMMA), max_new_tokens=FEW_TOKENS, rows=rows, sampling=sampling, progress=False
         )
+        context, slots = mid_generation(PROMPT_TOKENS, FEW_TOKENS, GAMMA)
         costs = measure_costs(
-            pair, context=PROMPT_TOKENS + FEW_TOKENS // 2, slots=slots_for(PROMPT_TOKENS, FEW_TOKENS, GAMMA),
-            lengths=(1, GAMMA + 1), rows=rows, repetitions=9, progress=False,
+            pair, context=context, slots=slots, lengths=(1, GAMMA + 1), rows=rows, repetitions=9, progress=False
         )  # fmt: skip
         made.append(
             {"regime": regime, "x": x, "pair": name, "gamma": GAMMA} | settings(pair, False)
@@ -158,7 +149,7 @@ def regimes(repetitions: int) -> pd.DataFrame:
 
 
 def trace(pair: Pair, new_tokens: int = 40) -> pd.DataFrame:
-    """Every part of every step of one text, in order, with the tokens that the step emitted beside its target run."""
+    """Every part of every step of one generation; the line of the target part has the tokens that the step emitted."""
     prompt = prompts_for(pair, "trained", 1)[0]
     rows: Rows = []
     for gamma in (7, 3, 0):
@@ -177,28 +168,28 @@ def trace(pair: Pair, new_tokens: int = 40) -> pd.DataFrame:
 
 
 def walltime_goals(table: pd.DataFrame) -> Rows:
-    """The goals that rest on predictions: measured over predicted, and the loop's own share at gamma = 4."""
+    """The goals about predictions: measured over predicted, and the overhead of a step at gamma = 4."""
     rows: Rows = []
     for row in table.to_dict("records"):
-        under = {name: row[name] for name in ("machine", "threads", "dtype", "compiled")}
-        ratio = [row[name] / row["predicted"] for name in ("measured", "measured_low", "measured_high")]
+        under = {column: row[column] for column in ("machine", "threads", "dtype", "compiled")}
+        ratio = [row[column] / row["predicted"] for column in ("measured", "measured_low", "measured_high")]
         half = ", bfloat16" if row["dtype"] == "bfloat16" else ""
-        who = f"{row['pair']}{half}"
-        label = f"{who}: measured over predicted, gamma {row['gamma']}"
+        name = f"{row['pair']}{half}"
+        label = f"{name}: measured over predicted, gamma {row['gamma']}"
         rows.append(goal_row(label, Estimate(ratio[0], ratio[1], ratio[2], 0), 0.95, under))
         same = row["measured"] / counted(row)
         rows.append(goal_row(f"{label}, tokens as counted", Estimate(same, np.nan, np.nan, 0), 0.95, under))
         if row["gamma"] == GAMMA:
             shares = {"outside both models' parts": row["rest"], "outside both models' runs": row["own"]}
             rows += [
-                goal_row(f"{who}: own share of a step, {where}", Estimate(own, own, own, 0), 0.03, under)
+                goal_row(f"{name}: own share of a step, {where}", Estimate(own, own, own, 0), 0.03, under)
                 for where, own in shares.items()
             ]
     return rows
 
 
 def measure_curves(repetitions: int) -> None:
-    """Cost curves of both pairs in every layout; the compiled ones in float32 are made by `walltime`."""
+    """Cost curves of both pairs in every layout; `walltime` measures the compiled ones in float32."""
     half = torch.bfloat16
     pairs = (
         ("synthetic", "plain", synthetic_pair(packed=False)), ("trained", "plain", load_pair(packed=False)),
@@ -212,7 +203,7 @@ def measure_curves(repetitions: int) -> None:
 
 
 def measure_walltime(repetitions: int) -> None:
-    """Prediction and measurement for every gamma, and the goals that rest on them."""
+    """Prediction and measurement for every gamma, and the goals about them."""
     whole = {"synthetic": synthetic_pair(), "trained": load_pair()}
     half = {"synthetic": synthetic_pair(dtype=torch.bfloat16), "trained": load_pair(dtype=torch.bfloat16)}
     made = [
@@ -246,21 +237,3 @@ STAGES: dict[str, Callable[[int], Any]] = {
     "regimes": lambda repetitions: keep("bench_regimes", regimes(repetitions)),
     "curves": measure_curves,
 }
-
-
-def main() -> None:
-    """Measures everything, or the stages that are named, writes the tables, and prints the goals."""
-    about = "Measures what is promised about time; about an hour."
-    parser = argparse.ArgumentParser("python -m specnb.experiments.bench", description=about)
-    parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="what to measure (default: everything)")
-    parser.add_argument("--repetitions", type=int, default=11, help="prompts for each figure (default 11)")
-    asked = parser.parse_args()
-    path = out() / "data" / "results" / "bench.json"
-    stamps = json.loads(path.read_text()) if path.exists() else {}
-    for stage in asked.stages or STAGES:
-        STAGES[stage](asked.repetitions)
-        under = {"repetitions": asked.repetitions, "machine": machine(), "new_tokens": NEW_TOKENS}
-        stamps[stage] = stamp(under) | {"code": module_digest(ROOT, "specnb.experiments.bench.cpu")}
-        write(path, json.dumps(stamps, indent=1) + "\n")
-    bench = pd.read_csv(out() / "data" / "results" / "bench.csv")
-    print(bench[bench.machine == machine()].drop(columns="machine").round(3).to_string(index=False))

@@ -1,11 +1,11 @@
-"""The tables of the bench: what they hold, and whose rows they replace. No time is judged here."""
+"""The tables of the stages on a CPU. No test asserts a time."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from specnb.experiments.bench import cpu
-from specnb.experiments.bench.cpu import GAMMA, own_share, trace, walltime_goals
+from specnb.experiments.bench import stages
+from specnb.experiments.bench.stages import GAMMA, overhead_fraction, trace, walltime_goals
 from specnb.experiments.bench.tables import settings
 from specnb.measure.cost import Costs
 from specnb.measure.speed import Speeds
@@ -17,11 +17,11 @@ def pair():
     return synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
 
 
-def test_the_own_share_is_what_neither_model_accounts_for():
-    costs = Costs(np.full(3, 1.0), np.tile([4.0, 5.0], (3, 1)), (1, 3))
+def test_the_overhead_is_the_time_beyond_both_models_forward_passes():
+    costs = Costs(np.full((3, 1), 1.0), np.tile([4.0, 5.0], (3, 1)), (1, 3))
     seconds = np.array([[[0.0, 4.0, 0.0], [1.25, 2.5, 0.25]]] * 3)  # per token; 2 tokens a step: a step takes 8
     speeds = Speeds((0, 2), seconds, np.tile([1.0, 2.0], (3, 1)))
-    assert own_share(costs, speeds, 2) == pytest.approx(1 - (2 * 1.0 + 5.0) / 8.0)
+    assert overhead_fraction(costs, speeds, 2) == pytest.approx(1 - (2 * 1.0 + 5.0) / 8.0)
 
 
 def test_goals_of_walltime_are_measured_over_predicted(pair):
@@ -42,7 +42,7 @@ def test_goals_of_walltime_are_measured_over_predicted(pair):
 
 
 def test_a_trace_has_every_part_of_every_step(pair, monkeypatch):
-    monkeypatch.setattr(cpu, "prompts_for", lambda *_: [[1, 2, 3]])
+    monkeypatch.setattr(stages, "prompts_for", lambda *_: [[1, 2, 3]])
     made = trace(pair, new_tokens=9)
     assert (made.groupby("gamma").emitted.sum() == 9).all()
     assert (made.seconds > 0).all()

@@ -1,57 +1,48 @@
-"""Our loop and transformers' on the same prompts, in turn: what a comparison of speeds needs.
-
-The baseline gets the care that the method gets: its best settings, and on request the same packed weights.
-"""
+"""The decoding loops of specnb and transformers as functions of a prompt, and their interleaved timing."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.decoding.loop import generate
 from specnb.experiments import corpus
+from specnb.measure.timing import Job, device_clock, time_rounds
 from specnb.models.loading import Pair
 from specnb.sampling.distributions import Sampling
 
 PROMPT_TOKENS = 32
-GenerateFunction = Callable[[list[int]], Any]
+Generator = Callable[[list[int]], Any]
+"""Generates a fixed number of tokens after a prompt."""
 
 
 def prompts_for(pair: Pair, name: str, count: int, length: int = PROMPT_TOKENS) -> list[list[int]]:
-    """Beginnings of held-out files for the trained pair, any tokens for a synthetic one; `length` tokens each."""
+    """Prompts of `length` tokens: beginnings of held-out files for the trained pair, otherwise random tokens."""
     if name == "trained":
         sequences = corpus.read("held-out", limit=count)
         return [pair.encode(text[:4000])[:length] for text in sequences]
     return np.random.default_rng(0).integers(pair.target.config.vocab_size, size=(count, length)).tolist()
 
 
-def time_side_by_side(
-    samplers: dict[str, GenerateFunction], prompts: Sequence[list[int]], seed: int = 0
+def time_generators(
+    generators: dict[str, Generator], prompts: Sequence[list[int]], device: torch.device, seed: int = 0
 ) -> pd.DataFrame:
-    """Seconds of each entrant `(columns)` on each prompt `(rows)`, after one run of each that does not count."""
-    order = np.random.default_rng(seed)
-    seconds = pd.DataFrame(np.nan, index=range(len(prompts)), columns=list(samplers))
-    for run in tqdm(samplers.values(), desc="warming up", delay=3, leave=False):
-        run(prompts[0])
-    for row, prompt in enumerate(tqdm(prompts, desc="racing", delay=3, leave=False)):
-        for name in order.permutation(list(samplers)):
-            began = time.perf_counter()
-            samplers[name](prompt)
-            seconds.loc[row, name] = time.perf_counter() - began
-    return seconds
+    """Seconds of each generator (columns) on each prompt (rows), in a random order for each prompt, after a warm-up."""
+    rounds = [[Job(partial(run, prompt)) for run in generators.values()] for prompt in [prompts[0], *prompts]]
+    seconds = time_rounds(rounds, device_clock(device), np.random.default_rng(seed))
+    return pd.DataFrame(seconds, columns=list(generators))
 
 
 def transformers_generate(
     target: PreTrainedModel, draft: PreTrainedModel | None, gamma: int | None, new_tokens: int
-) -> GenerateFunction:
-    """Its `generate` at temperature 1, alone or assisted: by `gamma` drafts each time, or (None) as it pleases."""
+) -> Generator:
+    """transformers' `generate` at temperature 1, alone or assisted (`gamma` None: its own schedule)."""
 
     def run(prompt: list[int]) -> Any:
         if draft is not None and gamma is not None:
@@ -74,8 +65,8 @@ def transformers_generate(
 
 def specnb_generate(
     pair: Pair, gamma: int, new_tokens: int, compile: bool | str = False, rows: int = 1, sampling: Sampling = Sampling()
-) -> GenerateFunction:
-    """Our loop, the prompt alone in its batch or there `rows` times."""
+) -> Generator:
+    """specnb's loop, on a batch of `rows` copies of the prompt."""
 
     def run(prompt: list[int]) -> Any:
         return generate(

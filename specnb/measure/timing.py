@@ -1,0 +1,88 @@
+"""Interleaved timing: what is compared runs in turn, in a new random order in each round.
+
+A machine that slows down for a while then slows down everything that is compared, and ratios of the times of one round
+stay meaningful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from specnb.decoding.timing import now
+
+Array = NDArray[np.float64]
+Clock = Callable[[], float]
+T = TypeVar("T")
+
+
+class Job(NamedTuple):
+    """What is timed: `run`, `times` times in a row. The functions of `before` are called first and not timed."""
+
+    run: Callable[[], Any]
+    before: Sequence[Callable[[], Any]] = ()
+    times: int = 1
+
+
+def device_clock(device: torch.device) -> Clock:
+    """A function that returns seconds, after `device` has finished all its work.
+
+    >>> clock = device_clock(torch.device("cpu"))
+    >>> clock() <= clock()
+    True
+    """
+    return partial(now, device)
+
+
+def seconds_of(job: Job, clock: Clock) -> float:
+    """Seconds of one call of `job.run`, the mean over `job.times` calls in a row.
+
+    >>> ticks = iter([10.0, 14.0])
+    >>> seconds_of(Job(lambda: None, times=2), lambda: next(ticks))
+    2.0
+    """
+    for other in job.before:
+        other()
+    started = clock()
+    for _ in range(job.times):
+        job.run()
+    return (clock() - started) / job.times
+
+
+def run_round(functions: Sequence[Callable[[], T]], order: np.random.Generator) -> list[T]:
+    """What each function returns, in the order given; they are called in a random order.
+
+    >>> run_round([lambda: "a", lambda: "b"], np.random.default_rng(0))
+    ['a', 'b']
+    """
+    found = {at: functions[at]() for at in order.permutation(len(functions)).tolist()}
+    return [found[at] for at in range(len(functions))]
+
+
+def time_round(jobs: Sequence[Job], clock: Clock, order: np.random.Generator) -> Array:
+    """Seconds `(jobs,)` of each job, timed in a random order."""
+    return np.array(run_round([partial(seconds_of, job, clock) for job in jobs], order))
+
+
+def time_rounds(
+    rounds: Iterable[Sequence[Job]],
+    clock: Clock,
+    order: np.random.Generator,
+    *,
+    warm_up: int = 1,
+    progress: bool = True,
+) -> Array:
+    """Seconds `(rounds - warm_up, jobs)` of the jobs of each round; the first `warm_up` rounds do not count.
+
+    >>> rounds = [[Job(lambda: None), Job(lambda: None)]] * 4
+    >>> time_rounds(rounds, device_clock(torch.device("cpu")), np.random.default_rng(0)).shape
+    (3, 2)
+    """
+    bar = tqdm(list(rounds), desc="timing", delay=3, leave=False, disable=not progress)
+    return np.stack([time_round(jobs, clock, order) for jobs in bar])[warm_up:]

@@ -1,0 +1,99 @@
+"""Items, gathering and records of the experiments, with an experiment that takes no time."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from specnb.experiments import run
+from specnb.experiments.run import NAMES, experiment, gather, main, parts, settings_of, stale
+from specnb.report.results import ROOT
+
+
+class Squares:
+    """An experiment without work."""
+
+    TABLE, SETTINGS, SMOKE = "squares", {"count": 3}, {"count": 2}
+
+    @staticmethod
+    def items(count):
+        return [f"{number}" for number in range(count)]
+
+    @staticmethod
+    def measure(item, count):
+        return pd.DataFrame({"square": [int(item) ** 2]})
+
+    @staticmethod
+    def gather(made):
+        return made
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
+    monkeypatch.setattr(run, "experiment", lambda name: Squares)
+    monkeypatch.setattr(run, "code", lambda name: "0123")
+    return tmp_path
+
+
+def test_items_are_gathered_in_their_order_with_a_record(here):
+    for path in reversed(parts("detection")):
+        main(["item", "detection", path.stem, str(path)])
+    assert pd.read_csv(gather("detection")).square.tolist() == [0, 1, 4]
+    record = json.loads((here / "data" / "results" / "squares.record.json").read_text())
+    assert (record["experiment"], record["code"], record["settings"]) == ("detection", "0123", {"count": 3})
+
+
+def test_parts_of_other_code_are_not_gathered(here, monkeypatch):
+    for path in parts("detection", smoke=True):
+        main(["item", "detection", path.stem, str(path), "--smoke"])
+    monkeypatch.setattr(run, "code", lambda name: "4567")
+    with pytest.raises(FileNotFoundError):
+        gather("detection", smoke=True)
+
+
+def test_a_table_of_other_code_is_stale(here, monkeypatch):
+    for path in parts("detection"):
+        main(["item", "detection", path.stem, str(path)])
+    gather("detection")
+    monkeypatch.setattr(run, "NAMES", ("detection",))
+    assert stale(here) == []
+    monkeypatch.setattr(run, "code", lambda name: "4567")
+    assert stale(here) == ["squares.record.json: made by code 0123, now 4567; `make experiments ONLY=detection` makes "
+                           "it again"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_has_items_that_are_file_names(name):
+    for smoke in (False, True):
+        items = experiment(name).items(**settings_of(name, smoke))
+        assert len(set(items)) == len(items) > 0
+        assert all(item.replace("-", "").isalnum() for item in items)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_committed_table_has_a_record(name):
+    table = ROOT / "data" / "results" / f"{experiment(name).TABLE}.csv"
+    if table.exists():
+        record = json.loads(table.with_suffix(".record.json").read_text(encoding="utf-8"))
+        assert {"experiment", "code"} <= set(record)
+
+
+def test_an_unknown_experiment_is_refused():
+    with pytest.raises(ValueError, match="no experiment is called 'other'; there are detection, "):
+        experiment("other")
+
+
+def test_every_experiment_has_rules(tmp_path):
+    """A dry run of Snakemake has jobs of every experiment."""
+    command = [Path(sys.executable).parent / "snakemake", "-s", "experiments.smk", "--workflow-profile", "none"]
+    ran = subprocess.run(
+        [*command, "--cores", "1", "--dry-run", "--quiet", "host", "--config", "smoke=1"],
+        cwd=ROOT, env={**os.environ, "SPECNB_OUT": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert all(f"{name}_item" in ran.stdout + ran.stderr for name in NAMES)
