@@ -18,7 +18,7 @@ Sources (none of these papers' algorithms could be read in full where this was w
 - k-sequential selection: Sun et al., SpecTr, arXiv 2310.15141, from memory of its Algorithm 3.
 - SpecHub: Sun et al., arXiv 2411.05289, from the comment above its verification in its authors' code,
   github.com/MasterGodzilla/Speculative_decoding_OT, EAGLE/eagle/model/utils.py, read.
-- EAGLE's rule for top-k trees: discussed in github.com/SafeAILab/EAGLE issues 183 and 221.
+- EAGLE's rule for top-k trees: its authors' answers in github.com/SafeAILab/EAGLE issues 93, 183 and 221, read.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ import torch
 from torch import Tensor
 
 from specnb.sampling.distributions import normalise, one_hot, residual, sample
+
+CERTAIN = 1e-3  # from SpecHub's code: a target this close to one-hot counts as one-hot
 
 
 class SelectionOutcome(NamedTuple):
@@ -74,7 +76,7 @@ def recursive_rejection(
 def top_k_rejection(
     p: Tensor, q: Tensor, draft_tokens: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
 ) -> SelectionOutcome:
-    """EAGLE's rule for top-k draft tokens: accept x with probability p(x); after a rejection set p(x) to 0, renormalise.
+    """EAGLE's rule for top-k draft tokens: accept x with probability p(x); if rejected, set p(x) to 0, renormalise.
 
     It is `recursive_rejection` with one-hot q, which is the true distribution of a token that is not sampled. Exact
     for tokens chosen without looking at p, also if they are random; q is not read.
@@ -89,7 +91,7 @@ def k_sequential(
 
     Each is accepted with probability min(1, p(x) / (rho q(x))), rho from `division_factor`. With
     beta = sum min(p / rho, q), all are rejected with probability (1 - beta)^k, and then the token is sampled from
-    p - min(p / rho, q) (1 - (1 - beta)^k) / beta.
+    p - min(p / rho, q) (1 - (1 - beta)^k) / beta. Needs all k draft tokens: none may be -1.
     """
     return first_accepted(k_sequential_plan(p, q, draft_tokens), draft_tokens, accept_uniforms, final_uniform)
 
@@ -104,6 +106,16 @@ def spechub(
     Raises `ValueError` unless there are two draft tokens.
     """
     return first_accepted(spechub_plan(p, q, draft_tokens), draft_tokens, accept_uniforms, final_uniform)
+
+
+def spechub_code(
+    p: Tensor, q: Tensor, draft_tokens: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
+) -> SelectionOutcome:
+    """SpecHub as its authors' code has it: `spechub`, but the hub a is always accepted where p(a) > 1 - 1e-3.
+
+    Not exact: there the hub is the only token ever emitted. The total variation is 1 - p(a), below 1e-3.
+    """
+    return first_accepted(spechub_code_plan(p, q, draft_tokens), draft_tokens, accept_uniforms, final_uniform)
 
 
 def first_accepted(
@@ -182,11 +194,22 @@ def spechub_plan(p: Tensor, q: Tensor, draft_tokens: Tensor) -> SelectionPlan:
     hub_tested_first = torch.where(alone, at_hub, (1 - other_second) * hub_second)
     then_other = (other_second / (1 - hub_tested_first)).nan_to_num(1.0).clamp_max(1)
     accept = torch.stack(
-        [torch.where(starts_with_hub, hub_tested_first, other_first), torch.where(starts_with_hub, then_other, hub_first)],
+        [
+            torch.where(starts_with_hub, hub_tested_first, other_first),
+            torch.where(starts_with_hub, then_other, hub_first),
+        ],
         dim=-1,
     ).where(draft_tokens >= 0, 0.0)
     left = (p - from_first - from_second - hub_taken.unsqueeze(-1) * is_hub).clamp_min(0)
     return SelectionPlan(accept, left.where(left.sum(-1, keepdim=True) > 0, p))
+
+
+def spechub_code_plan(p: Tensor, q: Tensor, draft_tokens: Tensor) -> SelectionPlan:
+    """The plan of `spechub_code`."""
+    plan = spechub_plan(p, q, draft_tokens)
+    hub = q[..., 0, :].argmax(-1, keepdim=True)
+    only_hub = p.gather(-1, hub) > 1 - CERTAIN
+    return SelectionPlan(torch.where(only_hub, (draft_tokens == hub).to(p.dtype), plan.accept), plan.recovered)
 
 
 def _ratio(mass: Tensor, q: Tensor, x: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ def optimal_selection(p: Tensor, drafts: Sequence[DraftTuple]) -> Optimum:
     p is `(vocab,)`; `drafts` lists every tuple with its probability. Maximises the flow from tuples to the tokens in
     them, at most the tuple's probability out of each and at most p(x) into each.
 
+    >>> import torch
     >>> from specnb.sampling.draft_schemes import independent
     >>> p, q = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.75, 0.25]).double()
     >>> round(optimal_selection(p, independent(q, 1)).value, 9)
@@ -63,6 +64,7 @@ def optimal_independent(p: Tensor, q: Tensor, k: int) -> float:
 
     The cut dual of the program above (Hu et al.); for k = 2 it is the optimum of Khisti et al. Takes 2^vocab steps.
 
+    >>> import torch
     >>> optimal_independent(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]), 1)
     0.75
     """

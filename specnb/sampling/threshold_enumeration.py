@@ -10,17 +10,17 @@ compare with other numbers, which their plans give. Two ways lead to the same di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from specnb.sampling.block_verification import Planner
+from specnb.sampling.block_verification import ChainPlan, Planner
 from specnb.sampling.distributions import normalise, one_hot
 from specnb.sampling.draft_schemes import DraftTuple
 from specnb.sampling.enumeration import CORNER_INSET, MIN_CELL_WIDTH, Conditional, Emissions
-from specnb.sampling.multi_draft import MultiDraftRule, SelectionPlanner
+from specnb.sampling.multi_draft import MultiDraftRule, SelectionPlan, SelectionPlanner
 from specnb.sampling.verification import Rule
 
 
@@ -48,14 +48,8 @@ def asked_step_distribution(rule: Rule, plan: Planner, p: Conditional, q: Condit
     emitted: Emissions = {}
     for tokens, chance, p_along, q_along in _chains(p, q, gamma):
         draft_tokens = torch.tensor(tokens, dtype=torch.int64)
-        accept, recovered = plan(p_along, q_along, draft_tokens)
-
-        def ask(uniforms: Tensor, parts: tuple[Tensor, ...] = (p_along, q_along, draft_tokens)) -> Tensor:
-            rows = (part.expand(len(uniforms), *part.shape) for part in parts)
-            return torch.stack(rule(*rows, uniforms[:, :-1], uniforms[:, -1]), dim=-1)
-
-        edges = [*(_edges(h) for h in accept), _edges(normalise(recovered).cumsum(-1))]
-        for (n, x), volume in _volumes(ask, edges).items():
+        answers = _answers(rule, (p_along, q_along, draft_tokens), plan(p_along, q_along, draft_tokens))
+        for (n, x), volume in answers.items():
             key = (*tokens[:n], x)
             emitted[key] = emitted.get(key, 0.0) + chance * volume
     return emitted
@@ -83,14 +77,7 @@ def asked_selection(
     emitted, accepted = torch.zeros_like(p), 0.0
     for draft in drafts:
         tokens = torch.tensor(draft.tokens, dtype=torch.int64)
-        accept, recovered = plan(p, draft.q, tokens)
-
-        def ask(uniforms: Tensor, parts: tuple[Tensor, ...] = (p, draft.q, tokens)) -> Tensor:
-            rows = (part.expand(len(uniforms), *part.shape) for part in parts)
-            return torch.stack(rule(*rows, uniforms[:, :-1], uniforms[:, -1]), dim=-1)
-
-        edges = [*(_edges(a) for a in accept), _edges(normalise(recovered).cumsum(-1))]
-        for (index, x), volume in _volumes(ask, edges).items():
+        for (index, x), volume in _answers(rule, (p, draft.q, tokens), plan(p, draft.q, tokens)).items():
             emitted[x] += draft.probability * volume
             accepted += draft.probability * volume * (index >= 0)
     return emitted, accepted
@@ -124,10 +111,18 @@ def _edges(points: Tensor) -> Tensor:
     return torch.cat([edges, edges.new_ones(1)])
 
 
-def _volumes(ask: Callable[[Tensor], Tensor], edges: Sequence[Tensor]) -> dict[tuple[int, ...], float]:
-    """The volume of uniforms for each answer of `ask`, from `(cells, uniforms)` to `(cells, answer)`."""
+def _answers(
+    rule: Rule | MultiDraftRule, parts: tuple[Tensor, Tensor, Tensor], plan: ChainPlan | SelectionPlan
+) -> dict[tuple[int, ...], float]:
+    """The volume of uniforms for each answer (accepted, token) of `rule`, asked at three points of every cell."""
+    edges = [*(_edges(threshold) for threshold in plan.accept), _edges(normalise(plan.recovered).cumsum(-1))]
     lows = torch.cartesian_prod(*[edge[:-1] for edge in edges]).reshape(-1, len(edges))
     widths = torch.cartesian_prod(*[edge.diff() for edge in edges]).reshape(-1, len(edges))
+    p, q, tokens = (part.expand(len(lows), *part.shape) for part in parts)
+
+    def ask(uniforms: Tensor) -> Tensor:
+        return torch.stack(rule(p, q, tokens, uniforms[:, :-1], uniforms[:, -1]), dim=-1)
+
     answers = ask(lows + widths / 2)
     for corner in (lows + CORNER_INSET, lows + widths - CORNER_INSET):
         if not torch.equal(ask(corner), answers):
