@@ -9,7 +9,10 @@ one line for each rule, number of draft tokens, vocabulary and family of distrib
 - `accepted`: the mean over the pairs of the expected number of accepted tokens (chain) or of the probability that a
   draft token is accepted (several); `optimum`: the mean of the largest value of any exact rule for the same draft
   tokens, by linear programming
-- `fraction_min`, `fraction_mean`, `fraction_max`: accepted / optimum over the pairs; above 1 for no exact rule
+- `fraction_min`, `fraction_mean`, `fraction_max`: accepted / optimum over the pairs, 1 where nothing can be accepted;
+  above 1 for no exact rule
+
+Besides the families there are examples: that of HSD's README, and the smallest for the rules that are not exact.
 """
 
 from __future__ import annotations
@@ -47,11 +50,16 @@ from specnb.sampling.optimal_acceptance import optimal_block, optimal_selection
 from specnb.sampling.threshold_enumeration import expected_accepted, planned_selection, planned_step_distribution
 from specnb.sampling.verification import exact_match, rejection_sampling, token_verification
 
-PAIRS = 8  # pairs p, q of each family
+PAIRS = 12  # pairs p, q of each family
 CHAIN_SIZES = ((3, 2), (3, 3), (4, 2))  # vocabulary, gamma
-VOCABULARIES, DRAFTS = (3, 5), (1, 2, 3, 4)
+VOCABULARIES, DRAFTS = (3, 4, 5), (1, 2, 3, 4)
 EXACT = 1e-12  # largest total variation of a rule that is called exact
 README = "p = (1/3, 2/3), q = (2/3, 1/3)"
+EXAMPLES = {  # p, q and the number of draft tokens
+    "p = (0, 0.3, 0.7), q = (0.6, 0.2, 0.2)": ((0, 0.3, 0.7), (0.6, 0.2, 0.2), 2),
+    "p = q = (0.7, 0.3)": ((0.7, 0.3), (0.7, 0.3), 3),
+    "p = (0.9995, 0.0005), q = (0.6, 0.4)": ((0.9995, 0.0005), (0.6, 0.4), 2),
+}
 
 Floats = NDArray[np.float64]
 
@@ -132,8 +140,8 @@ def _near(generator: np.random.Generator, vocab: int) -> tuple[Floats, Floats]:
 
 
 def _peaked(generator: np.random.Generator, vocab: int) -> tuple[Floats, Floats]:
-    """Most of the probability on one token, half of the time on the same one."""
-    p, q = (np.sort(generator.dirichlet(np.full(vocab, 0.2)))[::-1] for _ in range(2))
+    """Most of the probability on one token, half of the time on the same one; no probability below 0.01 / vocab."""
+    p, q = (np.sort(generator.dirichlet(np.full(vocab, 0.2)))[::-1] * 0.99 + 0.01 / vocab for _ in range(2))
     order = generator.permutation(vocab)
     return p[order], q[order] if generator.random() < 0.5 else q[generator.permutation(vocab)]
 
@@ -149,11 +157,18 @@ def _one_in_common(generator: np.random.Generator, vocab: int) -> tuple[Floats, 
     return p, q
 
 
+def _nearly_one_hot(generator: np.random.Generator, vocab: int) -> tuple[Floats, Floats]:
+    """p gives one token all but 0.0005, q most."""
+    sure = np.eye(vocab)[generator.integers(vocab)]
+    return tuple((1 - rest) * sure + rest * generator.dirichlet(np.ones(vocab)) for rest in (5e-4, 0.4))
+
+
 FAMILIES: dict[str, Callable[[np.random.Generator, int], tuple[Floats, Floats]]] = {
     "random": _random,
     "near": _near,
     "peaked": _peaked,
     "one token in common": _one_in_common,
+    "nearly one-hot p": _nearly_one_hot,
 }
 
 
@@ -191,10 +206,14 @@ def chain_rows(pairs: int = PAIRS, sizes: Sequence[tuple[int, int]] = CHAIN_SIZE
 def selection_rows(
     pairs: int = PAIRS, vocabularies: Sequence[int] = VOCABULARIES, drafts: Sequence[int] = DRAFTS
 ) -> Iterator[dict[str, object]]:
-    """A line for each rule for several draft tokens, each number of them, vocabulary and family."""
+    """A line for each rule for several draft tokens, each number of them, vocabulary and family, and each example."""
+    for example, (p, q, k) in EXAMPLES.items():
+        pair = (torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64))
+        yield from _selection_rows([pair], k, {"vocab": len(p), "family": example})
     for vocab in vocabularies:
         for family in FAMILIES:
-            chosen = [(p(()), q(())) for p, q in (conditionals(family, vocab, seed) for seed in range(pairs))]
+            first = [conditionals(family, vocab, seed) for seed in range(pairs)]
+            chosen = [(p_of(()), q_of(())) for p_of, q_of in first]
             for k in drafts:
                 yield from _selection_rows(chosen, k, {"vocab": vocab, "family": family})
 
@@ -204,7 +223,7 @@ def _selection_rows(
 ) -> Iterator[dict[str, object]]:
     optima: dict[object, list[float]] = {}
     for name, rule in SELECTION_RULES.items():
-        if k > len(chosen[0][0]) or (rule.proposed is _pairs and k != 2):
+        if (rule.proposed is most_probable and k > len(chosen[0][0])) or (rule.proposed is _pairs and k != 2):
             continue
         if rule.proposed not in optima:
             optima[rule.proposed] = [optimal_selection(p, rule.proposed(q, k)).value for p, q in chosen]
@@ -217,7 +236,7 @@ def _selection_rows(
 def _summary(
     rule: ChainRule | SelectionRule, distances: list[float], accepted: list[float], best: list[float]
 ) -> dict[str, object]:
-    fractions = np.array(accepted) / np.array(best)
+    fractions = np.divide(accepted, best, out=np.ones(len(best)), where=np.array(best) > 0)
     return {
         "pairs": len(best),
         "tv": round(max(distances), 12),

@@ -11,6 +11,7 @@ Sources
 - Hierarchical speculative decoding (HSD): Zhou et al., arXiv 2601.05724. The abstract and introduction of version 1
   were read, not its algorithm. Definitions 4 to 6 and Algorithm 2 (capped) are taken from the docstrings of an
   independent implementation, PyPI package sequential-speculative-decoding 0.1.1.
+  Naive HSD (Algorithm 1) resamples with further forward passes, so it is no rule of one step and is not here.
 - HSD as its authors' code has it: github.com/ZhouYuxuanYX/Hierarchical-Speculative-Decoding, file algorithm.py at
   commit b8575e2.
 """
