@@ -1,0 +1,136 @@
+"""Exact enumeration of rules that publish their thresholds: chains by `ChainPlan`, several drafts by `SelectionPlan`.
+
+`specnb.sampling.enumeration` knows where a rule that compares uniforms with p/q can change its answer. The rules here
+compare with other numbers, which their plans give. Two ways lead to the same distribution:
+
+- *planned*: the probabilities that the plan states, multiplied out. Fast; used for tables.
+- *asked*: the rule itself, evaluated in every cell of uniforms between the plan's thresholds. It finds a rule that
+  does not do what its plan says, and is what exactness is tested with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from specnb.sampling.block_verification import ChainPlan, Planner
+from specnb.sampling.distributions import normalise, one_hot
+from specnb.sampling.draft_schemes import DraftTuple
+from specnb.sampling.enumeration import CORNER_INSET, MIN_CELL_WIDTH, Conditional, Emissions
+from specnb.sampling.multi_draft import MultiDraftRule, SelectionPlan, SelectionPlanner
+from specnb.sampling.verification import Rule
+
+
+def planned_step_distribution(plan: Planner, p: Conditional, q: Conditional, gamma: int) -> Emissions:
+    """The distribution of everything that one step of a chain rule emits, by its plan's probabilities."""
+    emitted: Emissions = {}
+    for tokens, chance, p_along, q_along in _chains(p, q, gamma):
+        accept, recovered = plan(p_along, q_along, torch.tensor(tokens, dtype=torch.int64))
+        token_probs = normalise(recovered)
+        left = chance
+        for n in range(gamma, -1, -1):
+            stopped = left * (float(accept[n - 1]) if n else 1.0)
+            left -= stopped
+            for x, share in enumerate(token_probs[n].tolist()):
+                key = (*tokens[:n], x)
+                emitted[key] = emitted.get(key, 0.0) + stopped * share
+    return emitted
+
+
+def asked_step_distribution(rule: Rule, plan: Planner, p: Conditional, q: Conditional, gamma: int) -> Emissions:
+    """The same distribution from the rule's own answers in every cell between the thresholds of `plan`.
+
+    Raises `ValueError` if an answer changes inside a cell: then the rule does not follow `plan`.
+    """
+    emitted: Emissions = {}
+    for tokens, chance, p_along, q_along in _chains(p, q, gamma):
+        draft_tokens = torch.tensor(tokens, dtype=torch.int64)
+        answers = _answers(rule, (p_along, q_along, draft_tokens), plan(p_along, q_along, draft_tokens))
+        for (n, x), volume in answers.items():
+            key = (*tokens[:n], x)
+            emitted[key] = emitted.get(key, 0.0) + chance * volume
+    return emitted
+
+
+def expected_accepted(emitted: Emissions) -> float:
+    """The expected number of accepted draft tokens in a step; the added token is not counted."""
+    return sum(chance * (len(tokens) - 1) for tokens, chance in emitted.items())
+
+
+def planned_selection(plan: SelectionPlanner, p: Tensor, drafts: Sequence[DraftTuple]) -> tuple[Tensor, float]:
+    """The emitted distribution `(vocab,)` and the probability that a draft token is accepted, by the plan."""
+    tokens, chances, q = _stacked(drafts)
+    accept, recovered = plan(p.expand(len(drafts), -1), q, tokens)
+    rejected_before = torch.cat([torch.ones_like(accept[:, :1]), (1 - accept).cumprod(-1)], dim=-1)
+    taken = (accept * rejected_before[:, :-1])[..., None] * one_hot(tokens.clamp_min(0), len(p), p.dtype)
+    emitted = taken.sum(1) + rejected_before[:, -1:] * normalise(recovered)
+    return chances @ emitted, float(chances @ taken.sum((1, 2)))
+
+
+def asked_selection(
+    rule: MultiDraftRule, plan: SelectionPlanner, p: Tensor, drafts: Sequence[DraftTuple]
+) -> tuple[Tensor, float]:
+    """The same from the rule's own answers in every cell. Raises `ValueError` if it does not follow `plan`."""
+    emitted, accepted = torch.zeros_like(p), 0.0
+    for draft in drafts:
+        tokens = torch.tensor(draft.tokens, dtype=torch.int64)
+        for (index, x), volume in _answers(rule, (p, draft.q, tokens), plan(p, draft.q, tokens)).items():
+            emitted[x] += draft.probability * volume
+            accepted += draft.probability * volume * (index >= 0)
+    return emitted, accepted
+
+
+def _chains(p: Conditional, q: Conditional, gamma: int) -> list[tuple[tuple[int, ...], float, Tensor, Tensor]]:
+    """Every possible draft, its probability, and p `(gamma + 1, vocab)` and q `(gamma, vocab)` along it."""
+    found = []
+    for tokens in product(range(len(p(()))), repeat=gamma):
+        q_along = [q(tokens[:i]) for i in range(gamma)]
+        chance = 1.0
+        for probs, token in zip(q_along, tokens, strict=True):
+            chance *= float(probs[token])
+        if chance > 0:
+            p_along = torch.stack([p(tokens[:i]) for i in range(gamma + 1)])
+            found.append((tokens, chance, p_along, torch.stack(q_along) if gamma else p_along[:0]))
+    return found
+
+
+def _stacked(drafts: Sequence[DraftTuple]) -> tuple[Tensor, Tensor, Tensor]:
+    tokens = torch.tensor([draft.tokens for draft in drafts], dtype=torch.int64)
+    chances = torch.tensor([draft.probability for draft in drafts], dtype=torch.float64)
+    return tokens, chances, torch.stack([draft.q for draft in drafts])
+
+
+def _edges(points: Tensor) -> Tensor:
+    inside = points.flatten().sort().values
+    inside = inside[(inside > MIN_CELL_WIDTH) & (inside < 1 - MIN_CELL_WIDTH)]
+    edges = torch.cat([inside.new_zeros(1), inside])
+    edges = edges[torch.cat([torch.tensor([True]), edges.diff() > MIN_CELL_WIDTH])]
+    return torch.cat([edges, edges.new_ones(1)])
+
+
+def _answers(
+    rule: Rule | MultiDraftRule, parts: tuple[Tensor, Tensor, Tensor], plan: ChainPlan | SelectionPlan
+) -> dict[tuple[int, ...], float]:
+    """The volume of uniforms for each answer (accepted, token) of `rule`, asked at three points of every cell."""
+    edges = [*(_edges(threshold) for threshold in plan.accept), _edges(normalise(plan.recovered).cumsum(-1))]
+    lows = torch.cartesian_prod(*[edge[:-1] for edge in edges]).reshape(-1, len(edges))
+    widths = torch.cartesian_prod(*[edge.diff() for edge in edges]).reshape(-1, len(edges))
+    p, q, tokens = (part.expand(len(lows), *part.shape) for part in parts)
+
+    def ask(uniforms: Tensor) -> Tensor:
+        return torch.stack(rule(p, q, tokens, uniforms[:, :-1], uniforms[:, -1]), dim=-1)
+
+    answers = ask(lows + widths / 2)
+    for corner in (lows + CORNER_INSET, lows + widths - CORNER_INSET):
+        if not torch.equal(ask(corner), answers):
+            raise ValueError(
+                "the rule changes its answer inside a cell between its plan's thresholds: pass the plan that the rule "
+                "follows, and let each uniform serve one comparison or one sample"
+            )
+    volumes: dict[tuple[int, ...], float] = {}
+    for answer, volume in zip(answers.tolist(), widths.prod(-1).tolist(), strict=True):
+        volumes[tuple(answer)] = volumes.get(tuple(answer), 0.0) + volume
+    return volumes

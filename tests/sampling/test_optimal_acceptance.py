@@ -1,0 +1,91 @@
+"""The optimum: linear programs against closed forms, duality, and block verification's optimality."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from distributions_for_tests import PAIRS, distribution_pair
+from scipy.optimize import OptimizeResult
+
+from specnb.sampling import optimal_acceptance
+from specnb.sampling.block_verification import block_plan
+from specnb.sampling.distributions import overlap
+from specnb.sampling.draft_schemes import independent, most_probable, without_replacement
+from specnb.sampling.enumeration import step_distribution
+from specnb.sampling.optimal_acceptance import optimal_block, optimal_independent, optimal_selection
+from specnb.sampling.threshold_enumeration import expected_accepted, planned_step_distribution
+from specnb.sampling.verification import token_verification
+
+every_kind = pytest.mark.parametrize("kind", PAIRS)
+
+
+@every_kind
+@pytest.mark.parametrize(("vocab", "k"), [(5, 1), (4, 2), (3, 3), (3, 4)])
+def test_the_linear_program_has_the_value_of_the_closed_form(kind: str, vocab: int, k: int) -> None:
+    p, q = (probs(()) for probs in distribution_pair(kind, vocab))
+    solved = optimal_selection(p, independent(q, k))
+    assert solved.gap < 1e-9
+    assert solved.value == pytest.approx(optimal_independent(p, q, k), abs=1e-9)
+    if k == 1:
+        assert solved.value == pytest.approx(float(overlap(p, q)), abs=1e-9)
+
+
+@every_kind
+def test_without_replacement_no_set_of_tokens_is_covered_more_often_than_drafted(kind: str) -> None:
+    """The cut bound of every token set S: p(S) and the probability of a draft token outside S."""
+    p, q = (probs(()) for probs in distribution_pair(kind, vocab=4))
+    drafts = without_replacement(q, 2)
+    bounds = []
+    for members in range(2**4):
+        inside = {x for x in range(4) if members >> x & 1}
+        outside = sum(draft.probability for draft in drafts if set(draft.tokens) - inside - {-1})
+        bounds.append(sum(float(p[x]) for x in inside) + outside)
+    assert optimal_selection(p, drafts).value == pytest.approx(min(bounds), abs=1e-9)
+
+
+def test_fixed_draft_tokens_are_accepted_with_their_probability() -> None:
+    p, q = (probs(()) for probs in distribution_pair("dense", vocab=5))
+    best = optimal_selection(p, most_probable(q, 3)).value
+    assert best == pytest.approx(float(p[q.topk(3).indices].sum()), abs=1e-9)
+
+
+def test_the_optimum_grows_with_the_number_of_draft_tokens() -> None:
+    p, q = (probs(()) for probs in distribution_pair("dense", vocab=4))
+    values = [optimal_independent(p, q, k) for k in range(1, 6)]
+    assert values == sorted(values)
+    assert values[-1] > values[0] + 0.01
+
+
+@every_kind
+@pytest.mark.parametrize(("vocab", "gamma"), [(4, 1), (3, 2), (2, 3)])
+def test_no_exact_rule_for_a_chain_beats_block_verification(kind: str, vocab: int, gamma: int) -> None:
+    p, q = distribution_pair(kind, vocab)
+    best = optimal_block(p, q, gamma)
+    assert best.gap < 1e-9
+    assert expected_accepted(planned_step_distribution(block_plan, p, q, gamma)) == pytest.approx(best.value, abs=1e-9)
+
+
+def test_token_verification_is_not_optimal() -> None:
+    p, q = distribution_pair("dense", vocab=3)
+    best = optimal_block(p, q, 2).value
+    assert expected_accepted(step_distribution(token_verification, p, q, 2)) < best - 1e-3
+
+
+def test_an_unsolved_program_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimal_acceptance, "linprog", lambda *_, **__: OptimizeResult(status=1, message="no time"))
+    with pytest.raises(RuntimeError, match=r"not solved \(no time\)"):
+        optimal_selection(torch.tensor([1.0]), independent(torch.tensor([1.0]), 1))
+
+
+def test_a_wrong_dual_solution_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve = optimal_acceptance.linprog
+
+    def shifted(*args, **kwargs) -> OptimizeResult:
+        solved = solve(*args, **kwargs)
+        solved.fun += 1e-6
+        return solved
+
+    monkeypatch.setattr(optimal_acceptance, "linprog", shifted)
+    p = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="dual solution"):
+        optimal_selection(p, independent(p, 1))
