@@ -200,7 +200,7 @@ def test_a_processor_without_packed_products_warns_once(fresh, measured, monkeyp
 
 PROGRAM = """
 import torch, warnings
-from specnb.models.loading.layout import choices, reordered
+from specnb.models.layout import choices, reordered
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     made = choices([torch.ones(300, 300, dtype=torch.bfloat16)]) + choices([torch.ones(400, 300, dtype=torch.bfloat16)])
