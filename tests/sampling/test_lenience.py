@@ -198,6 +198,10 @@ def test_greedy_lenience_by_hand(lenience: float, draft: int, accepted: int) -> 
     assert greedily(lenience, [0.5, 0.3, 0.2], draft) == (accepted, 0)
 
 
+def test_greedy_lenience_is_a_strict_inequality() -> None:
+    assert greedily(0.5, [0.5, 0.25, 0.25], 1) == (0, 0)
+
+
 def test_greedy_lenience_one_rejects_a_token_tied_with_the_argmax() -> None:
     assert greedily(1.0, [0.4, 0.4, 0.2], 1) == (0, 0)
     assert greedily(0.99, [0.4, 0.4, 0.2], 1) == (1, 0)
