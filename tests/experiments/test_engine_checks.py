@@ -5,7 +5,8 @@ import pytest
 import torch
 from tiny import llama, near_copy
 
-from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, planted
+from specnb.audit.bugs.loop import active
+from specnb.audit.known_bugs import EXACT, KNOWN_BUGS
 from specnb.experiments.engine_checks import (
     CHECKS,
     at_temperature_0,
@@ -63,7 +64,7 @@ def test_which_bugs_a_check_of_one_rule_comes_past():
 
 def test_a_planted_bug_of_the_rule_is_rejected():
     bug = KNOWN_BUGS["always-accepting"]
-    with planted(bug):
+    with active(bug):
         assert not vllm_v1(bug, rng(1))
         assert not tensorrt_llm(bug, rng(1))
 
