@@ -99,7 +99,9 @@ def test_another_rules_plan_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "ninths"), [(block_plan, 11), (hierarchical_plan, 11), (hierarchical_code_plan, 12)], ids=lambda x: str(x)
+    ("plan", "ninths"),
+    [(block_plan, 11), (hierarchical_plan, 11), (hierarchical_code_plan, 12)],
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_the_readme_example(plan: Planner, ninths: int) -> None:
     assert expected_accepted(planned_step_distribution(plan, *README, 2)) == pytest.approx(ninths / 9, abs=1e-12)
