@@ -195,7 +195,7 @@ def test_other_parameters_go_elsewhere(project: Path) -> None:
 
 def test_a_promised_file_that_is_not_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "_execute", lambda name, entry, made, log: (made / "left").touch())
-    with pytest.raises(SystemExit, match=r"00_quickstart did not write .*00\.claims\.csv, data/results/00_x\.csv"):
+    with pytest.raises(SystemExit, match=r"00_quickstart did not write .*00\.numbers\.json, data/results/00_x\.csv"):
         reproduce.run("00_quickstart", {"tables": ["x"]}, tmp_path)
     assert list((tmp_path / "build" / "out").iterdir()) == []
     assert not (tmp_path / "left").exists()

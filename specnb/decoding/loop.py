@@ -57,6 +57,12 @@ class Generation:
     tokens  the new tokens of each prompt
     record  what each step did
     probs   with `keep_probs`, for each prompt the target's distributions `(len(tokens), vocab)` of its new tokens
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
+    >>> made = generate(model, [[0], [1, 2]], max_new_tokens=3)
+    >>> [len(tokens) for tokens in made.tokens], made.record.target_passes.tolist()
+    ([3, 3], [3, 3])
     """
 
     tokens: list[list[int]]

@@ -72,6 +72,11 @@ class Proposal(NamedTuple):
 
     draft_tokens  (rows, gamma)         int64; -1 where nothing is proposed
     q             (rows, gamma, vocab)  float32 or float64: the distribution each was sampled from; 0 where nothing is
+
+    >>> import torch
+    >>> certain = Proposal(torch.tensor([[2, -1]]), torch.tensor([[[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]]))
+    >>> certain.q.sum(dim=-1)  # one token proposed with certainty, and then none
+    tensor([[1., 0.]])
     """
 
     draft_tokens: Tensor
@@ -94,6 +99,15 @@ class Drafter(Protocol):
                    they are, and the drafter serves one batch only: then a CUDA graph may hold them
 
     What a row gets must depend on that row alone, so that its tokens do not depend on the batch.
+
+    >>> import torch
+    >>> class AlwaysZero(Drafter):
+    ...     vocab = 3
+    ...     def propose(self, context, uniforms):
+    ...         tokens = torch.zeros(uniforms.shape, dtype=torch.int64)
+    ...         return Proposal(tokens, torch.nn.functional.one_hot(tokens, self.vocab).float())
+    >>> AlwaysZero().propose(Context(torch.tensor([[1]]), torch.tensor([1])), torch.rand(1, 2)).draft_tokens
+    tensor([[0, 0]])
     """
 
     vocab: int

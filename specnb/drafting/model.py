@@ -21,6 +21,14 @@ class ModelDrafter(Drafter):
     `compile` compiles the forward passes and the sampling of a step as one function. `capturable` says that the
     drafter serves one batch only, so that a CUDA graph may hold its operations. Raises `TypeError` for a model
     that the loop cannot run.
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
+    >>> drafter = ModelDrafter(model, Sampling(temperature=0))
+    >>> context = Context(tokens=torch.tensor([[1, 2, 0, 0, 0, 0]]), lengths=torch.tensor([2]))
+    >>> drafter.start(context)
+    >>> drafter.propose(context, torch.rand(1, 3, dtype=torch.float64)).q.shape
+    torch.Size([1, 3, 4])
     """
 
     runner: CachedModel

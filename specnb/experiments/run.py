@@ -23,7 +23,9 @@ from specnb.machine import machine
 from specnb.report.results import ROOT, out, stamp, write
 from specnb.report.source_digest import module_digest
 
-NAMES = ("detection", "engine_checks", "false_alarms", "transformers_audit", "recommendation")
+NAMES = (
+    "detection", "engine_checks", "false_alarms", "transformers_audit", "recommendation", "verification_rules",
+)  # fmt: skip
 BEFORE_RECORDS = "recorded before digests were kept"
 
 Settings = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Verification rules side by side: `python -m specnb.experiments.verification_rules`.
+"""Verification rules side by side: `make experiments ONLY=verification_rules`.
 
 Every rule is enumerated exactly on the same small distributions. The table `data/results/verification_rules.csv` has
 one line for each rule, number of draft tokens, vocabulary and family of distributions:
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.report.results import DIGITS, out, write
 from specnb.sampling.block_verification import block_plan, hierarchical_code_plan, hierarchical_plan
 from specnb.sampling.draft_schemes import (
     DraftTuple,
@@ -50,7 +49,10 @@ from specnb.sampling.optimal_acceptance import optimal_block, optimal_selection
 from specnb.sampling.threshold_enumeration import expected_accepted, planned_selection, planned_step_distribution
 from specnb.sampling.verification import exact_match, rejection_sampling, token_verification
 
+TABLE = "verification_rules"
 PAIRS = 12  # pairs p, q of each family
+SETTINGS = {"pairs": PAIRS}
+SMOKE = {"pairs": 2}
 CHAIN_SIZES = ((3, 2), (3, 3), (4, 2))  # vocabulary, gamma
 VOCABULARIES, DRAFTS = (3, 4, 5), (1, 2, 3, 4)
 EXACT = 1e-12  # largest total variation of a rule that is called exact
@@ -251,15 +253,16 @@ def _summary(
     }
 
 
-def main() -> None:
-    """Writes the table and prints the worst total variation and the fractions of each rule."""
-    table = pd.DataFrame([*chain_rows(), *selection_rows()])
-    numbers = ["accepted", "optimum", "fraction_min", "fraction_mean", "fraction_max"]
-    table[numbers] = table[numbers].astype(float).round(DIGITS)
-    write(out() / "data" / "results" / "verification_rules.csv", table.to_csv(index=False))
-    overall = {"tv": "max", "fraction_min": "min", "fraction_mean": "mean", "fraction_max": "max"}
-    print(table.groupby(["kind", "rule"], sort=False).agg(overall).to_string())
+def items(**_: Any) -> list[str]:
+    """Rules for one chain, and rules for several draft tokens."""
+    return ["chain", "several"]
 
 
-if __name__ == "__main__":
-    main()
+def measure(item: str, pairs: int, **_: Any) -> pd.DataFrame:
+    """The lines of one kind of rule, over `pairs` pairs of distributions of each family."""
+    return pd.DataFrame(chain_rows(pairs) if item == "chain" else selection_rows(pairs))
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table, with total variations below the accuracy of the enumeration as 0."""
+    return parts.assign(tv=parts.tv.where(parts.tv >= EXACT, 0.0))

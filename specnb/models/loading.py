@@ -26,7 +26,14 @@ from specnb.models.trained_pair import is_trained, require_pair
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, a draft model with the same vocabulary, and their tokenizer."""
+    """A target, a draft model with the same vocabulary, and their tokenizer.
+
+    >>> pair = load_pair()
+    >>> pair.target.config.vocab_size == pair.draft.config.vocab_size == len(pair.tokenizer)
+    True
+    >>> pair.tokenizer.decode(pair.encode("def area(")[1:])
+    'def area('
+    """
 
     target: PreTrainedModel
     draft: PreTrainedModel

@@ -2,7 +2,7 @@
 
 While a bug is active, one name of the loop's own code is replaced. The names replaced are `State`, `CachedModel` and
 `target_logits` of `specnb.decoding.step`, `uniforms` of `specnb.decoding.scheduler`, `CachedModel` of
-`specnb.drafting.model`, `ragged_mask` of `specnb.models.cached_model`, and `_leading` of
+`specnb.drafting.model`, `ragged_mask` of `specnb.models.cached_model`, and `_count_leading` of
 `specnb.sampling.verification`.
 """
 
@@ -35,9 +35,9 @@ def active(bug: Bug) -> Iterator[None]:
     """Runs the decoding loop with `bug` inside the `with` block; outside it the loop is as before.
 
     >>> with active(LOOP_BUGS["always-accepting"]):
-    ...     verification._leading(torch.tensor([False, True]))
+    ...     verification._count_leading(torch.tensor([False, True]))
     tensor(2)
-    >>> verification._leading(torch.tensor([False, True]))
+    >>> verification._count_leading(torch.tensor([False, True]))
     tensor(0)
     """
     with ExitStack() as stack:
@@ -83,7 +83,7 @@ def after_the_end(set_attribute: SetAttribute) -> None:
 
 
 def always_accepting(set_attribute: SetAttribute) -> None:
-    set_attribute(verification, "_leading", lambda accept: torch.ones_like(accept, dtype=torch.int64).sum(dim=-1))
+    set_attribute(verification, "_count_leading", lambda accept: torch.ones_like(accept, dtype=torch.int64).sum(dim=-1))
 
 
 # Randomness.
