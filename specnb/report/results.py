@@ -74,8 +74,9 @@ def write(path: Path, content: str | bytes) -> Path:
 class Findings:
     """The findings of one notebook: a `verdict` for each of its claims, its `table`s, and `close` at the end.
 
-    `parameters` are recorded with the results. Raises `ValueError` for a notebook without claims and for a parameter
-    that papermill was given and the notebook does not have, `RuntimeError` outside the project's checkout.
+    A notebook may have no claims. `parameters` are recorded with the results. Raises `ValueError` for an unknown
+    notebook and for a parameter that papermill was given and the notebook does not have, `RuntimeError` outside the
+    project's checkout.
     """
 
     def __init__(self, notebook: str, **parameters: Any) -> None:
@@ -83,10 +84,9 @@ class Findings:
         self.parameters = parameters
         claims = all_claims()
         self.claims = claims[claims.notebook == notebook].set_index("id")
-        if self.claims.empty:
-            raise ValueError(
-                f"{CLAIMS.name} gives no claim to notebook {notebook!r}; it names {sorted(set(claims.notebook))}"
-            )
+        known = set(claims.notebook) | {path.stem[:2] for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")}
+        if notebook not in known:
+            raise ValueError(f"there is no notebook {notebook!r}; there are {sorted(known)}")
         self.verdicts: dict[str, tuple[str, str]] = {}
         self.numbers: dict[str, dict[str, Number]] = {}
         self.start = origin.at_start(ROOT, notebook)
