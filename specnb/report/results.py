@@ -96,26 +96,31 @@ class Findings:
     def verdict(
         self,
         claim: str,
-        holds: bool,
-        evidence: str,
+        holds: bool | str | None = None,
+        evidence: str = "",
         holds_if: bool = False,
         numbers: Mapping[str, object] | None = None,
     ) -> str:
         """Records and returns the verdict on `claim`.
 
-        `holds` if the claim is true as stated; `conditional` if it is true only under the condition that `evidence`
-        names (`holds_if`); otherwise `refuted`. `numbers` are the values behind the evidence, by name: scalars, or
-        estimates with `value`, `low` and `high`. They are written to `data/results/<notebook>.numbers.json`, from
-        which the paper reads them.
+        `holds` is one of `VERDICTS`, as the functions of `specnb.report.verdicts` return them, or an answer: true if
+        the claim is true as stated, `None` if nothing here can decide it (`open`), and false if it is `refuted`, or
+        `conditional` where it is true under a condition that the source does not state (`holds_if`). `evidence` says in
+        a sentence or two what decided it, and which condition, or for an open claim why nothing does. `numbers` are the
+        values behind the evidence, by name: scalars, or estimates with `value`, `low` and `high`. They are written to
+        `data/results/<notebook>.numbers.json`, from which the paper reads them.
 
-        Raises `KeyError` for a claim of another notebook, `ValueError` for evidence without a figure and for a number
-        that is not finite, `TypeError` for a number that is neither a scalar nor an estimate.
+        Raises `KeyError` for a claim of another notebook, `ValueError` for an unknown verdict, for evidence without a
+        figure, for an open claim without a reason and for a number that is not finite, `TypeError` for a number that is
+        neither a scalar nor an estimate.
         """
         if claim not in self.claims.index:
             raise KeyError(f"{claim!r} is not a claim of notebook {self.notebook}; those are {list(self.claims.index)}")
-        if not any(character.isdigit() for character in evidence):
+        verdict = named(holds, holds_if)
+        if verdict == "open" and not evidence.strip():
+            raise ValueError(f"{claim!r} is open without a reason; give as evidence why nothing here can decide it")
+        if verdict != "open" and not any(character.isdigit() for character in evidence):
             raise ValueError(f"the evidence for {claim!r} names no figure: {evidence!r}")
-        verdict = "holds" if holds else "conditional" if holds_if else "refuted"
         self.verdicts[claim] = (verdict, " ".join(evidence.split()))
         self.numbers[claim] = {name: as_number(value, f"{claim}: {name}") for name, value in (numbers or {}).items()}
         return verdict
@@ -147,6 +152,23 @@ class Findings:
         if not os.environ.get("SPECNB_OUT"):
             print(f"results are in {out()}; SPECNB_OUT names another folder", file=sys.stderr)
         return verdicts
+
+
+def named(holds: bool | str | None, holds_if: bool = False) -> str:
+    """The verdict for an answer, or for its own name.
+
+    Raises `ValueError` for a name that is none of `VERDICTS` and for a name together with `holds_if`.
+
+    >>> named(True), named(False, holds_if=True), named(False), named(None), named("refuted")
+    ('holds', 'conditional', 'refuted', 'open', 'refuted')
+    """
+    if isinstance(holds, str) or holds is None:
+        verdict = "open" if holds is None else holds
+        if verdict not in VERDICTS or holds_if:
+            condition = " together with holds_if" if holds_if else ""
+            raise ValueError(f"the verdict is {holds!r}{condition}; give one of {VERDICTS}, or an answer and holds_if")
+        return verdict
+    return "holds" if holds else "conditional" if holds_if else "refuted"
 
 
 def written(value: float) -> str:

@@ -20,10 +20,33 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("holds", "holds_if", "verdict"),
-    [(True, False, "holds"), (True, True, "holds"), (False, True, "conditional"), (False, False, "refuted")],
+    [
+        (True, False, "holds"),
+        (True, True, "holds"),
+        (False, True, "conditional"),
+        (False, False, "refuted"),
+        (np.True_, False, "holds"),
+        (None, False, "open"),
+        *((verdict, False, verdict) for verdict in results.VERDICTS),
+    ],
 )
-def test_a_verdict_follows_from_its_checks(holds: bool, holds_if: bool, verdict: str) -> None:
+def test_a_verdict_follows_from_its_checks(holds: bool | str | None, holds_if: bool, verdict: str) -> None:
     assert results.Findings("00").verdict("lanes-figure", holds, "9 runs", holds_if) == verdict
+
+
+def test_an_open_claim_has_a_reason_and_is_written() -> None:
+    findings = results.Findings("00")
+    with pytest.raises(ValueError, match="open without a reason"):
+        findings.verdict("lanes-figure")
+    findings.verdict("lanes-figure", evidence="the paper's pair is not public", numbers={"rows": 64})
+    row = findings.close().set_index("id").loc["lanes-figure"]
+    assert tuple(row[["verdict", "evidence"]]) == ("open", "the paper's pair is not public")
+
+
+@pytest.mark.parametrize(("holds", "holds_if"), [("true", False), ("", False), ("holds", True), (None, True)])
+def test_an_unknown_verdict_is_refused(holds: str | None, holds_if: bool) -> None:
+    with pytest.raises(ValueError, match="give one of"):
+        results.Findings("00").verdict("lanes-figure", holds, "9 runs", holds_if)
 
 
 def test_what_was_not_checked_is_open(tmp_path: Path) -> None:
