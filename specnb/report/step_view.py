@@ -1,9 +1,11 @@
-"""Figure 1 of Leviathan et al. for any generation: one line per step, tokens coloured by what became of them."""
+"""Figure 1 of Leviathan et al. for any generation: one line per step, each token coloured by its fate.
+
+The paper's figure leaves out the draft tokens after a rejected one. They are shown here too, since they cost time.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,22 +13,30 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedTokenizerBase
 
 from specnb.decoding.record import StepRecord
-from specnb.report.figures import COLOURS, COLUMN
+from specnb.report.figures import COLOURS, PAGE
 
-FATES = ("accepted", "rejected", "sampled")  # sampled from the target: a recovered or a bonus token
+FATES = ("accepted", "rejected", "unused", "recovered", "bonus")
+STYLES: dict[str, dict[str, Any]] = {
+    "accepted": {"color": COLOURS["accepted"]},
+    "rejected": {"color": COLOURS["rejected"], "struck": True},
+    "unused": {"color": COLOURS["muted"], "struck": True},
+    "recovered": {"color": COLOURS["target"], "bold": True},
+    "bonus": {"color": COLOURS["target"], "bold": True, "underlined": True},
+}
 
 
 @dataclass(frozen=True)
 class StepView:
     """One step of one row, each token decoded to a string.
 
-    `accepted` are the accepted draft tokens, `rejected` the first rejected one, if any, and `sampled` the recovered or
-    bonus token, `None` if the sequence ended before it.
+    `accepted` are the accepted draft tokens, `rejected` the first rejected one, if any, and `unused` the draft tokens
+    after it, which were never tested. `sampled` is the recovered or bonus token, `None` if the sequence ended before.
     """
 
     accepted: list[str]
     rejected: str | None
     sampled: str | None
+    unused: list[str] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -35,21 +45,24 @@ class StepView:
 
     @property
     def pieces(self) -> list[tuple[str, str]]:
-        """Pairs (string, fate) in reading order, the rejected token before the recovered one.
+        """Pairs (string, fate): all draft tokens in order, then the recovered or bonus token.
 
-        >>> StepView(["a", "b"], "c", "d").pieces
-        [('a', 'accepted'), ('b', 'accepted'), ('c', 'rejected'), ('d', 'sampled')]
+        >>> StepView(["a", "b"], "c", "d", unused=["e"]).pieces
+        [('a', 'accepted'), ('b', 'accepted'), ('c', 'rejected'), ('e', 'unused'), ('d', 'recovered')]
+        >>> StepView(["a", "b"], None, "d").pieces
+        [('a', 'accepted'), ('b', 'accepted'), ('d', 'bonus')]
         """
         rejected = [] if self.rejected is None else [(self.rejected, "rejected")]
-        sampled = [] if self.sampled is None else [(self.sampled, "sampled")]
-        return [*((token, "accepted") for token in self.accepted), *rejected, *sampled]
+        unused = [(token, "unused") for token in self.unused]
+        fate = "bonus" if self.rejected is None else "recovered"
+        sampled = [] if self.sampled is None else [(self.sampled, fate)]
+        return [*((token, "accepted") for token in self.accepted), *rejected, *unused, *sampled]
 
 
 def step_views(record: StepRecord, row: int, tokenizer: PreTrainedTokenizerBase) -> list[StepView]:
     """The steps of one row of a batch, in order.
 
-    Draft tokens after a rejected one are left out, since they were never verified; so are tokens that the end of the
-    sequence cut off.
+    Tokens that the end of the sequence cut off are left out.
     """
     views = []
     for step in range(int(record.active[row].sum())):
@@ -61,6 +74,7 @@ def step_views(record: StepRecord, row: int, tokenizer: PreTrainedTokenizerBase)
                 accepted=draft_tokens[: min(accepted, emitted)],
                 rejected=draft_tokens[accepted] if whole and accepted < len(draft_tokens) else None,
                 sampled=str(tokenizer.decode([int(record.token[row, step])])) if whole else None,
+                unused=draft_tokens[accepted + 1 :] if whole else [],
             )
         )
     return views
@@ -75,40 +89,37 @@ def visible(text: str) -> str:
     return text.replace("\n", "⏎").replace("\t", "⇥").replace("\ufffd", "·")
 
 
-def html(steps: list[StepView], prompt: str) -> str:
-    """Prompt and completion as HTML, tokens coloured by fate; for `IPython.display.HTML`."""
-    style = {
-        "accepted": f"color:{COLOURS['accepted']}",
-        "rejected": f"color:{COLOURS['rejected']};text-decoration:line-through",
-        "sampled": f"color:{COLOURS['target']};font-weight:bold",
-    }
-    spans = [
-        f'<span style="{style[fate]}">{escape(visible(text) if fate == "rejected" else text)}</span>'
-        for step in steps
-        for text, fate in step.pieces
-    ]
-    return f'<pre style="line-height:1.35;font-family:monospace">{escape(prompt)}{"".join(spans)}</pre>'
-
-
-def plot_steps(steps: list[StepView], columns: int = 60) -> Figure:
+def plot_steps(steps: list[StepView], columns: int = 72) -> Figure:
     """One line per step in a fixed-width font, its number of tokens at the left; longer lines end at `columns`."""
-    colours = {"accepted": COLOURS["accepted"], "rejected": COLOURS["rejected"], "sampled": COLOURS["target"]}
-    figure, axes = plt.subplots(figsize=(COLUMN, 0.13 * len(steps) + 0.3))
-    axes.set(xlim=(-4, columns), ylim=(len(steps) - 0.5, -1.6))
+    figure, axes = plt.subplots(figsize=(PAGE * 0.75, 0.17 * len(steps) + 0.45))
+    axes.set(xlim=(-7, columns), ylim=(len(steps) - 0.5, -1.8))
     axes.axis("off")
     # DejaVu Sans Mono: every glyph is 0.602 em wide.
-    size = 72 * figure.get_figwidth() * 0.97 / ((columns + 4) * 0.602)
-    font: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": size, "va": "center"}
-    for at, fate in zip((0, 12, 24), FATES, strict=True):
-        axes.text(at, -1.1, fate, color=colours[fate], weight="bold" if fate == "sampled" else "normal", **font)
+    size = 72 * figure.get_figwidth() * 0.97 / ((columns + 7) * 0.602)
+
+    font: dict[str, Any] = {"family": "DejaVu Sans Mono", "size": size, "va": "center"}
+
+    def put(at: float, line: float, text: str, fate: str) -> None:
+        style = STYLES[fate]
+        weight = "bold" if style.get("bold") else "normal"
+        axes.text(
+            at, line, text, color=style["color"], weight=weight, family="DejaVu Sans Mono", size=size, va="center"
+        )
+        for wanted, height in (("struck", line), ("underlined", line + 0.42)):
+            if style.get(wanted):
+                axes.plot([at, at + len(text)], [height, height], color=style["color"], linewidth=0.6)
+
+    axes.text(-1.5, -1.2, "tokens", color=COLOURS["muted"], ha="right", **font)
+    at = 0
+    for fate in FATES:
+        put(at, -1.2, fate, fate)
+        at += len(fate) + 3
     for line, step in enumerate(steps):
         axes.text(-1.5, line, str(step.tokens), color=COLOURS["muted"], ha="right", **font)
-        at = 0
+        at, before = 0, "accepted"
         for text, fate in step.pieces:
-            text = visible(text)[: max(columns - at, 0)]
-            weight = "bold" if fate == "sampled" else "normal"
-            axes.text(at, line, text, color=colours[fate], weight=weight, **font)
-            if fate == "rejected":
-                axes.plot([at, at + len(text)], [line, line], color=colours[fate], linewidth=0.6)
-            at += len(text) + (fate != "accepted")
+            at += fate != before  # a space between tokens of different fates
+            text, before = visible(text)[: max(columns - at, 0)], fate
+            put(at, line, text, fate)
+            at += len(text)
     return figure
