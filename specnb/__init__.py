@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from specnb.drafting.model import ModelDrafter
     from specnb.drafting.ngram import NgramDrafter, NgramModel
     from specnb.measure.acceptance import measure_acceptance
+    from specnb.measure.predict import predict
     from specnb.measure.recommend import recommend_gamma
     from specnb.models.loading import Pair, load_model, load_pair
     from specnb.models.synthetic import synthetic_pair
@@ -75,6 +76,7 @@ _PUBLIC = {
     "load_pair": "specnb.models.loading",
     "measure_acceptance": "specnb.measure.acceptance",
     "overlap": "specnb.sampling.distributions",
+    "predict": "specnb.measure.predict",
     "recommend_gamma": "specnb.measure.recommend",
     "residual": "specnb.sampling.distributions",
     "standardise": "specnb.sampling.distributions",
@@ -106,6 +108,7 @@ __all__ = [
     "load_pair",
     "measure_acceptance",
     "overlap",
+    "predict",
     "recommend_gamma",
     "residual",
     "standardise",
