@@ -16,9 +16,9 @@ from specnb.drafting.base import Context, Drafter
 from specnb.sampling.enumeration import Conditional, Emissions, step_distribution
 from specnb.sampling.verification import Outcome, Rule, token_verification
 
-GRID = 64
+GRID = 128
 """Points at which each uniform is tried first; tokens with a probability below 1 / GRID may be overlooked."""
-HALVINGS = 52
+HALVINGS = 42
 
 
 class Draft(NamedTuple):
