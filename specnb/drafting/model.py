@@ -9,13 +9,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.chain import ChainDrafter
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.support import require_supported
 from specnb.sampling.distributions import Sampling, sample, standardise
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(ChainDrafter):
     """A chain of tokens sampled one after the other from `model`, as `sampling` says.
 
     `compile` compiles the forward passes and the sampling of a step as one function. `capturable` says that the
@@ -47,6 +48,9 @@ class ModelDrafter(Drafter):
         self.vocab = model.config.vocab_size
         self.compile, self.capturable = compile, capturable
         self.allocated: tuple[Any, ...] = ()
+        # After full acceptance the last draft token is not in the cache yet; otherwise it is. A forward pass over the
+        # last two tokens serves both cases with one shape. A drafter that skips steps of this one sets more.
+        self.unseen = 2
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         """Fills the cache with the prompts; see `Drafter.start`."""
@@ -72,17 +76,27 @@ class ModelDrafter(Drafter):
         return Proposal(*self.draft_tokens(context.tokens, context.lengths, uniforms))
 
     def _sample_tokens(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        # After full acceptance the last draft token is not in the cache yet; otherwise it is. A forward pass over the
-        # last two tokens serves both cases with one shape.
-        slots = torch.stack([lengths - 2, lengths - 1], dim=1).clamp_min(0)
-        newest = tokens.gather(1, slots)
+        newest, slots = self._newest(tokens, lengths, self.unseen)
         draft_tokens, distributions = [], []
         for uniform in uniforms.unbind(dim=1):
-            logits = self.runner.run(newest, slots, keep=1)[:, -1]
-            distributions.append(standardise(logits, self.sampling, check=False))
+            distributions.append(self._after(newest, slots))
             draft_tokens.append(self.sample(distributions[-1], uniform))
             newest, slots = draft_tokens[-1][:, None], slots[:, -1:] + 1
         return torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1)
+
+    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+        """See `ChainDrafter.distribution`: for mixtures and stopping rules, which sample from it themselves."""
+        return self._after(*self._newest(tokens, lengths, 1 if position else self.unseen))
+
+    def _newest(self, tokens: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` newest tokens of each row and their slots, both `(rows, count)`; slot 0 again in short rows."""
+        back = torch.arange(count, 0, -1, device=lengths.device)
+        slots = (lengths[:, None] - back).clamp_min(0)
+        return tokens.gather(1, slots), slots
+
+    def _after(self, newest: Tensor, slots: Tensor) -> Tensor:
+        logits = self.runner.run(newest, slots, keep=1)[:, -1]
+        return standardise(logits, self.sampling, check=False)
 
     def sample(self, probs: Tensor, uniform: Tensor) -> Tensor:
         """One token `(rows,)` from each of `probs` `(rows, vocab)`."""

@@ -1,20 +1,23 @@
 """N-gram models counted from tokens: drafters of negligible cost (section 3.6).
 
 Interpolated Kneser-Ney smoothing: each order subtracts a discount from its counts and gives the freed probability to
-the order below, down to the uniform distribution. So each distribution sums to one and gives every token a chance.
+the order below, down to the uniform distribution. So each distribution sums to one and gives every token a chance. With
+a discount of 0 nothing is freed: the model backs off to the longest context that was seen, and reports its frequencies.
 """
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.sampling.distributions import Sampling, sample, standardise_probs
+from specnb.drafting.chain import ChainDrafter
+from specnb.sampling.distributions import Sampling, standardise_probs
 
 DISCOUNT = 0.75
 Ints = NDArray[np.int64]
@@ -41,27 +44,81 @@ class _Order:
         return rows, self.contexts[rows] == contexts
 
 
+_PARTS = ("contexts", "starts", "tokens", "counts")
+
+
 class NgramModel:
     """The distribution of a token given the `order - 1` tokens before it, counted from `tokens`.
 
-    `order` 1 is the unigram, 2 the bigram.
+    `order` 1 is the unigram, 2 the bigram. `discount` is in [0, 1]; 0 is backing off without smoothing.
 
     >>> NgramModel(np.array([0, 1, 0, 0]), order=1, vocab=2).probs(np.zeros((1, 0), dtype=np.int64)).round(3)
     array([[0.75, 0.25]])
 
-    Raises `ValueError` for order < 1, tokens outside the
-    vocabulary, too few tokens, and a vocabulary and order whose n-grams do not fit into 63 bits.
+    Raises `ValueError` for order < 1, tokens outside the vocabulary, too few tokens, a discount outside [0, 1], and a
+    vocabulary and order whose n-grams do not fit into 63 bits.
     """
 
-    def __init__(self, tokens: Ints, order: int, vocab: int) -> None:
+    def __init__(self, tokens: Ints, order: int, vocab: int, discount: float = DISCOUNT) -> None:
         tokens = np.asarray(tokens, dtype=np.int64)
         if order < 1 or order * np.log2(vocab) >= 63:
             raise ValueError(f"order is {order}; with {vocab} tokens it can be 1 to {int(62.9 / np.log2(vocab))}")
         if len(tokens) < order:
             raise ValueError(f"{len(tokens)} tokens are too few to count {order}-grams")
-        self.order, self.vocab = order, vocab
+        if not 0 <= discount <= 1:
+            raise ValueError(f"discount is {discount}; it must lie in [0, 1], where 0 backs off without smoothing")
+        self.order, self.vocab, self.discount = order, vocab, discount
         self._require(tokens, least=0)
         self.orders = [self._count(tokens, n) for n in range(1, order + 1)]
+
+    def save(self, path: str | Path) -> None:
+        """Writes the table to `path`, a file that `load` reads; it holds arrays of numbers only."""
+        arrays = {f"{n}_{name}": getattr(order, name) for n, order in enumerate(self.orders) for name in _PARTS}
+        settings = {"order": self.order, "vocab": self.vocab, "discount": self.discount}
+        with Path(path).open("wb") as file:
+            np.savez_compressed(file, **arrays, **settings)  # type: ignore[arg-type]  # its stub takes a bool here
+
+    @classmethod
+    def load(cls, path: str | Path) -> NgramModel:
+        """The model that `save` wrote to `path`. Nothing in the file is executed.
+
+        Raises `FileNotFoundError`, and `ValueError` for a file that `save` has not written or that is damaged.
+
+        >>> import tempfile
+        >>> model = NgramModel(np.array([0, 1, 0, 0]), order=1, vocab=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(Path(folder) / "table.npz")
+        ...     NgramModel.load(Path(folder) / "table.npz").probs(np.zeros((1, 0), dtype=np.int64)).round(3)
+        array([[0.75, 0.25]])
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                own = {name: file[name] for name in file.files}
+            model = cls.__new__(cls)
+            model.order, model.vocab, model.discount = int(own["order"]), int(own["vocab"]), float(own["discount"])
+            model.orders = [_Order(*(own[f"{n}_{name}"] for name in _PARTS)) for n in range(model.order)]
+        except FileNotFoundError:
+            raise
+        except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} is no n-gram table ({error!r}); write it again with NgramModel.save") from error
+        model._require_consistent(path)
+        return model
+
+    def _require_consistent(self, path: str | Path) -> None:
+        """Raises `ValueError` for a table in which an entry points outside of it."""
+        for order in self.orders:
+            right = (
+                len(order.contexts) > 0
+                and len(order.starts) == len(order.contexts) + 1
+                and order.starts[0] == 0
+                and (np.diff(order.starts) > 0).all()
+                and order.starts[-1] == len(order.tokens) == len(order.counts)
+                and order.tokens.min() >= 0
+                and order.tokens.max() < self.vocab
+                and order.counts.min() > 0
+            )
+            if not right:
+                raise ValueError(f"the n-gram table in {path} contradicts itself; write it again with NgramModel.save")
 
     def _count(self, tokens: Ints, n: int) -> _Order:
         """Raw counts at the highest order; below it, in how many different contexts an n-gram was seen."""
@@ -94,8 +151,8 @@ class NgramModel:
         entries = np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes) + first[which]
         counts = order.counts[entries]
         totals = np.bincount(which, counts, len(rows))
-        probs = below * (DISCOUNT * sizes / totals)[:, None]
-        probs[which, order.tokens[entries]] += (counts - DISCOUNT) / totals[which]
+        probs = below * (self.discount * sizes / totals)[:, None]
+        probs[which, order.tokens[entries]] += (counts - self.discount) / totals[which]
         return probs
 
     def _require(self, tokens: Ints, least: int) -> None:
@@ -116,9 +173,13 @@ class NgramModel:
         return float(total)
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(ChainDrafter):
     """A chain of tokens sampled from an n-gram model, on the host: the table does not leave it.
 
+    On a CUDA device each draft token costs a copy of the newest tokens to the host and of a distribution back, for
+    which the step waits.
+
+    >>> from specnb.drafting.base import Context
     >>> model = NgramModel(np.array([0, 1, 0, 1, 0, 2, 0]), order=2, vocab=3)
     >>> context = Context(torch.tensor([[0, 1, 0]]), torch.tensor([3]))
     >>> proposal = NgramDrafter(model).propose(context, torch.tensor([[0.5, 0.5]]))
@@ -131,16 +192,9 @@ class NgramDrafter(Drafter):
         self.sampling = sampling
         self.vocab = model.vocab
 
-    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
-        tokens, lengths = context.tokens, context.lengths
+    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+        """See `ChainDrafter.distribution`."""
         back = self.model.order - 1
         slots = lengths[:, None] - back + torch.arange(back, device=lengths.device)
         recent = tokens.gather(1, slots.clamp_min(0)).where(slots >= 0, -1).cpu().numpy()
-        draft_tokens, distributions = [], []
-        for uniform in uniforms.unbind(dim=1):
-            probs = standardise_probs(torch.from_numpy(self.model.probs(recent)), self.sampling)
-            distributions.append(probs.to(uniforms.device))
-            draft_tokens.append(sample(distributions[-1], uniform))
-            recent = np.concatenate([recent, draft_tokens[-1][:, None].cpu().numpy()], axis=1)[:, 1:]
-        return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))
+        return standardise_probs(torch.from_numpy(self.model.probs(recent)), self.sampling).to(tokens.device)

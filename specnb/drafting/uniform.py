@@ -1,0 +1,27 @@
+"""Random drafts: every token is equally probable (section 3.6)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specnb.drafting.chain import ChainDrafter
+
+
+class UniformDrafter(ChainDrafter):
+    """Each draft token is sampled uniformly from the vocabulary. Its acceptance probability is sum min(p, 1/vocab).
+
+    Raises `ValueError` for a vocabulary without tokens.
+
+    >>> UniformDrafter(4).distribution(torch.tensor([[1]]), torch.tensor([1]), 0)
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+    """
+
+    def __init__(self, vocab: int) -> None:
+        if vocab < 1:
+            raise ValueError(f"vocab is {vocab}; a vocabulary has at least one token")
+        self.vocab = vocab
+
+    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+        """See `ChainDrafter.distribution`."""
+        return torch.full((len(tokens), self.vocab), 1 / self.vocab, device=tokens.device)

@@ -1,0 +1,101 @@
+"""Every drafter leaves the target's distribution as it is: enumerated, and in the real loop with refilled rows.
+
+Each planted bug of a drafter is found by the same two checks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from distributions_for_tests import distribution_pair
+from drafter_kinds import BUGS, VOCAB, WITH_MODEL, WITHOUT_MODEL, MixtureDrafter, chain
+from implementation_distribution import FALSE_ALARMS, PROMPTS, Case, acceptance_p_value, fit
+from tiny import ARCHITECTURES, llama
+
+from specnb.decoding.loop import generate
+from specnb.drafting.base import missing_members
+from specnb.drafting.enumeration import drafter_step_distribution, drafts_of
+from specnb.drafting.uniform import UniformDrafter
+from specnb.sampling.enumeration import completed, joint_distribution
+
+ALL = WITHOUT_MODEL | WITH_MODEL
+PREFIXES = ((0, 1, 0), (3, 1, 2, 3, 1))
+GAMMA = 2
+ROWS = 1_500
+LEVEL = FALSE_ALARMS / (2 * len(ALL) + len(BUGS))
+
+
+def deviation(drafter, prefix, seed=0):
+    """Total variation between what a step with `drafter` leads to and the target's distribution."""
+    p, _ = distribution_pair("dense", VOCAB, seed)
+    emitted = drafter_step_distribution(drafter, p, prefix, GAMMA)
+    return float((completed(emitted, p, GAMMA + 1) - joint_distribution(p, GAMMA + 1)).abs().sum()) / 2
+
+
+@pytest.mark.parametrize("name", WITHOUT_MODEL)
+def test_a_step_with_the_drafter_has_the_target_s_joint_distribution(name):
+    for seed, prefix in enumerate(PREFIXES):
+        assert deviation(WITHOUT_MODEL[name](), prefix, seed) < 1e-6  # tables are float32
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_enumeration_finds_the_bug(name):
+    assert max(deviation(BUGS[name](), prefix, seed) for seed, prefix in enumerate(PREFIXES)) > 0.005
+
+
+def test_probabilities_of_the_proposals_sum_to_one():
+    drafts = drafts_of(WITHOUT_MODEL["mixture"](), (3, 1, 2, 3, 1), GAMMA)
+    assert sum(draft.probability for draft in drafts) == pytest.approx(1, abs=1e-9)
+
+
+def made_by(drafter, architecture, rows=ROWS, eos=None):
+    """Completions of 4 tokens by a batch of a third of the rows: most prompts take over a row."""
+    target = ARCHITECTURES[architecture](VOCAB)
+    target.set_attn_implementation("eager")
+    return generate(
+        target, PROMPTS * (rows // 3), drafter, gamma=3, max_new_tokens=4, eos=eos, seed=8, batch_size=rows // 3,
+        progress=False,
+    )  # fmt: skip
+
+
+def p_value(made, architecture, eos=None):
+    return fit(Case(architecture, "-", 1, eos=eos, tokens=4), ARCHITECTURES[architecture](VOCAB), made.tokens)[
+        0
+    ].p_value
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_real_loop_has_the_target_s_distribution(name):
+    architecture, eos = [("llama", None), ("gpt2", 1)][list(ALL).index(name) % 2]
+    made = made_by(ALL[name](), architecture, eos=eos)
+    assert p_value(made, architecture, eos) > LEVEL
+    assert acceptance_p_value(made.record) > LEVEL
+    assert made.record.accepted.any()
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_real_loop_finds_the_bug(name):
+    made = made_by(BUGS[name](), "llama", rows=9_000)
+    assert min(p_value(made, "llama"), acceptance_p_value(made.record)) < LEVEL
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_refilled_rows_get_the_tokens_they_would_get_together(name):
+    target = llama(dtype=torch.float64)
+    asked = {"gamma": 3, "max_new_tokens": 8, "eos": 2, "seed": 3, "progress": False}
+    together = generate(target, PROMPTS * 4, ALL[name](), **asked)
+    in_turn = generate(target, PROMPTS * 4, ALL[name](), batch_size=2, **asked)
+    assert in_turn.tokens == together.tokens
+    assert np.array_equal(in_turn.record.draft_tokens, together.record.draft_tokens)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_drafters_have_all_members(name):
+    assert missing_members(ALL[name]()) == []
+
+
+def test_the_weight_of_a_mixture_is_its_share():
+    tokens, lengths = torch.tensor([[0, 1, 0]]), torch.tensor([3])
+    q = MixtureDrafter(UniformDrafter(VOCAB), chain(), weight=0.25).distribution(tokens, lengths, 0)
+    assert torch.allclose(q, 0.25 * torch.full((1, VOCAB), 1 / VOCAB) + 0.75 * chain().table[[0]])

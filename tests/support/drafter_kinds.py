@@ -1,0 +1,148 @@
+"""One small drafter of each kind of section 3.6 and 6, for the enumerated check and for the real loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from drafters_for_tests import VOCAB, near_model, table
+from tiny import ARCHITECTURES
+from torch import Tensor
+
+from specnb.drafting.base import Drafter, Proposal
+from specnb.drafting.chain import ChainDrafter
+from specnb.drafting.fallback import FallbackDrafter
+from specnb.drafting.hierarchical import HierarchicalDrafter
+from specnb.drafting.mixture import MixtureDrafter
+from specnb.drafting.model import ModelDrafter
+from specnb.drafting.ngram import NgramDrafter, NgramModel
+from specnb.drafting.prompt_lookup import PromptLookupDrafter
+from specnb.drafting.skip_gram import SkipGramDrafter
+from specnb.drafting.stopping import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter, UnlikelySoFar
+from specnb.drafting.suffix import SuffixDrafter
+from specnb.drafting.template import TemplateDrafter
+from specnb.drafting.uniform import UniformDrafter
+
+COUNTED = np.random.default_rng(0).integers(0, VOCAB, 60)
+
+
+class TableDrafter(ChainDrafter):
+    """`TemplateDrafter` as a `ChainDrafter`: can be mixed and stopped."""
+
+    vocab = VOCAB
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+        return self.table[tokens.gather(1, lengths[:, None] - 1)[:, 0]]
+
+
+def chain() -> TableDrafter:
+    return TableDrafter(table())
+
+
+WITHOUT_MODEL = {
+    "prompt lookup, recent": lambda: PromptLookupDrafter(VOCAB),
+    "prompt lookup, frequent": lambda: PromptLookupDrafter(VOCAB, longest=1, choose="frequent"),
+    "prompt lookup, proportional": lambda: PromptLookupDrafter(VOCAB, longest=2, choose="proportional"),
+    "suffix": lambda: SuffixDrafter([COUNTED.tolist(), [0, 1, 2]], VOCAB, shortest=1),
+    "suffix, proportional": lambda: SuffixDrafter([COUNTED.tolist()], VOCAB, shortest=1, proportional=True),
+    "uniform": lambda: UniformDrafter(VOCAB),
+    "unigram": lambda: NgramDrafter(NgramModel(COUNTED, 1, VOCAB)),
+    "trigram, backing off": lambda: NgramDrafter(NgramModel(COUNTED, 3, VOCAB, discount=0.0)),
+    "skip-gram": lambda: SkipGramDrafter(COUNTED, 3, VOCAB),
+    "mixture": lambda: MixtureDrafter(PromptLookupDrafter(VOCAB), chain(), weight=0.6),
+    "copy, otherwise a table": lambda: MixtureDrafter(PromptLookupDrafter(VOCAB, shortest=2), chain()),
+    "low confidence": lambda: StoppingDrafter(chain(), LowConfidence(0.4)),
+    "high entropy": lambda: StoppingDrafter(chain(), HighEntropy(0.3, 0.4), at_least=1),
+    "unlikely so far": lambda: StoppingDrafter(chain(), UnlikelySoFar(0.2)),
+    "bandit": lambda: BanditDrafter(chain(), (1, 2, 3), cost_ratio=0.1),
+}
+"""Name -> makes a drafter that depends on the sequence alone."""
+
+WITH_MODEL = {
+    "copy, otherwise a model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, shortest=2), near("llama")),
+    "copy and a model": lambda: MixtureDrafter(PromptLookupDrafter(VOCAB), near("llama"), weight=0.4),
+    "model until unsure": lambda: StoppingDrafter(near("llama"), LowConfidence(0.4)),
+    "hierarchical": lambda: HierarchicalDrafter(near("llama"), far("llama"), inner_gamma=2),
+    "hierarchical over a table": lambda: HierarchicalDrafter(near("gpt2"), TemplateDrafter(table()), inner_gamma=1),
+}
+"""Name -> makes a drafter that has the cache of a model."""
+
+
+def near(architecture: str) -> ModelDrafter:
+    """A model that the target often agrees with."""
+    model = near_model(architecture)
+    model.set_attn_implementation("eager")
+    return ModelDrafter(model)
+
+
+def far(architecture: str) -> ModelDrafter:
+    """A model with other weights."""
+    model = ARCHITECTURES[architecture](VOCAB, seed=100, layers=1)
+    model.set_attn_implementation("eager")
+    return ModelDrafter(model)
+
+
+# Planted bugs: each a drafter that reports another distribution than the one it sampled from, or drops tokens.
+
+
+class ReportsRaw(Drafter):
+    """Samples after temperature 0.5, reports the distribution before it."""
+
+    vocab = VOCAB
+
+    def propose(self, context, uniforms):
+        sharp = table() ** 2 / (table() ** 2).sum(dim=-1, keepdim=True)
+        drafted = TemplateDrafter(sharp).propose(context, uniforms).draft_tokens
+        before = torch.cat([context.newest[:, None], drafted[:, :-1]], dim=1)
+        return Proposal(drafted, table()[before])
+
+
+class MatchOffByOne(PromptLookupDrafter):
+    """Proposes the continuation of the match, and reports the token after that one."""
+
+    def propose(self, context, uniforms):
+        drafted, q = super().propose(context, uniforms)
+        one_later = torch.cat([q[:, 1:], q[:, -1:]], dim=1)
+        return Proposal(drafted, one_later.where(q.sum(dim=-1, keepdim=True) > 0, 0.0))
+
+
+class WeightsIgnored(MixtureDrafter):
+    """Samples from the mixture, reports the second drafter's distribution."""
+
+    def propose(self, context, uniforms):
+        drafted = super().propose(context, uniforms).draft_tokens
+        return Proposal(drafted, self.second.table[torch.cat([context.newest[:, None], drafted[:, :-1]], dim=1)])
+
+
+class DiscardsUnlikely(TableDrafter):
+    """Takes back a draft token, and all after it, whose own probability is low."""
+
+    def propose(self, context, uniforms):
+        drafted, q = super().propose(context, uniforms)
+        own = q.gather(-1, drafted[..., None])[..., 0]
+        kept = (own >= 0.3).cumprod(dim=1).bool()
+        return Proposal(drafted.where(kept, -1), q.where(kept[..., None], 0.0))
+
+
+class GreedySoftQ(TableDrafter):
+    """Proposes the most probable token, reports the soft distribution."""
+
+    def propose(self, context, uniforms):
+        token, tokens, q = context.newest, [], []
+        for _ in uniforms.unbind(dim=1):
+            q.append(self.table[token])
+            token = q[-1].argmax(dim=-1)
+            tokens.append(token)
+        return Proposal(torch.stack(tokens, dim=1), torch.stack(q, dim=1))
+
+
+BUGS = {
+    "q reported raw": ReportsRaw,
+    "match off by one": lambda: MatchOffByOne(VOCAB),
+    "mixture weights ignored": lambda: WeightsIgnored(UniformDrafter(VOCAB), chain(), weight=0.7),
+    "discarded tokens": lambda: DiscardsUnlikely(table()),
+    "greedy tokens, soft q": lambda: GreedySoftQ(table()),
+}
+"""Name -> makes a drafter with that bug."""
