@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from specnb.sampling.block_verification import ChainPlan, block_plan, longest_accepted
-from specnb.sampling.distributions import residual, sample
+from specnb.sampling.distributions import sample
 from specnb.sampling.tree_selection import children_of, path_to
 from specnb.sampling.tree_verification import TreeOutcome, TreePlan, TreeRule
 
@@ -68,17 +68,22 @@ def traversal_thresholds(p: Tensor, q: Tensor, draft_tokens: Tensor, parents: tu
             index = token.clamp_min(0)[..., None]
             ratio = (left.gather(-1, index) / own.gather(-1, index))[..., 0].nan_to_num(0.0)
             visit(child, (weight * ratio).nan_to_num(0.0).clamp_max(1).where(token >= 0, 0.0))
-            scaled = weight[..., None] * left
-            kept = (scaled - own).clamp_min(0).sum(-1)
+            mass = _remaining(weight, left, own).where((token >= 0)[..., None], 0.0)
+            kept = mass.sum(-1)
             after = (kept / (kept + 1 - weight)).nan_to_num(1.0)  # 0/0: the child is accepted with certainty
-            left = residual(scaled, own).where((token >= 0)[..., None], left)
             weight = after.where(token >= 0, weight)
+            left = (mass / kept[..., None]).where((kept > 0)[..., None], left)  # or nothing is ever sampled from it
         recovered[node + 1] = left
         if node >= 0:
             accept[node] = weight
 
     visit(-1, torch.ones_like(p[..., 0, 0]))
     return TreePlan(torch.stack(accept, dim=-1) if accept else q[..., 0], torch.stack(recovered, dim=-2))
+
+
+def _remaining(weight: Tensor, left: Tensor, own: Tensor) -> Tensor:
+    """max(0, w r - q) `(..., vocab)`: what a rejected child leaves of its parent."""
+    return (weight[..., None] * left - own).clamp_min(0)
 
 
 @lru_cache

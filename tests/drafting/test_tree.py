@@ -54,10 +54,10 @@ def test_the_cache_follows_the_accepted_path(parents, scheme):
     target = llama(dtype=torch.float64)
     drafter = Checked(near_copy(target, 0.1), parents, scheme=scheme)
     made = generate(
-        target, PROMPTS * 3, drafter, gamma=len(parents), max_new_tokens=9, eos=1, batch_size=2, progress=False
+        target, PROMPTS * 8, drafter, gamma=len(parents), max_new_tokens=9, eos=1, batch_size=8, progress=False
     )
     assert made.record.accepted.max() == drafter.tree.depth
-    assert drafter.checked > 20
+    assert drafter.checked > 50
 
 
 def test_hub_children_of_a_model():
