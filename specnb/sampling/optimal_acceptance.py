@@ -6,13 +6,16 @@
 - One chain: the largest expected number of accepted draft tokens over all exact rules, which may know p and q for
   every context, also off the drafted path.
 
-Sizes: vocabulary 5 with k = 4 (2,100 variables) and vocabulary 4 with gamma = 3 (1,024) take well under a second.
-Probabilities below about 1e-6 make dual prices so large that the optimum can no longer be proved to 1e-9.
+Sizes: only the set of distinct tokens of a tuple matters, so the program has at most 2^vocab rows whatever k is: k = 8
+with vocabulary 8 has 1,024 variables. Lists of tuples (`optimal_selection`) grow as vocab^k: 5^4 takes well under a
+second, 5^8 does not. Chains have vocab^gamma rows: vocabulary 4 with gamma = 3 (1,024 variables) takes well under a
+second, vocabulary 5 with gamma = 4 (15,625) is beyond it. Probabilities below about 1e-6 make dual prices so large that
+the optimum can no longer be proved to 1e-9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -42,6 +45,7 @@ class Optimum(NamedTuple):
 
 Entries = list[tuple[int, int, float]]  # row, column, coefficient
 Floats = NDArray[np.float64]
+Sets = dict[frozenset[int], float]
 
 
 def optimal_selection(p: Tensor, drafts: Sequence[DraftTuple]) -> Optimum:
@@ -58,11 +62,48 @@ def optimal_selection(p: Tensor, drafts: Sequence[DraftTuple]) -> Optimum:
 
     Raises `RuntimeError` if the program is not solved to 1e-9.
     """
-    arcs = [(i, x) for i, draft in enumerate(drafts) for x in sorted(set(draft.tokens)) if x >= 0]
+    sets: Sets = {}
+    for draft in drafts:
+        tokens = frozenset(x for x in draft.tokens if x >= 0)
+        sets[tokens] = sets.get(tokens, 0.0) + draft.probability
+    return optimal_cover(p, sets)
+
+
+def optimal_cover(p: Tensor, sets: Mapping[frozenset[int], float]) -> Optimum:
+    """`optimal_selection` for the probabilities with which each set of distinct tokens is proposed.
+
+    >>> import torch
+    >>> q = torch.tensor([0.75, 0.25]).double()
+    >>> round(optimal_cover(torch.tensor([0.1, 0.9]).double(), proposed_sets(q, 8)).value, 6)
+    0.999887
+    """
+    arcs = [(i, x) for i, tokens in enumerate(sets) for x in sorted(tokens)]
     entries = [(i, column, 1.0) for column, (i, _) in enumerate(arcs)]
-    entries += [(len(drafts) + x, column, 1.0) for column, (_, x) in enumerate(arcs)]
-    limits = np.array([draft.probability for draft in drafts] + p.tolist())
-    return _maximum(np.ones(len(arcs)), entries, limits, equal=False)
+    entries += [(len(sets) + x, column, 1.0) for column, (_, x) in enumerate(arcs)]
+    return _maximum(np.ones(len(arcs)), entries, np.array([*sets.values(), *p.tolist()]), equal=False)
+
+
+def proposed_sets(q: Tensor, k: int, replacement: bool = True) -> Sets:
+    """The probability of each set of distinct tokens among k samples from q, with or without replacement.
+
+    >>> import torch
+    >>> proposed_sets(torch.tensor([0.75, 0.25]).double(), 2) == {
+    ...     frozenset({0}): 0.5625, frozenset({0, 1}): 0.375, frozenset({1}): 0.0625}
+    True
+    """
+    probs = q.tolist()
+    found: Sets = {frozenset(): 1.0}
+    for _ in range(k):
+        longer: Sets = {}
+        for tokens, chance in found.items():
+            allowed = {x: share for x, share in enumerate(probs) if share > 0 and (replacement or x not in tokens)}
+            total = sum(allowed.values())
+            if not allowed:  # nothing is left to propose
+                longer[tokens] = longer.get(tokens, 0.0) + chance
+            for x, share in allowed.items():
+                longer[tokens | {x}] = longer.get(tokens | {x}, 0.0) + chance * share / total
+        found = longer
+    return found
 
 
 def optimal_independent(p: Tensor, q: Tensor, k: int) -> float:

@@ -1,4 +1,4 @@
-"""Exact enumeration of rules that publish their thresholds: chains by `ChainPlan`, several drafts by `SelectionPlan`.
+"""Exact enumeration of rules that publish their thresholds: `ChainPlan`, `SelectionPlan` and `TreePlan`.
 
 `specnb.sampling.enumeration` knows where a rule that compares uniforms with p/q can change its answer. The rules here
 compare with other numbers, which their plans give. Two ways lead to the same distribution:
@@ -10,7 +10,7 @@ compare with other numbers, which their plans give. Two ways lead to the same di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import torch
@@ -21,6 +21,8 @@ from specnb.sampling.distributions import normalise, one_hot
 from specnb.sampling.draft_schemes import DraftTuple
 from specnb.sampling.enumeration import CORNER_INSET, MIN_CELL_WIDTH, Conditional, Emissions
 from specnb.sampling.multi_draft import MultiDraftRule, SelectionPlan, SelectionPlanner
+from specnb.sampling.tree_schemes import Scheme, draft_trees, prefix_of
+from specnb.sampling.tree_verification import TreePlan, TreePlanner, TreeRule
 from specnb.sampling.verification import Rule
 
 
@@ -83,6 +85,31 @@ def asked_selection(
     return emitted, accepted
 
 
+def asked_tree_distribution(
+    rule: TreeRule, plan: TreePlanner, p: Conditional, q: Conditional, parents: tuple[int, ...], scheme: Scheme
+) -> Emissions:
+    """The distribution of everything that one step of a tree rule emits, from its own answers in every cell.
+
+    The trees have the shape `parents` and children sampled by `scheme`; p and q are given the tokens of this step.
+    Raises `ValueError` if the rule does not follow `plan`.
+    """
+    emitted: Emissions = {}
+    for tree in draft_trees(parents, q, scheme):
+        paths = [prefix_of(node, parents, tree.tokens) for node in range(-1, len(parents))]
+        p_tree = torch.stack([p(path) if -1 not in path else p(()) for path in paths])
+        draft_tokens = torch.tensor(tree.tokens, dtype=torch.int64)
+
+        def columns(p: Tensor, q: Tensor, tokens: Tensor, accept: Tensor, final: Tensor) -> tuple[Tensor, ...]:
+            accepted, token, path = rule(p, q, tokens, parents, accept, final)
+            return accepted, token, *path.unbind(-1)
+
+        parts = (p_tree, tree.q, draft_tokens)
+        for (accepted, x, *path), volume in _answers(columns, parts, plan(*parts, parents)).items():
+            key = (*(tree.tokens[node] for node in path[:accepted]), x)
+            emitted[key] = emitted.get(key, 0.0) + tree.probability * volume
+    return emitted
+
+
 def _chains(p: Conditional, q: Conditional, gamma: int) -> list[tuple[tuple[int, ...], float, Tensor, Tensor]]:
     """Every possible draft, its probability, and p `(gamma + 1, vocab)` and q `(gamma, vocab)` along it."""
     found = []
@@ -112,9 +139,11 @@ def _edges(points: Tensor) -> Tensor:
 
 
 def _answers(
-    rule: Rule | MultiDraftRule, parts: tuple[Tensor, Tensor, Tensor], plan: ChainPlan | SelectionPlan
+    rule: Callable[..., tuple[Tensor, ...]],
+    parts: tuple[Tensor, Tensor, Tensor],
+    plan: ChainPlan | SelectionPlan | TreePlan,
 ) -> dict[tuple[int, ...], float]:
-    """The volume of uniforms for each answer (accepted, token) of `rule`, asked at three points of every cell."""
+    """The volume of uniforms for each answer of `rule`, asked at three points of every cell."""
     edges = [*(_edges(threshold) for threshold in plan.accept), _edges(normalise(plan.recovered).cumsum(-1))]
     lows = torch.cartesian_prod(*[edge[:-1] for edge in edges]).reshape(-1, len(edges))
     widths = torch.cartesian_prod(*[edge.diff() for edge in edges]).reshape(-1, len(edges))

@@ -35,6 +35,19 @@ class TreeOutcome(NamedTuple):
     path: Tensor
 
 
+class TreePlan(NamedTuple):
+    """What a tree rule compares its uniforms with, given p, q and the tokens.
+
+    accept    (..., nodes)     for each acceptance uniform the number that it is compared with; 0 if it is not read
+    recovered (..., n, vocab)  the distributions from which the last token can be sampled, up to a factor
+    """
+
+    accept: Tensor
+    recovered: Tensor
+
+
+TreePlanner = Callable[[Tensor, Tensor, Tensor, tuple[int, ...]], TreePlan]
+"""From p, q, draft tokens and parents to the plan."""
 TreeFunction = Callable[[Tensor, Tensor, Tensor, tuple[int, ...], Tensor, Tensor], TreeOutcome]
 
 
@@ -101,6 +114,19 @@ def _recursive_rejection(
         current = torch.where(accept, node, current)
         accepted = accepted + accept
     return TreeOutcome(accepted, sample(target, final_uniform), path)
+
+
+def recursive_thresholds(p: Tensor, q: Tensor, draft_tokens: Tensor, parents: tuple[int, ...]) -> TreePlan:
+    """The plan of `recursive_rejection`."""
+    left, accept, recovered = list(p.unbind(-2)), [], [p]
+    for node, parent in enumerate(parents):
+        token, own = draft_tokens[..., node], q[..., node, :]
+        index = token.clamp_min(0)[..., None]
+        ratio = (left[parent + 1].gather(-1, index) / own.gather(-1, index))[..., 0].nan_to_num(0.0)
+        accept.append(ratio.where(token >= 0, 0.0))
+        left[parent + 1] = residual(left[parent + 1], own).where((token >= 0)[..., None], left[parent + 1])
+        recovered.append(left[parent + 1][..., None, :])
+    return TreePlan(torch.stack(accept, dim=-1), torch.cat(recovered, dim=-2))
 
 
 recursive_rejection = TreeRule(_recursive_rejection)

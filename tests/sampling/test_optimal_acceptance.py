@@ -12,7 +12,13 @@ from specnb.sampling.block_verification import block_plan
 from specnb.sampling.distributions import overlap
 from specnb.sampling.draft_schemes import independent, most_probable, without_replacement
 from specnb.sampling.enumeration import step_distribution
-from specnb.sampling.optimal_acceptance import optimal_block, optimal_independent, optimal_selection
+from specnb.sampling.optimal_acceptance import (
+    optimal_block,
+    optimal_cover,
+    optimal_independent,
+    optimal_selection,
+    proposed_sets,
+)
 from specnb.sampling.threshold_enumeration import expected_accepted, planned_step_distribution
 from specnb.sampling.verification import token_verification
 
@@ -41,6 +47,25 @@ def test_without_replacement_no_set_of_tokens_is_covered_more_often_than_drafted
         outside = sum(draft.probability for draft in drafts if set(draft.tokens) - inside - {-1})
         bounds.append(sum(float(p[x]) for x in inside) + outside)
     assert optimal_selection(p, drafts).value == pytest.approx(min(bounds), abs=1e-9)
+
+
+@every_kind
+@pytest.mark.parametrize(("vocab", "k"), [(3, 4), (4, 2)])
+@pytest.mark.parametrize("replacement", [True, False])
+def test_only_the_set_of_tokens_matters(kind: str, vocab: int, k: int, replacement: bool) -> None:
+    p, q = (probs(()) for probs in distribution_pair(kind, vocab))
+    drafts = independent(q, k) if replacement else without_replacement(q, k)
+    sets = proposed_sets(q, k, replacement)
+    assert sum(sets.values()) == pytest.approx(1, abs=1e-12)
+    assert optimal_cover(p, sets).value == pytest.approx(optimal_selection(p, drafts).value, abs=1e-9)
+
+
+@pytest.mark.parametrize("k", [5, 8])
+def test_eight_draft_tokens_have_the_value_of_the_closed_form(k: int) -> None:
+    p, q = (probs(()) for probs in distribution_pair("dense", vocab=8))
+    solved = optimal_cover(p, proposed_sets(q, k))
+    assert solved.gap < 1e-9
+    assert solved.value == pytest.approx(optimal_independent(p, q, k), abs=1e-9)
 
 
 def test_fixed_draft_tokens_are_accepted_with_their_probability() -> None:

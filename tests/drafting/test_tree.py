@@ -1,0 +1,95 @@
+"""The tree drafter: its tokens, its distributions against the model without a cache, and what it leaves out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import gpt2, llama, near_copy, next_distributions
+
+from specnb.decoding.loop import generate
+from specnb.drafting.base import Context
+from specnb.drafting.tree import TreeDrafter
+from specnb.sampling.distributions import Sampling
+from specnb.sampling.tree_schemes import (
+    distinct_children,
+    hub_children,
+    independent_children,
+    prefix_of,
+    top_children,
+)
+from specnb.sampling.tree_selection import spechub_tree
+
+SHAPES = [(-1, -1), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 1, 2, 1)]
+PROMPTS = ((0,), (3, 1), (2, 0, 1, 3))
+
+
+class Checked(TreeDrafter):
+    """Compares each q with the model's distribution without a cache."""
+
+    checked = 0
+
+    def propose(self, context, uniforms):
+        proposal = super().propose(context, uniforms)
+        for row, length in enumerate(context.lengths.tolist()):
+            known, tokens = context.tokens[row, :length].tolist(), proposal.draft_tokens[row].tolist()
+            for node, parent in enumerate(self.parents):
+                prefix = prefix_of(parent, self.parents, tokens)
+                if length + len(prefix) > 16:
+                    continue
+                siblings = [torch.tensor(tokens[i]) for i in range(node) if self.parents[i] == parent]
+                if -1 in prefix:
+                    expected = torch.zeros(4, dtype=torch.float64)
+                else:
+                    expected = self.scheme(next_distributions(self.model, [known + list(prefix)])[0], siblings)
+                assert torch.allclose(proposal.q[row, node], expected, atol=1e-9)
+                assert (tokens[node] >= 0) == bool(expected.sum() > 0)
+                self.checked += 1
+        return proposal
+
+
+@pytest.mark.parametrize("scheme", [independent_children, distinct_children, top_children])
+@pytest.mark.parametrize("parents", SHAPES, ids=str)
+def test_the_cache_follows_the_accepted_path(parents, scheme):
+    """After accepted leaves too, which the draft model has not seen, and in refilled rows."""
+    target = llama(dtype=torch.float64)
+    drafter = Checked(near_copy(target, 0.1), parents, scheme=scheme)
+    made = generate(
+        target, PROMPTS * 8, drafter, gamma=len(parents), max_new_tokens=9, eos=1, batch_size=8, progress=False
+    )
+    assert made.record.accepted.max() == drafter.tree.depth
+    assert drafter.checked > 50
+
+
+def test_hub_children_of_a_model():
+    target = gpt2(dtype=torch.float64)
+    drafter = Checked(near_copy(target, 0.1), (-1, -1, 0, 0), scheme=hub_children)
+    generate(target, PROMPTS, drafter, gamma=4, max_new_tokens=8, rule=spechub_tree, progress=False)
+    assert drafter.checked > 20
+
+
+def proposal_of(parents, scheme, sampling=Sampling(), vocab=4):
+    drafter = TreeDrafter(llama(vocab), parents, sampling, scheme)
+    context = Context(torch.zeros(5, 12, dtype=torch.int64).random_(vocab), torch.full((5,), 3))
+    drafter.start(context)
+    with torch.inference_mode():
+        return drafter.propose(context, torch.rand(5, len(parents), dtype=torch.float64))
+
+
+def test_distinct_children_differ_and_the_fifth_of_four_is_missing():
+    tokens, q = proposal_of((-1,) * 5 + (4,), distinct_children)
+    assert (tokens[:, :4].sort(-1).values == torch.arange(4)).all()
+    assert (tokens[:, 4:] == -1).all()  # the fifth child, and the child of that
+    assert (q[:, 4:] == 0).all()
+
+
+def test_at_temperature_0_only_the_top_children_are_several():
+    tokens, _ = proposal_of((-1, -1), distinct_children, Sampling(temperature=0))
+    assert (tokens[:, 1] == -1).all()
+    tokens, q = proposal_of((-1, -1), top_children, Sampling(temperature=0))
+    assert (tokens[:, 0] != tokens[:, 1]).all()
+    assert (q.amax(-1) == 1).all()
+
+
+def test_parents_are_checked():
+    with pytest.raises(ValueError, match="it must be an earlier node"):
+        TreeDrafter(llama(), (0, -1))
