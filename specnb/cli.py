@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from specnb.audit import Auditor, audit
+from specnb.audit import Auditor, Engine, audit
 from specnb.audit.report import Report
 from specnb.audit.teacher_forcing import Completion, require_completions
 from specnb.audit.token_file import LINE, read_tokens
@@ -100,6 +100,8 @@ def _audited(options: argparse.Namespace) -> Report:
     """The report. Everything that can be checked without a model is checked before one is loaded."""
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     Auditor(options.delta, options.seed, options.eos, options.max_new_tokens)
+    dtype = None if options.engine_dtype is None else DTYPES[options.engine_dtype]
+    engine = Engine(dtype, options.logit_tolerance)
     _require_device(options.device)
     if options.html is not None:
         _require_writable(options.html, options.tokens)
@@ -120,6 +122,8 @@ def _audited(options: argparse.Namespace) -> Report:
             draft=draft,
             eos=options.eos,
             max_new_tokens=options.max_new_tokens,
+            numerics=options.numerics_positions,
+            engine=engine,
             delta=options.delta,
             seed=options.seed,
             stop=options.stop,
@@ -183,7 +187,7 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
     logging.set_verbosity(logging.CRITICAL)  # a failure is reported below, in one line
     try:
         with warnings.catch_warnings(record=True) as warned:
-            model = load_model(name, options.device, DTYPES[options.dtype])
+            model = load_model(name, options.device, DTYPES[options.dtype], packed=False)
     except Exception as error:
         raise ValueError(f"cannot load the model {name}: {_one_line(error)}") from error
     finally:
@@ -271,6 +275,7 @@ def _parser() -> argparse.ArgumentParser:
     audit_parser.add_argument("tokens", type=Path, metavar="TOKENS.jsonl", help="the generated sequences")
     _add_models(audit_parser.add_argument_group("models").add_argument)
     _add_claims(audit_parser.add_argument_group("settings claimed").add_argument)
+    _add_engine(audit_parser.add_argument_group("the engine's rounding errors").add_argument)
     _add_test(audit_parser.add_argument_group("the test and its report").add_argument)
     return parser
 
@@ -291,6 +296,12 @@ def _add_claims(add: Add) -> None:
     add("--top-p", type=float, metavar="P", default=1.0, help="top-p (default: 1, none)")
     add("--eos", type=int, action="append", metavar="ID", help="token that ends a sequence; may be repeated")
     add("--max-new-tokens", type=int, metavar="N", help="length of a sequence that no --eos token ends")
+
+
+def _add_engine(add: Add) -> None:
+    add("--engine-dtype", choices=DTYPES, help="dtype that the engine computes in (default: unknown)")
+    add("--logit-tolerance", type=float, metavar="GAP", help="gap of two logits below which either token may be kept")
+    add("--numerics-positions", type=int, metavar="N", default=16, help="positions to measure them at (default: 16)")
 
 
 def _add_test(add: Add) -> None:

@@ -7,6 +7,7 @@ From the bottom up; each module imports only from those before it:
     alternatives               the distributions that known bugs of a sampler give (alternative hypotheses)
     bets, evidence, distance   the bets on one sequence; test martingales; a lower bound on the total variation
     teacher_forcing, numerics  a target's distributions along existing sequences; its numerical error
+    engine, impossible         what is known of an engine's rounding errors; tokens of probability zero, and their cause
     report, auditor, api       the report; the audit sequence by sequence; `audit` and `assert_exact`
     joint                      the audit by enumeration, for small vocabularies
     cost, token_file           the time of an audit; sequences in files of JSON lines
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     from specnb.audit.api import assert_exact, audit, audit_distributions
     from specnb.audit.auditor import Auditor
     from specnb.audit.bets import Row
+    from specnb.audit.engine import Engine
     from specnb.audit.report import Report
 
 _PUBLIC = {
     "Auditor": "specnb.audit.auditor",
+    "Engine": "specnb.audit.engine",
     "Report": "specnb.audit.report",
     "Row": "specnb.audit.bets",
     "assert_exact": "specnb.audit.api",
@@ -42,7 +45,7 @@ _PUBLIC = {
     "audit_distributions": "specnb.audit.api",
 }
 
-__all__ = ["Auditor", "Report", "Row", "assert_exact", "audit", "audit_distributions"]
+__all__ = ["Auditor", "Engine", "Report", "Row", "assert_exact", "audit", "audit_distributions"]
 
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from specnb.audit.auditor import Auditor, Ends, end_tokens
 from specnb.audit.bets import Row
-from specnb.audit.numerics import measure_numerics
+from specnb.audit.engine import Engine
 from specnb.audit.report import Report
 from specnb.audit.teacher_forcing import Completion, Source, require_completions, teacher_forced_rows, vocabulary
 from specnb.models.support import require_same_vocabulary
@@ -77,6 +77,7 @@ def audit(
     seed: int = 0,
     stop: bool = False,
     numerics: int = 16,
+    engine: Engine = Engine(),
     progress: bool = True,
 ) -> Report:
     """Whether `completions` were sampled from the distribution of `target` under the settings claimed.
@@ -96,6 +97,7 @@ def audit(
     seed            of the audit's own uniforms
     stop            whether to stop as soon as exactness is rejected
     numerics        positions at which a model's pass over a sequence is compared with passes over one token
+    engine          what is known of the engine's rounding errors, which are no fault of a sampler
 
     Raises `ValueError` for no completions, tokens outside the vocabulary, sequences beyond the model's limit, and
     different vocabularies. Settings are checked before any model runs.
@@ -110,7 +112,7 @@ def audit(
     >>> report.rejected
     True
     """
-    auditor = Auditor(delta, seed, eos, max_new_tokens)
+    Auditor(delta, seed, eos, max_new_tokens)  # raises for bad settings
     given = _completions(completions, prompts, steps)
     require_completions(target, given)
     end_tokens(eos, vocabulary(target, given[0].prompt))
@@ -118,8 +120,7 @@ def audit(
         if isinstance(target, PreTrainedModel) and isinstance(draft, PreTrainedModel):
             require_same_vocabulary(target, draft.config.vocab_size)
         require_completions(draft, given)
-    if isinstance(target, PreTrainedModel) and numerics > 0 and any(one.tokens for one in given):
-        auditor.numerics = measure_numerics(target, given, sampling, numerics)
+    auditor = Auditor(delta, seed, eos, max_new_tokens, *engine.numerics(target, given, sampling, numerics))
     report = audit_distributions(
         teacher_forced_rows(target, given, sampling, draft, draft_sampling or sampling),
         auditor,

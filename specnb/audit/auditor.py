@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from specnb.audit.bets import Bets, CutoffGap, Row
 from specnb.audit.distance import TotalVariationEstimate
 from specnb.audit.evidence import Evidence, log_mean
+from specnb.audit.impossible import Impossible, ImpossibleTokens
 from specnb.audit.numerics import Numerics, crossing
-from specnb.audit.report import Impossible, Report
+from specnb.audit.report import Report
 
 Ends = int | Iterable[int] | None
-LISTED = 100  # violations kept with all details
 POSITION_GROUPS = (0, 1, 4, 16, 64, 256, 1024)  # first position of each
 
 
@@ -29,7 +29,9 @@ class Auditor:
     seed            of the audit's own uniforms
     eos             tokens after which a sequence must end, `max_new_tokens` its length without one; each is checked
                     only where given
-    numerics        how far the target's distributions depend on the way they are computed
+    numerics        how far the engine's distributions may be from the target's because of rounding
+    undeclared      returns the numerics of bfloat16; called once there is a token that `numerics` do not explain. None
+                    where it is known in which dtype the engine computes
 
     Raises `ValueError` for a delta outside (0, 1), a negative seed or end token, and `max_new_tokens` below 1.
 
@@ -48,6 +50,7 @@ class Auditor:
         eos: Ends = None,
         max_new_tokens: int | None = None,
         numerics: Numerics | None = None,
+        undeclared: Callable[[], Numerics] | None = None,
     ) -> None:
         if not 0 < delta < 1:
             raise ValueError(f"delta is {delta}; a false-alarm rate lies between 0 and 1")
@@ -67,8 +70,7 @@ class Auditor:
         self.places: list[NDArray[np.int64]] = []  # sequence, position, token and position in the step, `(4, n)`
         self.first_violation: int | None = None  # index of its token
         self.violations: dict[str, int] = {}
-        self.impossible: list[Impossible] = []
-        self.borderline: list[Impossible] = []
+        self.impossible = ImpossibleTokens(numerics, undeclared)
         self.found_after: int | None = None
         self.numerics_only = False
         self.tokens = self.sequences = self.offset = 0
@@ -131,17 +133,10 @@ class Auditor:
     def _record_impossible(self, row: Row, zeros: NDArray[np.intp]) -> None:
         for at in zeros.tolist():
             gap = row.cutoff_gaps.get(self.offset + at, CutoffGap(float("nan"), float("nan")))
-            impossible = Impossible(self.sequences - 1, self.offset + at, int(row.tokens[at]), *gap)
-            if self._is_borderline(gap):
-                self.borderline += [impossible][: LISTED - len(self.borderline)]
-            else:
-                self.impossible += [impossible][: LISTED - len(self.impossible)]
+            if self.impossible.add(Impossible(self.sequences - 1, self.offset + at, int(row.tokens[at]), *gap)) == (
+                "violations"
+            ):
                 self._violation("impossible", self.tokens + at + 1, 1)
-
-    def _is_borderline(self, gap: CutoffGap) -> bool:
-        """Whether numerics could explain the gap; both ways to compute the distributions may err, hence the 2."""
-        numerics = self.numerics
-        return numerics is not None and gap.logit <= 2 * numerics.logit and gap.mass <= 2 * numerics.tv
 
     def _violation(self, name: str, after: int, count: int) -> None:
         """Records `count` violations, the first one known after `after` tokens."""
@@ -192,13 +187,15 @@ class Auditor:
             tokens=self.tokens,
             sequences=self.sequences,
             found_after=self.found_after,
-            numerics_only=nothing and self.numerics_only,
+            numerics_only=nothing and (self.numerics_only or self.impossible.counts["undeclared"] > 0),
             running=running,
             running_by_alternative=dict(zip(self.evidence.names, logs.T, strict=True)),
             tv=self.distance.estimate(),
             violations=self.violations,
-            impossible=self.impossible,
-            borderline=self.borderline,
+            impossible=self.impossible.listed["violations"],
+            borderline=self.impossible.listed["borderline"],
+            undeclared=self.impossible.listed["undeclared"],
+            impossible_summary=self.impossible.summary(self.tokens),
             breakdown={} if nothing else self._breakdown(np.diff(logs[:, leading], prepend=0.0)),
             detectable=self._detectable() if detect and nothing and not self.numerics_only else {},
             numerics=self.numerics,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import html
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specnb.audit.alternatives import ALTERNATIVES
+from specnb.audit.impossible import Impossible
 from specnb.audit.numerics import Numerics
 from specnb.measure.statistics import Estimate
 
@@ -24,43 +25,22 @@ VIOLATIONS = {
 """What an exact sampler never does: one violation rejects exactness, without statistics."""
 
 
-class Impossible(NamedTuple):
-    """A token of probability zero.
-
-    sequence, position  where it is, both counted from 0
-    token               its id
-    logit               how far its logit is below the smallest one that argmax or top-k keeps; NaN without logits
-    mass                the probability of likelier tokens in excess of top-p; NaN without logits
-
-    >>> print(Impossible(sequence=3, position=17, token=5, logit=0.25, mass=0.0))
-    sequence 3, position 17: token 5 (its logit is 0.25 below the smallest one kept)
-    """
-
-    sequence: int
-    position: int
-    token: int
-    logit: float
-    mass: float
-
-    def __str__(self) -> str:
-        gaps = [] if not self.logit > 0 else [f"its logit is {self.logit:.3g} below the smallest one kept"]
-        gaps += [] if not self.mass > 0 else [f"likelier tokens have {self.mass:.3g} more than top-p"]
-        place = f"sequence {self.sequence}, position {self.position}: token {self.token}"
-        return f"{place} ({' and '.join(gaps)})" if gaps else place
-
-
 @dataclass(frozen=True)
 class Report:
     """The outcome of an audit of `tokens` tokens in `sequences` sequences at the false-alarm rate `delta`.
 
     found_after             number of tokens after which exactness was rejected, or None
-    numerics_only           whether the e-value passed 1/delta, but by no more than the target's numerics explain
+    numerics_only           whether tokens deviate, but by no more than numerics explain: the e-value passed 1/delta by
+                            no more than that, or some tokens are `undeclared`
     running                 (tokens,) decimal logarithm of the e-value after each token
     running_by_alternative  the same for each alternative of `specnb.audit.alternatives.ALTERNATIVES`
     tv                      lower-bound estimate of the total variation per token; see `specnb.audit.distance`
     violations              number of violations by name; see `VIOLATIONS`
     impossible              the tokens of probability zero (the first 100)
-    borderline              those whose probability may be zero because of the target's numerics alone
+    borderline              those whose probability may be zero because of the engine's numerics alone
+    undeclared              those that the numerics of bfloat16 would explain, where the engine's dtype is unknown; or
+                            of which a control has as many
+    impossible_summary      how many tokens are impossible, of any of the three classes, and by how much
     breakdown               evidence of the leading alternative by position, token, ...: lists of (group, tokens,
                             decimal log e-value)
     detectable              alternative -> total variation per token that would have been detected with power 0.9
@@ -79,6 +59,8 @@ class Report:
     violations: dict[str, int] = field(default_factory=dict)
     impossible: list[Impossible] = field(default_factory=list)
     borderline: list[Impossible] = field(default_factory=list)
+    undeclared: list[Impossible] = field(default_factory=list)
+    impossible_summary: str = ""
     breakdown: dict[str, list[tuple[str, int, float]]] = field(default_factory=dict)
     detectable: dict[str, float] = field(default_factory=dict)
     numerics: Numerics | None = None
@@ -124,12 +106,14 @@ class Report:
     def lines(self) -> list[str]:
         """The report in words. Sequences and positions are counted from 0."""
         sequences = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)}"
-        lines = [f"audit of {self.tokens:,} tokens in {sequences}, false-alarm rate at most {self.delta:g}"]
+        impossible = f"; {self.impossible_summary}" if self.impossible_summary else ""
+        lines = [f"audit of {self.tokens:,} tokens in {sequences}, false-alarm rate at most {self.delta:g}{impossible}"]
         if self.rejected:
             lines += [f"REJECTED after {self.found_after:,} tokens: the tokens do not have the target's distribution"]
             lines += self._diagnosis_lines()
         elif self.numerics_only:
-            lines += ["NUMERICS: the tokens deviate from the target, by no more than its numerics explain"]
+            lines += ["NUMERICS: the tokens deviate from the target, by no more than numerics explain"]
+            lines += self._numerics_lines()
         else:
             listed = "; the deviations that would have been detected are listed below"
             lines += ["no deviation was found" + listed * bool(self.detectable)]
@@ -137,6 +121,7 @@ class Report:
         lines += [f"e-value: {_power(self.log10_e)}{largest}"]
         lines += [f"impossible: {one}" for one in self.impossible[:5]]
         lines += [f"impossible by no more than the numerics explain: {one}" for one in self.borderline[:5]]
+        lines += [f"impossible, explained by {self._undeclared_by}: {one}" for one in self.undeclared[:5]]
         lines += [
             f"total variation per token: at least about {self.tv.value:.4f} [{self.tv.low:.4f}, {self.tv.high:.4f}]"
         ]
@@ -146,6 +131,23 @@ class Report:
             lines += ["total variation per token that would have been detected with power 0.9:"]
             lines += [f"  {name:<17}{_distance(value)}" for name, value in self.detectable.items()]
         return lines + [f"note: {note}" for note in self.notes]
+
+    @property
+    def _undeclared_by(self) -> str:
+        return "the numerics of bfloat16"
+
+    def _numerics_lines(self) -> list[str]:
+        """What the outcome `numerics` rests on, its own error rate, and what to do."""
+        if not self.undeclared:
+            return [
+                f"  an engine whose numerics are of the measured size is called rejected with probability at most "
+                f"{self.delta:g}"
+            ]
+        return [
+            "  all impossible tokens lie within the noise of bfloat16: if the engine computes in bfloat16, give its dtype "
+            "(--engine-dtype bfloat16, or --dtype bfloat16 for the target too);",
+            "  if it computes in float32, say so (--engine-dtype float32), and they reject exactness",
+        ]
 
     def _diagnosis_lines(self) -> list[str]:
         lines = [f"  {name}: {VIOLATIONS[name]} ({count:,})" for name, count in self.violations.items()]
@@ -179,6 +181,8 @@ class Report:
             "violations": self.violations,
             "impossible": [one._asdict() for one in self.impossible],
             "borderline": [one._asdict() for one in self.borderline],
+            "undeclared": [one._asdict() for one in self.undeclared],
+            "impossible_summary": self.impossible_summary,
             "breakdown": {
                 grouping: [{"group": name, "tokens": tokens, "log10_e": gain} for name, tokens, gain in groups]
                 for grouping, groups in self.breakdown.items()
