@@ -1,4 +1,4 @@
-"""What is known of the engine that generated the tokens: its dtype, or the size of its rounding errors."""
+"""What is known of the engine that generated the tokens, and which deviations are looked for."""
 
 from __future__ import annotations
 
@@ -16,12 +16,30 @@ from specnb.sampling.distributions import Sampling
 
 
 @dataclass(frozen=True)
+class Aim:
+    """Which deviations the audit looks for.
+
+    ignore     kinds that are left out: names in `specnb.audit.alternatives.ALTERNATIVES`, and of violations
+    suspected  a model that may have been used instead of the target (quantised weights, say), or a function as for the
+               target: adds the likelihood ratio against it
+
+    >>> Aim(ignore=("same-tokens",)).ignore
+    ('same-tokens',)
+    """
+
+    ignore: tuple[str, ...] = ()
+    suspected: Source | None = None
+
+
+@dataclass(frozen=True)
 class Engine:
     """What is known of the engine. Rounding errors are no fault of a sampler; this says how large they may be.
 
     dtype            in which the engine computes; None: unknown. Then tokens that bfloat16 would explain do not reject
                      exactness, and the outcome is `numerics`
     logit_tolerance  how far below the tokens kept the logit of a token may be, in place of a measurement
+    control          sequences of the same engine, with the same settings, without speculation: what they deviate in is
+                     the engine's own
 
     Raises `ValueError` for a tolerance below 0, and `TypeError` for a dtype that is not one of floating point.
 
@@ -33,6 +51,7 @@ class Engine:
 
     dtype: torch.dtype | None = None
     logit_tolerance: float | None = None
+    control: Sequence[Completion] = ()
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
@@ -43,7 +62,7 @@ class Engine:
     def numerics(
         self, target: Source, completions: Sequence[Completion], sampling: Sampling, positions: int
     ) -> tuple[Numerics | None, Callable[[], Numerics] | None]:
-        """The numerics that `Auditor` takes as `numerics` and `undeclared`, measured at `positions` of `completions`."""
+        """What `Auditor` takes as `numerics` and `undeclared`, measured at `positions` positions of `completions`."""
         if self.logit_tolerance is not None:
             return given_numerics(self.logit_tolerance, sampling), None
         if not isinstance(target, PreTrainedModel) or positions < 1 or not any(one.tokens for one in completions):

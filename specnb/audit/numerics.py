@@ -20,8 +20,9 @@ from scipy.stats import norm
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.audit.claimed import claimed_probs
 from specnb.audit.teacher_forcing import Completion, batch_logits
-from specnb.sampling.distributions import Sampling, standardise, total_variation
+from specnb.sampling.distributions import Sampling, total_variation
 
 SEQUENCES = 4
 OTHER_KERNELS = 2
@@ -122,7 +123,7 @@ def measure_numerics(
     engine = model if engine_dtype in (None, model.dtype) else _in_dtype(model, engine_dtype)
     pairs = [_many_and_one(model, engine, Completion(one.prompt, one.tokens[:each])) for one in chosen]
     many, one = (torch.cat(logits).double() for logits in zip(*pairs, strict=True))
-    p, r = standardise(many, sampling), standardise(one, sampling)
+    p, r = claimed_probs(many, sampling), claimed_probs(one, sampling)
     distance = total_variation(p, r)
     both = (p > 0) & (r > 0)
     nats = torch.where(both, r * (r.where(both, 1.0) / p.where(both, 1.0)).log(), 0.0).sum(dim=-1)

@@ -5,18 +5,30 @@ from __future__ import annotations
 import html
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specnb.audit.alternatives import ALTERNATIVES
+from specnb.audit.alternatives import ALTERNATIVES, DEPENDENCE
 from specnb.audit.impossible import Impossible
 from specnb.audit.numerics import Numerics
 from specnb.measure.statistics import Estimate
 
+if TYPE_CHECKING:
+    from specnb.audit.control import ControlComparison
+
 Array = NDArray[np.float64]
 
+FAMILIES = {
+    "temperature and filters": ("argmax", "sharper", "flatter", "tail-cut"),
+    "context": ("shifted", "repeats", "avoids"),
+    "verification of drafts": ("draft-leak", "no-residual", "redraw", "residual-only", "greedy-draft", "wrong-q"),
+    "uniforms": ("one-uniform", "shared-noise", "noise-of-steps"),
+    "dependence of rows": DEPENDENCE,
+}
+HUGE, SEVERAL = 50.0, 3
+"""Decimal logarithms of e-values above `HUGE` in so many families are more than one bug usually gives."""
 VIOLATIONS = {
     "impossible": "a token has probability zero under the settings claimed",
     "after-the-end": "tokens follow an end token",
@@ -45,6 +57,8 @@ class Report:
                             decimal log e-value)
     detectable              alternative -> total variation per token that would have been detected with power 0.9
     numerics                how far the target's distributions depend on the way they are computed
+    control                 the comparison with the same engine without speculation (`specnb.audit.control`)
+    rows_alone              where rows share noise, the report on those rows that share none with an earlier one
     interrupted             whether Ctrl-C stopped the audit before the last token
     """
 
@@ -65,6 +79,8 @@ class Report:
     detectable: dict[str, float] = field(default_factory=dict)
     numerics: Numerics | None = None
     notes: list[str] = field(default_factory=list)
+    control: ControlComparison | None = None
+    rows_alone: Report | None = None
     interrupted: bool = False
 
     @property
@@ -74,7 +90,12 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """`rejected`, `numerics` or `not rejected`."""
+        """`rejected`, `dependent`, `numerics` or `not rejected`.
+
+        `dependent` is a rejection too: each row has the right distribution, as far as was tested, and rows share noise.
+        """
+        if self.rejected and self.rows_alone is not None and not self.rows_alone.rejected:
+            return "dependent"
         return "rejected" if self.rejected else "numerics" if self.numerics_only else "not rejected"
 
     @property
@@ -108,7 +129,9 @@ class Report:
         sequences = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)}"
         impossible = f"; {self.impossible_summary}" if self.impossible_summary else ""
         lines = [f"audit of {self.tokens:,} tokens in {sequences}, false-alarm rate at most {self.delta:g}{impossible}"]
-        if self.rejected:
+        if self.verdict == "dependent":
+            lines += self._dependence_lines()
+        elif self.rejected:
             lines += [f"REJECTED after {self.found_after:,} tokens: the tokens do not have the target's distribution"]
             lines += self._diagnosis_lines()
         elif self.numerics_only:
@@ -125,6 +148,8 @@ class Report:
         lines += [
             f"total variation per token: at least about {self.tv.value:.4f} [{self.tv.low:.4f}, {self.tv.high:.4f}]"
         ]
+        if self.control is not None:
+            lines += self.control.lines()
         if self.numerics is not None:
             lines += [f"numerics: {self.numerics}"]
         if self.detectable:
@@ -132,9 +157,20 @@ class Report:
             lines += [f"  {name:<17}{_distance(value)}" for name, value in self.detectable.items()]
         return lines + [f"note: {note}" for note in self.notes]
 
+    def _dependence_lines(self) -> list[str]:
+        assert self.rows_alone is not None
+        alone = self.rows_alone
+        return [
+            f"DEPENDENT after {self.found_after:,} tokens: each row has the right distribution, and rows share noise",
+            *self._diagnosis_lines(),
+            f"  {alone.sequences:,} rows share no noise with an earlier one: in their {alone.tokens:,} tokens no "
+            f"deviation was found (largest e-value {_power(alone.log10_e_peak)})",
+        ]
+
     @property
     def _undeclared_by(self) -> str:
-        return "the numerics of bfloat16"
+        alike = self.control is not None and self.control.alike and bool(self.control.control.impossible_summary)
+        return "numerics as in the control" if alike else "the numerics of bfloat16"
 
     def _numerics_lines(self) -> list[str]:
         """What the outcome `numerics` rests on, its own error rate, and what to do."""
@@ -143,9 +179,11 @@ class Report:
                 f"  an engine whose numerics are of the measured size is called rejected with probability at most "
                 f"{self.delta:g}"
             ]
+        if self._undeclared_by != "the numerics of bfloat16":
+            return ["  the same engine without speculation has as many impossible tokens, and as large ones"]
         return [
-            "  all impossible tokens lie within the noise of bfloat16: if the engine computes in bfloat16, give its dtype "
-            "(--engine-dtype bfloat16, or --dtype bfloat16 for the target too);",
+            "  all impossible tokens lie within the noise of bfloat16: if the engine computes in bfloat16, give its",
+            "  dtype (--engine-dtype bfloat16, or --dtype bfloat16 for the target too);",
             "  if it computes in float32, say so (--engine-dtype float32), and they reject exactness",
         ]
 
@@ -154,6 +192,16 @@ class Report:
         threshold = -math.log10(self.delta) / 2
         leading = [(name, value) for name, value in self.by_alternative.items() if value > threshold][:3]
         lines += [f"  looks like {name} (e-value {_power(value)}): {ALTERNATIVES[name]}" for name, value in leading]
+        families = [
+            family
+            for family, kinds in FAMILIES.items()
+            if any(self.by_alternative.get(kind, 0.0) > HUGE for kind in kinds)
+        ]
+        if len(families) >= SEVERAL:
+            lines += [
+                f"  e-values above {_power(HUGE)} for kinds of {len(families)} families ({', '.join(families)}): "
+                "probably broken in more than one way, and the kinds named need not be among them"
+            ]
         for grouping, groups in self.breakdown.items() if leading else ():
             best = sorted(groups, key=lambda group: -group[2])[:3]
             gains = ", ".join(f"{group} ({_power(gain)})" for group, _, gain in best)
@@ -190,9 +238,21 @@ class Report:
             "tv_lower_bound": self.tv._asdict(),
             "detectable": self.detectable,
             "numerics": None if self.numerics is None else self.numerics._asdict(),
+            "control": None if self.control is None else self._control_dict(self.control),
+            "rows_alone": None if self.rows_alone is None else self.rows_alone.to_dict(),
             "notes": self.notes,
         }
         return {key: _json(value) for key, value in plain.items()}
+
+    @staticmethod
+    def _control_dict(control: ControlComparison) -> dict[str, Any]:
+        return {
+            "source": control.source,
+            "shared": control.shared,
+            "only_here": control.only_here,
+            "p_value": control.p_value,
+            "report": control.control.to_dict(),
+        }
 
     def to_html(self) -> str:
         """The report as an HTML page: verdict, a chart of the e-value, and tables."""
@@ -200,7 +260,9 @@ class Report:
         return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>audit</title><body>{body}</body></html>\n'
 
     def _repr_html_(self) -> str:
-        colour = {"rejected": "#b2182b", "numerics": "#b07c00", "not rejected": "#2166ac"}[self.verdict]
+        colour = {"rejected": "#b2182b", "dependent": "#b2182b", "numerics": "#b07c00", "not rejected": "#2166ac"}[
+            self.verdict
+        ]
         words = html.escape("\n".join(line for line in self.lines() if not line.startswith("  ") or self.rejected))
         table = self.detectable or {}
         rows = "".join(f"<tr><td>{name}</td><td>{_distance(value)}</td></tr>" for name, value in table.items())
