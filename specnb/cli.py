@@ -1,7 +1,8 @@
 """The command `specnb`: `specnb audit TOKENS.jsonl --target FOLDER_OR_NAME` and its options.
 
 Exit status 0: no deviation was found. 1: exactness is rejected. 2: no verdict, and one line on stderr says why and
-names the file. 130: interrupted (Ctrl-C) before a verdict. 143: terminated (SIGTERM); nothing is printed or written.
+names the file. 130: interrupted (Ctrl-C), 143: terminated (SIGTERM), both with the report on the tokens so far, if
+there were any, unless that rejects exactness.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,10 +27,14 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from specnb.audit import Auditor, audit
+from specnb.audit import Aim, Auditor, Engine, audit
+from specnb.audit.claimed import ENGINE_ORDERS, NOT_AUDITED, claimed_sampling
 from specnb.audit.report import Report
-from specnb.audit.teacher_forcing import Completion, require_completions
+from specnb.audit.run import Settings, audit_completions, require_models
+from specnb.audit.teacher_forcing import Completion, Models
 from specnb.audit.token_file import LINE, read_tokens
+from specnb.audit.token_file import Sequence as Line
+from specnb.audit.token_stream import read_stream
 from specnb.models.loading import load_model
 from specnb.report.results import write
 from specnb.sampling.distributions import Sampling
@@ -36,11 +42,12 @@ from specnb.sampling.distributions import Sampling
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INTERRUPTED = 128 + signal.SIGINT  # as shells report it
 TERMINATED = 128 + signal.SIGTERM
+STDIN = Path("-")
 LONGEST = 600  # characters of a message
 
 
-class Terminated(BaseException):
-    """SIGTERM arrived. Not an `Exception`, so that no handler in a library swallows it."""
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived. The audit ends as at Ctrl-C, with the report so far; no handler of `Exception` swallows it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     try:
-        with _sigterm_raises():
+        with _sigterm_raises() as terminated:
             report = _audited(options)
             if options.html is not None:
                 _write_page(options.html, report.to_html())
@@ -67,22 +74,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if report.rejected:
         return 1
-    return INTERRUPTED if report.interrupted else 0
+    return (TERMINATED if terminated else INTERRUPTED) if report.interrupted else 0
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM raises `Terminated` inside, so that partial files are removed; other threads cannot set handlers."""
+def _sigterm_raises() -> Iterator[list[int]]:
+    """SIGTERM raises `Terminated` inside, so that partial files are removed; other threads cannot set handlers.
+
+    The list yielded has an entry once that has happened.
+    """
+    arrived: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield arrived
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, handle)
     try:
-        yield
+        yield arrived
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -98,19 +110,35 @@ def _one_line(error: BaseException) -> str:
 
 def _audited(options: argparse.Namespace) -> Report:
     """The report. Everything that can be checked without a model is checked before one is loaded."""
-    sampling = Sampling(options.temperature, options.top_k, options.top_p)
-    Auditor(options.delta, options.seed, options.eos, options.max_new_tokens)
+    sampling, draft_sampling = _claimed(options), _draft_sampling(options)
+    Auditor(options.delta, options.seed, options.eos, options.max_new_tokens, ignore=options.ignore)
+    _require_limit(options.limit)
+    dtype = None if options.engine_dtype is None else DTYPES[options.engine_dtype]
+    engine = Engine(dtype, options.logit_tolerance)
     _require_device(options.device)
     if options.html is not None:
         _require_writable(options.html, options.tokens)
-    sequences = read_tokens(options.tokens)
+    sequences = None if options.tokens == STDIN else read_tokens(options.tokens)[: options.limit]
+    control = [] if options.control is None else read_tokens(options.control)
     target = _loaded(options.target, options)
-    draft = None if options.draft is None else _loaded(options.draft, options)
+    draft, suspected = (
+        None if name is None else _loaded(name, options) for name in (options.draft, options.alternative)
+    )
+    models = Models(target, sampling, draft, draft_sampling or sampling, suspected)
+    ignore, progress = tuple(options.ignore), True if sys.stderr.isatty() else _say
     try:
-        for model in (target, draft):
-            if model is not None:
-                completions = [Completion(one.prompt, one.tokens) for one in sequences]
-                require_completions(model, completions, [one.where for one in sequences])
+        engine = replace(engine, control=_completions(control, models))
+        if sequences is None:
+            return audit_completions(
+                models,
+                _from_stdin(models, options.limit),
+                Settings(
+                    options.delta, options.seed, options.eos, options.max_new_tokens, ignore, options.stop,
+                    options.numerics_positions, progress,
+                ),
+                engine,
+            )  # fmt: skip
+        _completions(sequences, models)
         return audit(
             target,
             [one.tokens for one in sequences],
@@ -118,15 +146,62 @@ def _audited(options: argparse.Namespace) -> Report:
             steps=None if sequences[0].steps is None else [one.steps or [] for one in sequences],
             sampling=sampling,
             draft=draft,
+            draft_sampling=draft_sampling,
             eos=options.eos,
             max_new_tokens=options.max_new_tokens,
+            numerics=options.numerics_positions,
+            engine=engine,
+            aim=Aim(ignore, suspected),
             delta=options.delta,
             seed=options.seed,
             stop=options.stop,
-            progress=sys.stderr.isatty(),
+            progress=progress,
         )
     except Exception as error:
         raise ValueError(f"cannot audit {options.tokens} against {options.target}: {_one_line(error)}") from error
+
+
+def _claimed(options: argparse.Namespace) -> Sampling:
+    """The settings claimed. Raises `ValueError` for settings that cannot be claimed, by name."""
+    names = ("temperature", "top_k", "top_p", "min_p", *NOT_AUDITED)
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if given.get("top_k") in (0, -1):  # off for engines, and a mistake here
+        Sampling(top_k=given["top_k"])
+    return claimed_sampling(given, options.filter_order)
+
+
+def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
+    given = (options.draft_temperature, options.draft_top_k, options.draft_top_p)
+    if given == (None, None, None):
+        return None
+    default = (options.temperature, options.top_k, options.top_p)
+    return Sampling(*(own if value is None else value for value, own in zip(given, default, strict=True)))
+
+
+def _require_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit is {limit}; give the number of sequences to read, at least 1")
+
+
+def _completions(sequences: Sequence[Line], models: Models) -> list[Completion]:
+    """The sequences, checked. Raises `ValueError`, with file and line, for one that a model cannot judge."""
+    completions = [Completion(one.prompt, one.tokens, one.steps) for one in sequences]
+    if completions:
+        require_models(models, completions, [one.where for one in sequences])
+    return completions
+
+
+def _from_stdin(models: Models, limit: int | None) -> Iterator[Completion | None]:
+    count = 0
+    for sequence in read_stream(sys.stdin.buffer):
+        yield None if sequence is None else _completions([sequence], models)[0]
+        count += sequence is not None
+        if count == limit:
+            return
+
+
+def _say(line: str) -> None:
+    print(f"specnb: {line}", file=sys.stderr, flush=True)
 
 
 def _require_device(name: str) -> None:
@@ -183,7 +258,7 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
     logging.set_verbosity(logging.CRITICAL)  # a failure is reported below, in one line
     try:
         with warnings.catch_warnings(record=True) as warned:
-            model = load_model(name, options.device, DTYPES[options.dtype])
+            model = load_model(name, options.device, DTYPES[options.dtype], packed=False)
     except Exception as error:
         raise ValueError(f"cannot load the model {name}: {_one_line(error)}") from error
     finally:
@@ -239,22 +314,35 @@ def _require_json(file: Path) -> None:
 
 EXAMPLES = """\
 The file has one sequence per line: {line}.
-Optional: "steps": [number of tokens emitted by each step]. It may be compressed (.gz).
+Optional: "steps": [number of tokens emitted by each step]. It may be compressed (.gz). "-" reads lines from a pipe and
+audits them while they arrive.
 
 examples:
   specnb audit tokens.jsonl --target gpt2
       tokens sampled from gpt2 at temperature 1
   specnb audit tokens.jsonl --target ./llama --draft ./llama-small --temperature 0.7 --top-p 0.9
       speculative decoding with a draft model; --draft adds bets on its typical bugs
+  specnb audit tokens.jsonl --target ./llama --temperature 0 --engine-dtype bfloat16
+      greedy decoding by an engine that computes in bfloat16: near ties are no deviation
+  specnb audit tokens.jsonl --control plain.jsonl --target ./llama
+      plain.jsonl is of the same engine without speculation: whose are the deviations?
+  specnb audit tokens.jsonl --target ./llama --temperature 0.7 --top-k 40 --filter-order llama.cpp
+      the temperature is applied after top-k, as in llama.cpp
+  specnb audit tokens.jsonl --target ./llama --alternative ./llama-4bit
+      were quantised weights used? Adds the likelihood ratio against them
+  generate-tokens | specnb audit - --target ./llama --stop --limit 500
+      from a pipe, until exactness is rejected or 500 sequences were read
   specnb audit tokens.jsonl --target ./llama --eos 2 --max-new-tokens 256 --json > report.json
       also checks where sequences end; the report as JSON
 
+settings that cannot be audited, and are refused: {refused}
+
 exit status:
-  0    no deviation was found
+  0    no deviation was found, or none that numerics do not explain
   1    exactness is rejected
   2    no verdict; one line on stderr says why
-  130  interrupted (Ctrl-C) before a verdict
-  143  terminated (SIGTERM)
+  130  interrupted (Ctrl-C); the report so far is printed
+  143  terminated (SIGTERM); the report so far is printed
 """
 
 
@@ -265,12 +353,13 @@ def _parser() -> argparse.ArgumentParser:
         "audit",
         help="test generated tokens against the target's distribution",
         description="Tests whether tokens were sampled from a model's distribution under the settings claimed.",
-        epilog=EXAMPLES.format(line=LINE),
+        epilog=EXAMPLES.format(line=LINE, refused=", ".join(NOT_AUDITED)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    audit_parser.add_argument("tokens", type=Path, metavar="TOKENS.jsonl", help="the generated sequences")
+    audit_parser.add_argument("tokens", type=Path, metavar="TOKENS.jsonl", help="the generated sequences; - for a pipe")
     _add_models(audit_parser.add_argument_group("models").add_argument)
     _add_claims(audit_parser.add_argument_group("settings claimed").add_argument)
+    _add_engine(audit_parser.add_argument_group("the engine").add_argument)
     _add_test(audit_parser.add_argument_group("the test and its report").add_argument)
     return parser
 
@@ -281,6 +370,7 @@ Add = Callable[..., Any]
 def _add_models(add: Add) -> None:
     add("--target", required=True, metavar="MODEL", help="folder or name of the model that the tokens should come from")
     add("--draft", metavar="MODEL", help="folder or name of the draft model")
+    add("--alternative", metavar="MODEL", help="a model that may have been used instead of the target")
     add("--device", default="cpu", help="device of the models (default: cpu)")
     add("--dtype", choices=DTYPES, default="float32", help="dtype of the models (default: float32)")
 
@@ -289,13 +379,37 @@ def _add_claims(add: Add) -> None:
     add("--temperature", type=float, metavar="T", default=1.0, help="temperature; 0 is argmax (default: 1)")
     add("--top-k", type=int, metavar="K", help="top-k (default: none)")
     add("--top-p", type=float, metavar="P", default=1.0, help="top-p (default: 1, none)")
+    add("--min-p", type=float, metavar="P", default=0.0, help="min-p (default: 0, none)")
+    orders = ", ".join(ENGINE_ORDERS)
+    add("--filter-order", metavar="ORDER", default="transformers", help=f"{orders}, or names such as top-p,temperature")
+    for name in ("temperature", "top-p"):
+        add(f"--draft-{name}", type=float, metavar="X", help=f"{name} of the draft (default: as claimed)")
+    add("--draft-top-k", type=int, metavar="K", help="top-k of the draft (default: as claimed)")
+    for name in NOT_AUDITED:
+        add(f"--{name.replace('_', '-')}", type=_number_or_words, help=argparse.SUPPRESS)
     add("--eos", type=int, action="append", metavar="ID", help="token that ends a sequence; may be repeated")
     add("--max-new-tokens", type=int, metavar="N", help="length of a sequence that no --eos token ends")
+
+
+def _number_or_words(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _add_engine(add: Add) -> None:
+    add("--control", type=Path, metavar="FILE", help="sequences of the same engine without speculation")
+    add("--engine-dtype", choices=DTYPES, help="dtype that the engine computes in (default: unknown)")
+    add("--logit-tolerance", type=float, metavar="GAP", help="gap of two logits below which either token may be kept")
+    add("--numerics-positions", type=int, metavar="N", default=16, help="positions to measure them at (default: 16)")
 
 
 def _add_test(add: Add) -> None:
     add("--delta", type=float, metavar="D", default=1e-6, help="false-alarm rate (default: 1e-6)")
     add("--seed", type=int, metavar="S", default=0, help="seed of the test's own uniforms (default: 0)")
+    add("--ignore", action="append", default=[], metavar="KIND", help="leave out a kind of deviation; may be repeated")
+    add("--limit", type=int, metavar="N", help="read at most so many sequences")
     add("--stop", action="store_true", help="stop as soon as exactness is rejected")
     add("--json", action="store_true", help="print the report as JSON")
     add("--html", type=Path, metavar="FILE", help="also write the report as an HTML page")

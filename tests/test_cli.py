@@ -292,6 +292,64 @@ def test_an_interrupt_is_no_verdict_either(
     assert capsys.readouterr() == ("", "specnb: interrupted before there was anything to report\n")
 
 
+def test_settings_of_the_engine_reach_the_audit(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its dtype and tolerance, its control, its order of filters, kinds to ignore, a limit, and other models."""
+    greedy = (short, "--target", tiny, "--temperature", 0)
+    assert report_of(capsys, *greedy, "--engine-dtype", "float32")[1]["verdict"] == "rejected"
+    assert report_of(capsys, *greedy, "--logit-tolerance", 99)[1]["verdict"] == "not rejected"
+    status, report = report_of(capsys, *greedy, "--engine-dtype", "float32", "--control", short)
+    assert (status, report["control"]["source"]) == (1, "engine")
+    assert report_of(capsys, *greedy, "--engine-dtype", "float32", "--ignore", "impossible")[0] == 0
+    assert report_of(capsys, short, "--target", tiny, "--limit", 1)[1]["sequences"] == 1
+    assert "suspected-model" in report_of(capsys, short, "--target", tiny, "--alternative", tiny)[1]["detectable"]
+    draft = ("--draft", tiny, "--draft-temperature", 0.5)
+    plain, other = (report_of(capsys, short, "--target", tiny, *draft[:n])[1] for n in (2, 4))
+    assert plain["log10_e_by_alternative"]["wrong-q"] != other["log10_e_by_alternative"]["wrong-q"]
+    filtered = ("--temperature", 0.3, "--top-p", 0.6, "--engine-dtype", "float32")
+    orders = [
+        report_of(capsys, short, "--target", tiny, *filtered, "--filter-order", name)[1]
+        for name in ("transformers", "llama.cpp")
+    ]
+    assert len({one["impossible_summary"] for one in orders}) == 2
+
+
+def test_settings_that_cannot_be_claimed_are_refused_by_name(
+    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"--repetition-penalty": 1.1, "--logit-bias": "{5: 1}", "--grammar": "json", "--min-p": 2}
+    for name, value in {**given, "--filter-order": "sglang", "--limit": 0, "--ignore": "x"}.items():
+        assert str(value) in refused(capsys, short, "--target", tiny, name, value)
+    assert report_of(capsys, short, "--target", tiny, "--repetition-penalty", 1.0)[0] == 0
+
+
+def piped(tiny: Path, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "specnb.cli", "audit", "-", "--target", str(tiny), *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_pipe_is_audited_while_it_is_open(tiny: Path) -> None:
+    """The rejection is told before the pipe closes; SIGTERM then ends the audit with its report."""
+    with piped(tiny, "--eos", 3) as command:
+        assert command.stdin is not None
+        assert command.stderr is not None
+        command.stdin.write('{"prompt": [1], "tokens": [2, 0]}\n{"prompt": [1], "tokens": [3, 1]}\n')
+        command.stdin.flush()
+        lines = iter(command.stderr.readline, "")
+        assert any("rejected after 4" in line for line in lines)
+        command.send_signal(signal.SIGTERM)
+        out, _ = command.communicate()
+    assert "REJECTED after 4 tokens" in out
+    assert "interrupted after 3 tokens" in out
+    assert command.returncode == 1
+
+
+def test_a_bad_line_of_a_pipe_is_named(tiny: Path) -> None:
+    with piped(tiny) as command:
+        _, err = command.communicate('{"prompt": [1], "tokens": [2]}\n{"prompt": [1], "tokens": [9]}\n')
+    assert command.returncode == 2
+    assert "stdin, line 2 has the token 9" in err
+
+
 def test_sigterm_leaves_nothing_half_written(
     tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

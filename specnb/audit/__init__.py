@@ -7,9 +7,14 @@ From the bottom up; each module imports only from those before it:
     alternatives               the distributions that known bugs of a sampler give (alternative hypotheses)
     bets, evidence, distance   the bets on one sequence; test martingales; a lower bound on the total variation
     teacher_forcing, numerics  a target's distributions along existing sequences; its numerical error
-    report, auditor, api       the report; the audit sequence by sequence; `audit` and `assert_exact`
+    engine, impossible         what is known of an engine's rounding errors; tokens of probability zero, and their cause
+    claimed                    the settings claimed: filters in any order, min-p, what is refused
+    report, auditor            the report; the audit sequence by sequence
+    control, explanations      the comparison with the engine without speculation; what may explain a finding
+    progress, run, api         the progress shown; the audit of sequences as they arrive; `audit` and `assert_exact`
     joint                      the audit by enumeration, for small vocabularies
-    cost, token_file           the time of an audit; sequences in files of JSON lines
+    cost                       the time of an audit
+    token_file, token_stream   sequences in files of JSON lines, and from a pipe
     bugs, known_bugs           implementations of known bugs; the registry of all, and `generate` with one of them
 
 `specnb.experiments` measures the audit itself: tokens until each bug is found, false alarms, engines' own checks.
@@ -31,10 +36,15 @@ if TYPE_CHECKING:
     from specnb.audit.api import assert_exact, audit, audit_distributions
     from specnb.audit.auditor import Auditor
     from specnb.audit.bets import Row
+    from specnb.audit.claimed import Claimed
+    from specnb.audit.engine import Aim, Engine
     from specnb.audit.report import Report
 
 _PUBLIC = {
+    "Aim": "specnb.audit.engine",
     "Auditor": "specnb.audit.auditor",
+    "Claimed": "specnb.audit.claimed",
+    "Engine": "specnb.audit.engine",
     "Report": "specnb.audit.report",
     "Row": "specnb.audit.bets",
     "assert_exact": "specnb.audit.api",
@@ -42,7 +52,7 @@ _PUBLIC = {
     "audit_distributions": "specnb.audit.api",
 }
 
-__all__ = ["Auditor", "Report", "Row", "assert_exact", "audit", "audit_distributions"]
+__all__ = ["Aim", "Auditor", "Claimed", "Engine", "Report", "Row", "assert_exact", "audit", "audit_distributions"]
 
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -39,11 +39,15 @@ ALTERNATIVES = {
     "noise-of-steps": "the uniform of one token is used again for a later token of the same sequence",
     "noise-of-texts": "the uniforms of one sequence are used again for a later one",
     "same-tokens": "a sequence repeats the tokens of an earlier one",
+    "suspected-model": "tokens follow the distribution of the suspected model given as alternative",
     "along-p": "the probability p of the tokens deviates, in no way that is listed here",
     "along-q/p": "the ratio q/p of the tokens deviates, in no way that is listed here",
     "along-ids": "low or high token ids come too often: sampling itself, or its uniforms, are wrong",
 }
 """The alternatives that the audit bets on, and what each means when its e-value is large."""
+
+DEPENDENCE = ("noise-of-texts", "same-tokens")
+"""The alternatives where each sequence may have the right distribution, and sequences are not independent."""
 
 POWERS = {"sharper": (1.1, 1.25, 1.5, 2.0, 3.0), "flatter": (0.9, 0.8, 0.67, 0.5)}
 TOP_K = (2, 5, 10, 20, 50, 100)

@@ -7,61 +7,19 @@ takes sequence after sequence. An exact sampler is rejected with probability at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from tqdm import tqdm
-from transformers import PreTrainedModel
-
-from specnb.audit.auditor import Auditor, Ends, end_tokens
-from specnb.audit.bets import Row
-from specnb.audit.numerics import measure_numerics
+from specnb.audit.auditor import Ends, end_tokens
+from specnb.audit.engine import Aim, Engine
+from specnb.audit.progress import Progress
 from specnb.audit.report import Report
-from specnb.audit.teacher_forcing import Completion, Source, require_completions, teacher_forced_rows, vocabulary
-from specnb.models.support import require_same_vocabulary
+from specnb.audit.run import Settings, audit_completions, require_models
+from specnb.audit.run import audit_distributions as audit_distributions
+from specnb.audit.teacher_forcing import Completion, Models, Source, vocabulary
 from specnb.sampling.distributions import Sampling
 
 
-def audit_distributions(
-    rows: Iterable[Row],
-    auditor: Auditor | None = None,
-    *,
-    stop: bool = False,
-    progress: bool = True,
-    expected: int | None = None,
-) -> Report:
-    """The report on `rows`, whose distributions exist already; they may come one at a time from a generator.
-
-    auditor   holds the settings of the test; default `Auditor()`
-    stop      whether to stop as soon as exactness is rejected
-    expected  number of tokens, for the progress bar, which shows the e-value
-
-    Ctrl-C stops it too, with the report on the tokens so far, if there are any. Raises what `Auditor.add` raises.
-
-    >>> import torch
-    >>> print(audit_distributions([Row([1] * 40, torch.full((40, 2), 0.5))], progress=False).verdict)
-    rejected
-    """
-    auditor = Auditor() if auditor is None else auditor
-    with tqdm(total=expected, desc="audit", unit="token", delay=3, leave=False, disable=not progress) as bar:
-        try:
-            for row in rows:
-                auditor.add(row)
-                bar.update(len(row.tokens))
-                bar.set_postfix_str(f"e = 10^{auditor.log10_e:.1f}", refresh=False)
-                if stop and auditor.found_after is not None:
-                    break
-        except KeyboardInterrupt:
-            if auditor.tokens == 0:
-                raise
-            note = f"interrupted after {auditor.tokens:,} tokens"
-            return replace(auditor.report(), interrupted=True, notes=[note])
-    return auditor.report()
-
-
-@torch.inference_mode()
 def audit(
     target: Source,
     completions: Sequence[Sequence[int]],
@@ -77,14 +35,16 @@ def audit(
     seed: int = 0,
     stop: bool = False,
     numerics: int = 16,
-    progress: bool = True,
+    engine: Engine = Engine(),
+    aim: Aim = Aim(),
+    progress: Progress = True,
 ) -> Report:
     """Whether `completions` were sampled from the distribution of `target` under the settings claimed.
 
     target          a model of transformers, or a function from all tokens before (prompt included) to probabilities
                     `(vocab,)`
     completions     the new tokens of each sequence, and `prompts` the tokens before them
-    sampling        temperature, top-k and top-p claimed
+    sampling        temperature, top-k and top-p claimed; `specnb.audit.claimed.Claimed` adds min-p and another order
     eos             tokens that end a sequence, and `max_new_tokens` its length without one; how sequences end is
                     checked only where these are given
     draft           the draft model, with `draft_sampling` (default: `sampling`): adds bets on failures of
@@ -96,6 +56,9 @@ def audit(
     seed            of the audit's own uniforms
     stop            whether to stop as soon as exactness is rejected
     numerics        positions at which a model's pass over a sequence is compared with passes over one token
+    engine          what is known of the engine: its rounding errors, which are no fault of a sampler, and its control
+    aim             which deviations are looked for
+    progress        whether to show a bar; a function gets plain lines instead
 
     Raises `ValueError` for no completions, tokens outside the vocabulary, sequences beyond the model's limit, and
     different vocabularies. Settings are checked before any model runs.
@@ -110,26 +73,13 @@ def audit(
     >>> report.rejected
     True
     """
-    auditor = Auditor(delta, seed, eos, max_new_tokens)
     given = _completions(completions, prompts, steps)
-    require_completions(target, given)
+    models = Models(target, sampling, draft, draft_sampling or sampling, aim.suspected)
+    settings = Settings(delta, seed, eos, max_new_tokens, aim.ignore, stop, numerics, progress)
+    settings.auditor()  # raises for bad settings
     end_tokens(eos, vocabulary(target, given[0].prompt))
-    if draft is not None:
-        if isinstance(target, PreTrainedModel) and isinstance(draft, PreTrainedModel):
-            require_same_vocabulary(target, draft.config.vocab_size)
-        require_completions(draft, given)
-    if isinstance(target, PreTrainedModel) and numerics > 0 and any(one.tokens for one in given):
-        auditor.numerics = measure_numerics(target, given, sampling, numerics)
-    report = audit_distributions(
-        teacher_forced_rows(target, given, sampling, draft, draft_sampling or sampling),
-        auditor,
-        stop=stop,
-        progress=progress,
-        expected=sum(len(one.tokens) for one in given),
-    )
-    if eos is None and isinstance(target, PreTrainedModel):
-        report.notes.extend(_notes_on_eos(target, given))
-    return report
+    require_models(models, [*given, *engine.control])
+    return audit_completions(models, given, settings, engine, expected=sum(len(one.tokens) for one in given))
 
 
 def assert_exact(target: Source, completions: Sequence[Sequence[int]], **settings: Any) -> Report:
@@ -152,15 +102,6 @@ def assert_exact(target: Source, completions: Sequence[Sequence[int]], **setting
     if report.rejected:
         raise AssertionError(str(report))
     return report
-
-
-def _notes_on_eos(target: PreTrainedModel, completions: Sequence[Completion]) -> list[str]:
-    """A note where sequences continue after the model's own end token and `eos` was not given."""
-    own = getattr(target.config, "eos_token_id", None)
-    ends = {own} if isinstance(own, int) else set(own or ())
-    count = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
-    some = "1 sequence continues" if count == 1 else f"{count:,} sequences continue"
-    return [f"{some} after the end token {sorted(ends)}; give eos if it ends them"] if count else []
 
 
 def _completions(

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specnb.audit.alternatives import ALTERNATIVES
 from specnb.audit.bets import Bets, CutoffGap, Row
 from specnb.audit.distance import TotalVariationEstimate
 from specnb.audit.evidence import Evidence, log_mean
+from specnb.audit.impossible import Impossible, ImpossibleTokens
 from specnb.audit.numerics import Numerics, crossing
-from specnb.audit.report import Impossible, Report
+from specnb.audit.report import VIOLATIONS, Report
 
 Ends = int | Iterable[int] | None
-LISTED = 100  # violations kept with all details
 POSITION_GROUPS = (0, 1, 4, 16, 64, 256, 1024)  # first position of each
 
 
@@ -29,9 +30,13 @@ class Auditor:
     seed            of the audit's own uniforms
     eos             tokens after which a sequence must end, `max_new_tokens` its length without one; each is checked
                     only where given
-    numerics        how far the target's distributions depend on the way they are computed
+    numerics        how far the engine's distributions may be from the target's because of rounding
+    undeclared      returns the numerics of bfloat16; called once there is a token that `numerics` do not explain. None
+                    where it is known in which dtype the engine computes
+    ignore          kinds of deviation that are left out: names in `ALTERNATIVES` and `VIOLATIONS`
 
-    Raises `ValueError` for a delta outside (0, 1), a negative seed or end token, and `max_new_tokens` below 1.
+    Raises `ValueError` for a delta outside (0, 1), a negative seed or end token, `max_new_tokens` below 1, and unknown
+    names in `ignore`.
 
     >>> import torch
     >>> auditor = Auditor()
@@ -48,6 +53,8 @@ class Auditor:
         eos: Ends = None,
         max_new_tokens: int | None = None,
         numerics: Numerics | None = None,
+        undeclared: Callable[[], Numerics] | None = None,
+        ignore: Iterable[str] = (),
     ) -> None:
         if not 0 < delta < 1:
             raise ValueError(f"delta is {delta}; a false-alarm rate lies between 0 and 1")
@@ -55,6 +62,9 @@ class Auditor:
             raise ValueError(f"seed is {seed}; it must be a non-negative integer")
         if max_new_tokens is not None and max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be a positive integer, or None for no check")
+        self.ignored = frozenset(ignore)
+        if unknown := sorted(self.ignored - ALTERNATIVES.keys() - VIOLATIONS.keys()):
+            raise ValueError(f"ignore has {unknown[0]}; kinds are {', '.join([*VIOLATIONS, *ALTERNATIVES])}")
         self.delta = delta
         self.ends = end_tokens(eos)
         self.max_new_tokens = max_new_tokens
@@ -67,8 +77,7 @@ class Auditor:
         self.places: list[NDArray[np.int64]] = []  # sequence, position, token and position in the step, `(4, n)`
         self.first_violation: int | None = None  # index of its token
         self.violations: dict[str, int] = {}
-        self.impossible: list[Impossible] = []
-        self.borderline: list[Impossible] = []
+        self.impossible = ImpossibleTokens(numerics, undeclared)
         self.found_after: int | None = None
         self.numerics_only = False
         self.tokens = self.sequences = self.offset = 0
@@ -85,7 +94,7 @@ class Auditor:
         row = self._until_eos(row)
         if len(row.tokens) == 0:
             return
-        bets = self.bets.bets_on(row)
+        bets = self.bets.bets_on(row).without(self.ignored)
         if self.evidence is None:
             self.alternatives = bets.alternatives
             self.evidence = Evidence(bets.alternatives, bets.masks.shape[1])
@@ -124,27 +133,22 @@ class Auditor:
                 self._violation("wrong-length", self.tokens + keep, 1)
         if keep == len(tokens):
             return row
-        q, raw = (None if probs is None else probs[:keep] for probs in (row.q, row.raw))
+        q, raw, other = (None if probs is None else probs[:keep] for probs in (row.q, row.raw, row.suspected))
         steps = None if row.steps is None else _cut_steps(row.steps, keep)
-        return replace(row, tokens=tokens[:keep], p=row.p[:keep], q=q, raw=raw, steps=steps)
+        return replace(row, tokens=tokens[:keep], p=row.p[:keep], q=q, raw=raw, suspected=other, steps=steps)
 
     def _record_impossible(self, row: Row, zeros: NDArray[np.intp]) -> None:
         for at in zeros.tolist():
             gap = row.cutoff_gaps.get(self.offset + at, CutoffGap(float("nan"), float("nan")))
-            impossible = Impossible(self.sequences - 1, self.offset + at, int(row.tokens[at]), *gap)
-            if self._is_borderline(gap):
-                self.borderline += [impossible][: LISTED - len(self.borderline)]
-            else:
-                self.impossible += [impossible][: LISTED - len(self.impossible)]
+            if self.impossible.add(Impossible(self.sequences - 1, self.offset + at, int(row.tokens[at]), *gap)) == (
+                "violations"
+            ):
                 self._violation("impossible", self.tokens + at + 1, 1)
 
-    def _is_borderline(self, gap: CutoffGap) -> bool:
-        """Whether numerics could explain the gap; both ways to compute the distributions may err, hence the 2."""
-        numerics = self.numerics
-        return numerics is not None and gap.logit <= 2 * numerics.logit and gap.mass <= 2 * numerics.tv
-
     def _violation(self, name: str, after: int, count: int) -> None:
-        """Records `count` violations, the first one known after `after` tokens."""
+        """Records `count` violations, the first one known after `after` tokens, unless ignored."""
+        if name in self.ignored:
+            return
         self.violations[name] = self.violations.get(name, 0) + count
         at = max(after - 1, 0)
         self.first_violation = at if self.first_violation is None else min(self.first_violation, at)
@@ -158,6 +162,14 @@ class Auditor:
             return
         self.found_after = self._crossed(log_e, self._nats)
         self.numerics_only = self.numerics_only or self._crossed(log_e, 0.0) is not None
+
+    def excuse_impossible(self) -> None:
+        """Takes back that impossible tokens are violations: a control has as many, and as large ones."""
+        self.impossible.excuse()
+        if self.violations.pop("impossible", 0) and not self.violations:
+            self.first_violation = None
+            logs = log_mean(np.concatenate(self.logs)) if self.logs else np.empty(0)
+            self.found_after = crossing(logs, self.delta, self._nats)
 
     @property
     def _nats(self) -> float:
@@ -192,13 +204,15 @@ class Auditor:
             tokens=self.tokens,
             sequences=self.sequences,
             found_after=self.found_after,
-            numerics_only=nothing and self.numerics_only,
+            numerics_only=nothing and (self.numerics_only or self.impossible.counts["undeclared"] > 0),
             running=running,
             running_by_alternative=dict(zip(self.evidence.names, logs.T, strict=True)),
             tv=self.distance.estimate(),
             violations=self.violations,
-            impossible=self.impossible,
-            borderline=self.borderline,
+            impossible=self.impossible.listed["violations"],
+            borderline=self.impossible.listed["borderline"],
+            undeclared=self.impossible.listed["undeclared"],
+            impossible_summary=self.impossible.summary(self.tokens),
             breakdown={} if nothing else self._breakdown(np.diff(logs[:, leading], prepend=0.0)),
             detectable=self._detectable() if detect and nothing and not self.numerics_only else {},
             numerics=self.numerics,
@@ -280,7 +294,7 @@ def _tokens(row: Row) -> torch.Tensor:
 
 def _require_row(row: Row) -> None:
     n = len(row.tokens)
-    for name, probs in (("p", row.p), ("q", row.q), ("raw", row.raw)):
+    for name, probs in (("p", row.p), ("q", row.q), ("raw", row.raw), ("suspected", row.suspected)):
         if probs is not None and (probs.ndim != 2 or len(probs) != n or probs.shape[1] != row.p.shape[1]):
             raise ValueError(
                 f"{name} has shape {tuple(probs.shape)} for {n} tokens and p {tuple(row.p.shape)}; "

@@ -6,7 +6,7 @@ sequences) depends only on tokens that were judged before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specnb.audit import pit
 from specnb.audit.alternatives import alternative_distributions
+from specnb.audit.claimed import CutoffGap as CutoffGap
 from specnb.audit.condensed import CondensedDistributions, condense_distributions, greater_mask
 from specnb.audit.shared_uniforms import CumulativeMass, Interval, same_uniform_ratio, within_step_ratios
 
@@ -26,19 +27,10 @@ LAGS = (1, 2, 3, 4, 5, 6)
 STREAM = int.from_bytes(b"specnb.audit", "big")
 """Keeps the audit's uniforms apart from those of a sampler that is seeded with the same small number."""
 EARLY, LATE = 4, 32  # bets are also made on the first 4 tokens of a sequence alone, and on those from offset 32 on
+PROMPTS_KEPT = 1000
+"""Different prompts whose last sequence is remembered, for comparison with the next sequence of the same prompt."""
 TOP_P_BETS = [number for number, edge in enumerate(pit.EDGES) if edge >= 0.5]
 """The fixed bets along p that put all mass on the likeliest part of p, as an unclaimed top-p does."""
-
-
-class CutoffGap(NamedTuple):
-    """How far a token of probability zero is from being possible.
-
-    logit  difference to the smallest logit that argmax or top-k keeps (0 if they keep the token)
-    mass   probability of likelier tokens in excess of top-p (0 if top-p keeps the token)
-    """
-
-    logit: float
-    mass: float
 
 
 @dataclass(frozen=True)
@@ -49,6 +41,7 @@ class Row:
     p            (n, vocab) the target's distribution before each of them, standardised as claimed
     q            (n, vocab) the draft's distribution there, standardised; zero where nothing was drafted
     raw          (n, vocab) the draft's distribution before standardisation, where that differs
+    suspected    (n, vocab) the distribution of a model that may have been used instead of the target
     prompt       the tokens before the sequence
     steps        tokens emitted by each step; they add up to n
     cutoff_gaps  offset in the sequence -> `CutoffGap`, of tokens that p makes impossible
@@ -63,6 +56,7 @@ class Row:
     p: Tensor
     q: Tensor | None = None
     raw: Tensor | None = None
+    suspected: Tensor | None = None
     prompt: Sequence[int] = ()
     steps: Sequence[int] | None = None
     cutoff_gaps: Mapping[int, CutoffGap] = field(default_factory=dict)
@@ -86,6 +80,13 @@ class RowBets(NamedTuple):
     masks: NDArray[np.bool_]
     step_positions: NDArray[np.int64]
 
+    def without(self, ignored: Collection[str]) -> RowBets:
+        """The bets whose alternative is not in `ignored`."""
+        kept = [number for number, name in enumerate(self.alternatives) if name not in ignored]
+        if len(kept) == len(self.alternatives):
+            return self
+        return self._replace(alternatives=[self.alternatives[at] for at in kept], ratios=self.ratios[:, kept])
+
 
 class Bets:
     """Makes all bets on row after row; `seed` is that of the transform's own uniforms."""
@@ -103,7 +104,10 @@ class Bets:
         """Begins a new sequence. What is kept of earlier ones does not grow with the vocabulary."""
         before, self.sequence, self.previous_p = self.sequence, _History(prompt=list(prompt)), None
         self.references = (before, self.last_with_prompt.get(tuple(prompt), _History()))
+        self.last_with_prompt.pop(tuple(prompt), None)
         self.last_with_prompt[tuple(prompt)] = self.sequence
+        if len(self.last_with_prompt) > PROMPTS_KEPT:
+            del self.last_with_prompt[next(iter(self.last_with_prompt))]  # the one seen longest ago
 
     def bets_on(self, row: Row) -> RowBets:
         """The bets on `row`, a piece of the sequence begun last, whose tokens and distributions have been checked."""
@@ -122,6 +126,8 @@ class Bets:
             ratios = within_step_ratios(row.p, row.q, tokens, q_mass)
             for name, ratio in zip(("one-uniform", "shared-noise"), ratios, strict=True):
                 collected.bet(name, ratio)
+        if row.suspected is not None:
+            collected.bet("suspected-model", _ratio_at(row.suspected, row.p, tokens))
         masks, step_positions = self._subsets(row)
         self.sequence.extend(row, p_interval, q_interval)
         self.previous_p = row.p[-1:].clone()
@@ -268,6 +274,13 @@ class _History:
         self.log_weight = gained[-1]
         weight = np.exp(gained[:-1] - gained[:-1].max(axis=1, keepdims=True))
         return (weight * np.exp(staked)).sum(axis=1) / weight.sum(axis=1)
+
+
+def _ratio_at(r: Tensor, p: Tensor, tokens: Tensor) -> Array:
+    """r(x)/p(x) `(n,)` at `tokens`, and 1 where p is 0."""
+    top, bottom = (probs.gather(-1, tokens[:, None])[:, 0].double() for probs in (r, p))
+    ratios: Array = torch.where(bottom > 0, top / bottom.where(bottom > 0, 1.0), 1.0).numpy(force=True)
+    return ratios
 
 
 def _with_p_where_nothing_was_drafted(row: Row) -> Row:

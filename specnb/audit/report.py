@@ -5,17 +5,30 @@ from __future__ import annotations
 import html
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specnb.audit.alternatives import ALTERNATIVES
+from specnb.audit.alternatives import ALTERNATIVES, DEPENDENCE
+from specnb.audit.impossible import Impossible
 from specnb.audit.numerics import Numerics
 from specnb.measure.statistics import Estimate
 
+if TYPE_CHECKING:
+    from specnb.audit.control import ControlComparison
+
 Array = NDArray[np.float64]
 
+FAMILIES = {
+    "temperature and filters": ("argmax", "sharper", "flatter", "tail-cut"),
+    "context": ("shifted", "repeats", "avoids"),
+    "verification of drafts": ("draft-leak", "no-residual", "redraw", "residual-only", "greedy-draft", "wrong-q"),
+    "uniforms": ("one-uniform", "shared-noise", "noise-of-steps"),
+    "dependence of rows": DEPENDENCE,
+}
+HUGE, SEVERAL = 50.0, 3
+"""Decimal logarithms of e-values above `HUGE` in so many families are more than one bug usually gives."""
 VIOLATIONS = {
     "impossible": "a token has probability zero under the settings claimed",
     "after-the-end": "tokens follow an end token",
@@ -24,47 +37,28 @@ VIOLATIONS = {
 """What an exact sampler never does: one violation rejects exactness, without statistics."""
 
 
-class Impossible(NamedTuple):
-    """A token of probability zero.
-
-    sequence, position  where it is, both counted from 0
-    token               its id
-    logit               how far its logit is below the smallest one that argmax or top-k keeps; NaN without logits
-    mass                the probability of likelier tokens in excess of top-p; NaN without logits
-
-    >>> print(Impossible(sequence=3, position=17, token=5, logit=0.25, mass=0.0))
-    sequence 3, position 17: token 5 (its logit is 0.25 below the smallest one kept)
-    """
-
-    sequence: int
-    position: int
-    token: int
-    logit: float
-    mass: float
-
-    def __str__(self) -> str:
-        gaps = [] if not self.logit > 0 else [f"its logit is {self.logit:.3g} below the smallest one kept"]
-        gaps += [] if not self.mass > 0 else [f"likelier tokens have {self.mass:.3g} more than top-p"]
-        place = f"sequence {self.sequence}, position {self.position}: token {self.token}"
-        return f"{place} ({' and '.join(gaps)})" if gaps else place
-
-
 @dataclass(frozen=True)
 class Report:
     """The outcome of an audit of `tokens` tokens in `sequences` sequences at the false-alarm rate `delta`.
 
     found_after             number of tokens after which exactness was rejected, or None
-    numerics_only           whether the e-value passed 1/delta, but by no more than the target's numerics explain
+    numerics_only           whether tokens deviate, but by no more than numerics explain: the e-value passed 1/delta by
+                            no more than that, or some tokens are `undeclared`
     running                 (tokens,) decimal logarithm of the e-value after each token
     running_by_alternative  the same for each alternative of `specnb.audit.alternatives.ALTERNATIVES`
     tv                      lower-bound estimate of the total variation per token; see `specnb.audit.distance`
     violations              number of violations by name; see `VIOLATIONS`
     impossible              the tokens of probability zero (the first 100)
-    borderline              those whose probability may be zero because of the target's numerics alone
+    borderline              those whose probability may be zero because of the engine's numerics alone
+    undeclared              those that the numerics of bfloat16 would explain, where the engine's dtype is unknown; or
+                            of which a control has as many
+    impossible_summary      how many tokens are impossible, of any of the three classes, and by how much
     breakdown               evidence of the leading alternative by position, token, ...: lists of (group, tokens,
                             decimal log e-value)
     detectable              alternative -> total variation per token that would have been detected with power 0.9
     numerics                how far the target's distributions depend on the way they are computed
+    control                 the comparison with the same engine without speculation (`specnb.audit.control`)
+    rows_alone              where rows share noise, the report on those rows that share none with an earlier one
     interrupted             whether Ctrl-C stopped the audit before the last token
     """
 
@@ -79,10 +73,14 @@ class Report:
     violations: dict[str, int] = field(default_factory=dict)
     impossible: list[Impossible] = field(default_factory=list)
     borderline: list[Impossible] = field(default_factory=list)
+    undeclared: list[Impossible] = field(default_factory=list)
+    impossible_summary: str = ""
     breakdown: dict[str, list[tuple[str, int, float]]] = field(default_factory=dict)
     detectable: dict[str, float] = field(default_factory=dict)
     numerics: Numerics | None = None
     notes: list[str] = field(default_factory=list)
+    control: ControlComparison | None = None
+    rows_alone: Report | None = None
     interrupted: bool = False
 
     @property
@@ -92,7 +90,12 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """`rejected`, `numerics` or `not rejected`."""
+        """`rejected`, `dependent`, `numerics` or `not rejected`.
+
+        `dependent` is a rejection too: each row has the right distribution, as far as was tested, and rows share noise.
+        """
+        if self.rejected and self.rows_alone is not None and not self.rows_alone.rejected:
+            return "dependent"
         return "rejected" if self.rejected else "numerics" if self.numerics_only else "not rejected"
 
     @property
@@ -124,12 +127,16 @@ class Report:
     def lines(self) -> list[str]:
         """The report in words. Sequences and positions are counted from 0."""
         sequences = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)}"
-        lines = [f"audit of {self.tokens:,} tokens in {sequences}, false-alarm rate at most {self.delta:g}"]
-        if self.rejected:
+        impossible = f"; {self.impossible_summary}" if self.impossible_summary else ""
+        lines = [f"audit of {self.tokens:,} tokens in {sequences}, false-alarm rate at most {self.delta:g}{impossible}"]
+        if self.verdict == "dependent":
+            lines += self._dependence_lines()
+        elif self.rejected:
             lines += [f"REJECTED after {self.found_after:,} tokens: the tokens do not have the target's distribution"]
             lines += self._diagnosis_lines()
         elif self.numerics_only:
-            lines += ["NUMERICS: the tokens deviate from the target, by no more than its numerics explain"]
+            lines += ["NUMERICS: the tokens deviate from the target, by no more than numerics explain"]
+            lines += self._numerics_lines()
         else:
             listed = "; the deviations that would have been detected are listed below"
             lines += ["no deviation was found" + listed * bool(self.detectable)]
@@ -137,9 +144,12 @@ class Report:
         lines += [f"e-value: {_power(self.log10_e)}{largest}"]
         lines += [f"impossible: {one}" for one in self.impossible[:5]]
         lines += [f"impossible by no more than the numerics explain: {one}" for one in self.borderline[:5]]
+        lines += [f"impossible, explained by {self._undeclared_by}: {one}" for one in self.undeclared[:5]]
         lines += [
             f"total variation per token: at least about {self.tv.value:.4f} [{self.tv.low:.4f}, {self.tv.high:.4f}]"
         ]
+        if self.control is not None:
+            lines += self.control.lines()
         if self.numerics is not None:
             lines += [f"numerics: {self.numerics}"]
         if self.detectable:
@@ -147,11 +157,51 @@ class Report:
             lines += [f"  {name:<17}{_distance(value)}" for name, value in self.detectable.items()]
         return lines + [f"note: {note}" for note in self.notes]
 
+    def _dependence_lines(self) -> list[str]:
+        assert self.rows_alone is not None
+        alone = self.rows_alone
+        return [
+            f"DEPENDENT after {self.found_after:,} tokens: each row has the right distribution, and rows share noise",
+            *self._diagnosis_lines(),
+            f"  {alone.sequences:,} rows share no noise with an earlier one: in their {alone.tokens:,} tokens no "
+            f"deviation was found (largest e-value {_power(alone.log10_e_peak)})",
+        ]
+
+    @property
+    def _undeclared_by(self) -> str:
+        alike = self.control is not None and self.control.alike and bool(self.control.control.impossible_summary)
+        return "numerics as in the control" if alike else "the numerics of bfloat16"
+
+    def _numerics_lines(self) -> list[str]:
+        """What the outcome `numerics` rests on, its own error rate, and what to do."""
+        if not self.undeclared:
+            return [
+                f"  an engine whose numerics are of the measured size is called rejected with probability at most "
+                f"{self.delta:g}"
+            ]
+        if self._undeclared_by != "the numerics of bfloat16":
+            return ["  the same engine without speculation has as many impossible tokens, and as large ones"]
+        return [
+            "  all impossible tokens lie within the noise of bfloat16: if the engine computes in bfloat16, give its",
+            "  dtype (--engine-dtype bfloat16, or --dtype bfloat16 for the target too);",
+            "  if it computes in float32, say so (--engine-dtype float32), and they reject exactness",
+        ]
+
     def _diagnosis_lines(self) -> list[str]:
         lines = [f"  {name}: {VIOLATIONS[name]} ({count:,})" for name, count in self.violations.items()]
         threshold = -math.log10(self.delta) / 2
         leading = [(name, value) for name, value in self.by_alternative.items() if value > threshold][:3]
         lines += [f"  looks like {name} (e-value {_power(value)}): {ALTERNATIVES[name]}" for name, value in leading]
+        families = [
+            family
+            for family, kinds in FAMILIES.items()
+            if any(self.by_alternative.get(kind, 0.0) > HUGE for kind in kinds)
+        ]
+        if len(families) >= SEVERAL:
+            lines += [
+                f"  e-values above {_power(HUGE)} for kinds of {len(families)} families ({', '.join(families)}): "
+                "probably broken in more than one way, and the kinds named need not be among them"
+            ]
         for grouping, groups in self.breakdown.items() if leading else ():
             best = sorted(groups, key=lambda group: -group[2])[:3]
             gains = ", ".join(f"{group} ({_power(gain)})" for group, _, gain in best)
@@ -179,6 +229,8 @@ class Report:
             "violations": self.violations,
             "impossible": [one._asdict() for one in self.impossible],
             "borderline": [one._asdict() for one in self.borderline],
+            "undeclared": [one._asdict() for one in self.undeclared],
+            "impossible_summary": self.impossible_summary,
             "breakdown": {
                 grouping: [{"group": name, "tokens": tokens, "log10_e": gain} for name, tokens, gain in groups]
                 for grouping, groups in self.breakdown.items()
@@ -186,9 +238,21 @@ class Report:
             "tv_lower_bound": self.tv._asdict(),
             "detectable": self.detectable,
             "numerics": None if self.numerics is None else self.numerics._asdict(),
+            "control": None if self.control is None else self._control_dict(self.control),
+            "rows_alone": None if self.rows_alone is None else self.rows_alone.to_dict(),
             "notes": self.notes,
         }
         return {key: _json(value) for key, value in plain.items()}
+
+    @staticmethod
+    def _control_dict(control: ControlComparison) -> dict[str, Any]:
+        return {
+            "source": control.source,
+            "shared": control.shared,
+            "only_here": control.only_here,
+            "p_value": control.p_value,
+            "report": control.control.to_dict(),
+        }
 
     def to_html(self) -> str:
         """The report as an HTML page: verdict, a chart of the e-value, and tables."""
@@ -196,7 +260,9 @@ class Report:
         return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>audit</title><body>{body}</body></html>\n'
 
     def _repr_html_(self) -> str:
-        colour = {"rejected": "#b2182b", "numerics": "#b07c00", "not rejected": "#2166ac"}[self.verdict]
+        colour = {"rejected": "#b2182b", "dependent": "#b2182b", "numerics": "#b07c00", "not rejected": "#2166ac"}[
+            self.verdict
+        ]
         words = html.escape("\n".join(line for line in self.lines() if not line.startswith("  ") or self.rejected))
         table = self.detectable or {}
         rows = "".join(f"<tr><td>{name}</td><td>{_distance(value)}</td></tr>" for name, value in table.items())

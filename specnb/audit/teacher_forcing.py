@@ -6,17 +6,18 @@ A target is a model of transformers, or a function from all tokens before to a d
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.audit.bets import CutoffGap, Row
+from specnb.audit.bets import Row
+from specnb.audit.claimed import claimed_probs
+from specnb.audit.claimed import cutoff_gap as cutoff_gap
 from specnb.models.support import context_limit
-from specnb.sampling.distributions import Sampling, standardise
+from specnb.sampling.distributions import Sampling
 
 NextTokenProbs = Callable[[tuple[int, ...]], Any]
 Source = PreTrainedModel | NextTokenProbs
@@ -40,98 +41,115 @@ def vocabulary(source: Source, prompt: Sequence[int]) -> int:
     return len(_probs_after(source, tuple(prompt)))
 
 
+class Models(NamedTuple):
+    """The models that the rows of an audit come from, and the settings claimed for each.
+
+    suspected  a model that may have been used instead of the target
+    """
+
+    target: Source
+    sampling: Sampling = Sampling()
+    draft: Source | None = None
+    draft_sampling: Sampling = Sampling()
+    suspected: Source | None = None
+
+    def all(self) -> list[Source]:
+        """The models that are given."""
+        return [one for one in (self.target, self.draft, self.suspected) if one is not None]
+
+
 def teacher_forced_rows(
     target: Source,
-    completions: Sequence[Completion],
+    completions: Iterable[Completion | None],
     sampling: Sampling,
     draft: Source | None,
     draft_sampling: Sampling,
+    suspected: Source | None = None,
 ) -> Iterator[Row]:
     """The rows of all `completions`, in order; long ones in pieces. One without tokens needs no forward pass.
+
+    Several completions share a forward pass. None among them means that no more are ready: those before it are then
+    not kept waiting.
 
     >>> coin = lambda prefix: [0.5, 0.5]
     >>> rows = teacher_forced_rows(coin, [Completion([], [1, 0])], Sampling(), None, Sampling())
     >>> [(row.tokens, row.p.tolist()) for row in rows]
     [([1, 0], [[0.5, 0.5], [0.5, 0.5]])]
     """
-    vocab = vocabulary(target, completions[0].prompt)
-    for has_tokens, group in groupby(completions, key=lambda completion: bool(completion.tokens)):
-        if has_tokens:
-            yield from _rows(target, list(group), vocab, sampling, draft, draft_sampling)
-        else:
-            yield from (Row([], torch.empty(0, vocab), prompt=completion.prompt) for completion in group)
+    models = Models(target, sampling, draft, draft_sampling, suspected)
+    for batch in _batches(completions, target):
+        vocab = vocabulary(target, batch[0].prompt)
+        rows = _rows(models, [completion for completion in batch if completion.tokens], vocab)
+        for completion in batch:
+            if not completion.tokens:
+                yield Row([], torch.empty(0, vocab), prompt=completion.prompt)
+                continue
+            yield (row := next(rows))
+            while row.more:
+                yield (row := next(rows))
 
 
-def _rows(
-    target: Source,
-    completions: Sequence[Completion],
-    vocab: int,
-    sampling: Sampling,
-    draft: Source | None,
-    draft_sampling: Sampling,
-) -> Iterator[Row]:
-    for batch in _batches(completions, vocab):
-        pieces = _logits(target, batch, vocab)
-        if draft is None:
-            yield from (_row(*piece, sampling, None, draft_sampling) for piece in pieces)
-        else:
-            for piece, draft_piece in zip(pieces, _logits(draft, batch, vocab), strict=True):
-                yield _row(*piece, sampling, draft_piece[2], draft_sampling)
+def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iterator[Row]:
+    if not completions:
+        return
+    others = [
+        [None] * len(completions) if source is None else _logits(source, completions, vocab)
+        for source in (models.draft, models.suspected)
+    ]
+    draft, suspected = (iter(pieces) for pieces in others)
+    for piece in _logits(models.target, completions, vocab):
+        drafted = None if models.draft is None else next(draft)
+        other = None if models.suspected is None else next(suspected)
+        yield _row(models, piece, drafted and drafted[2], other and other[2])
 
 
 def teacher_forced_pass(target: Source, completions: Sequence[Completion]) -> None:
     """Runs `target` over all `completions` as `teacher_forced_rows` does, and keeps nothing; for timing."""
-    vocab = vocabulary(target, completions[0].prompt)
-    for batch in _batches(completions, vocab):
-        for _ in _logits(target, batch, vocab):
+    for batch in _batches(completions, target):
+        for _ in _logits(target, batch, vocabulary(target, batch[0].prompt)):
             pass
 
 
 def _row(
-    completion: Completion,
-    start: int,
-    logits: Tensor,
-    sampling: Sampling,
+    models: Models,
+    piece: tuple[Completion, int, Tensor],
     draft_logits: Tensor | None,
-    draft_sampling: Sampling,
+    suspected_logits: Tensor | None,
 ) -> Row:
+    completion, start, logits = piece
     tokens = completion.tokens[start : start + len(logits)]
-    p = standardise(logits, sampling)
-    q = None if draft_logits is None else standardise(draft_logits, draft_sampling)
-    raw = None if draft_logits is None or draft_sampling == Sampling() else standardise(draft_logits)
+    p = claimed_probs(logits, models.sampling)
+    q = None if draft_logits is None else claimed_probs(draft_logits, models.draft_sampling)
+    has_raw = draft_logits is not None and models.draft_sampling != Sampling()
     zero = (p.gather(-1, torch.as_tensor(tokens, device=p.device)[:, None])[:, 0] == 0).nonzero()[:, 0].tolist()
-    gaps = {start + at: cutoff_gap(logits[at], sampling, tokens[at]) for at in zero}
-    steps = completion.steps if len(tokens) == len(completion.tokens) else None
-    more = start + len(tokens) < len(completion.tokens)
-    return Row(tokens, p, q, raw, completion.prompt, steps, gaps, continues=start > 0, more=more)
+    return Row(
+        tokens,
+        p,
+        q,
+        raw=claimed_probs(draft_logits, Sampling()) if has_raw and draft_logits is not None else None,
+        suspected=None if suspected_logits is None else claimed_probs(suspected_logits, models.sampling),
+        prompt=completion.prompt,
+        steps=completion.steps if len(tokens) == len(completion.tokens) else None,
+        cutoff_gaps={start + at: cutoff_gap(logits[at], models.sampling, tokens[at]) for at in zero},
+        continues=start > 0,
+        more=start + len(tokens) < len(completion.tokens),
+    )
 
 
-def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
-    """How far `token` is from the tokens that `sampling` keeps, by `logits` `(vocab,)`; zeros if it is kept.
-
-    >>> cutoff_gap(torch.tensor([2.0, 1.0]), Sampling(temperature=0), 1)
-    CutoffGap(logit=1.0, mass=0.0)
-    """
-    logits = logits.double()
-    kept = 1 if sampling.temperature == 0 else sampling.top_k or len(logits)
-    weakest = logits.topk(min(kept, len(logits))).values[-1]
-    gap = float((weakest - logits[token]).clamp_min(0))
-    if sampling.temperature == 0 or sampling.top_p == 1:
-        return CutoffGap(gap, 0.0)
-    probs = standardise(logits, Sampling(sampling.temperature, sampling.top_k))
-    return CutoffGap(gap, max(0.0, float(probs[probs > probs[token]].sum()) - sampling.top_p))
-
-
-def _batches(completions: Sequence[Completion], vocab: int) -> Iterator[list[Completion]]:
-    """The completions, in order, in groups that share a forward pass."""
-    longest, batch = 0, list[Completion]()
+def _batches(completions: Iterable[Completion | None], source: Source) -> Iterator[list[Completion]]:
+    """The completions, in order, in groups that share a forward pass; None ends a group."""
+    longest, vocab, batch = 0, 0, list[Completion]()
     for completion in completions:
-        longest = max(longest, _length(completion))
-        if batch and (len(batch) + 1) * longest * vocab > LOGITS:
+        if completion is not None:
+            vocab = vocab or vocabulary(source, completion.prompt)
+            longest = max(longest, _length(completion))
+        if batch and (completion is None or (len(batch) + 1) * longest * vocab > LOGITS):
             yield batch
-            longest, batch = _length(completion), []
-        batch.append(completion)
-    yield batch
+            longest, batch = 0 if completion is None else _length(completion), []
+        if completion is not None:
+            batch.append(completion)
+    if batch:
+        yield batch
 
 
 def _length(completion: Completion) -> int:

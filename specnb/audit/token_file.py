@@ -41,12 +41,17 @@ def read_tokens(file: Path) -> list[Sequence]:
     # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a line.
     for number, line in enumerate(_content(file).split(b"\n"), 1):
         if line.strip():
-            sequences.append(_read_line(line, f"{file.name}, line {number}"))
-            if (sequences[-1].steps is None) != (sequences[0].steps is None):
-                raise ValueError(f"{sequences[-1].where}: give steps in all lines or in none")
+            sequences.append(read_line(line, f"{file.name}, line {number}"))
+            require_alike(sequences[0], sequences[-1])
     if not sequences:
         raise ValueError(f"{file.name} is empty; each line is {LINE}")
     return sequences
+
+
+def require_alike(first: Sequence, other: Sequence) -> None:
+    """Raises `ValueError` where one of two lines has steps and the other has none."""
+    if (other.steps is None) != (first.steps is None):
+        raise ValueError(f"{other.where}: give steps in all lines or in none")
 
 
 def _content(file: Path) -> bytes:
@@ -61,7 +66,12 @@ def _content(file: Path) -> bytes:
     return content.removeprefix(UTF8_MARK)
 
 
-def _read_line(line: bytes, where: str) -> Sequence:
+def read_line(line: bytes, where: str) -> Sequence:
+    """The sequence of one line. Raises `ValueError`, beginning with `where`, for anything else.
+
+    >>> read_line(b'{"prompt": [1], "tokens": [5]}', "line 1").tokens
+    [5]
+    """
     entries = _parsed(line, where)
     if not isinstance(entries, dict):
         raise ValueError(f"{where} is {_short(line.decode('utf-8').strip())}; each line is {LINE}")

@@ -10,7 +10,7 @@ import torch
 from tiny import llama
 from transformers import PreTrainedModel
 
-from specnb.audit import assert_exact, audit, audit_distributions
+from specnb.audit import Engine, assert_exact, audit, audit_distributions
 from specnb.decoding.loop import generate
 from specnb.sampling.distributions import Sampling, sample
 from specnb.sampling.verification import Outcome, token_verification
@@ -64,14 +64,15 @@ def test_wrong_settings_are_found(target: PreTrainedModel) -> None:
     report = audit(target, made.tokens, prompts=PROMPTS, progress=False)
     assert report.diagnosis in {"sharper", "argmax", "tail-cut"}
     assert not audit(target, made.tokens, prompts=PROMPTS, sampling=Sampling(0.5), progress=False).rejected
-    report = audit(target, made.tokens, prompts=PROMPTS, sampling=Sampling(0.5, top_k=2), progress=False)
+    single = Engine(torch.float32)
+    report = audit(target, made.tokens, prompts=PROMPTS, sampling=Sampling(0.5, top_k=2), engine=single, progress=False)
     assert report.diagnosis == "impossible"
     assert report.impossible[0].logit > 0
 
 
 def test_greedy_sequences_show_the_first_difference_and_its_logit_gap(target: PreTrainedModel) -> None:
     made = generate(target, PROMPTS[:3], max_new_tokens=6, sampling=Sampling(0), progress=False)
-    greedy = {"prompts": PROMPTS[:3], "sampling": Sampling(0), "progress": False}
+    greedy = {"prompts": PROMPTS[:3], "sampling": Sampling(0), "engine": Engine(torch.float32), "progress": False}
     assert not audit(target, made.tokens, **greedy).rejected
     completions = [list(text) for text in made.tokens]
     with torch.inference_mode():

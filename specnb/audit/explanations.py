@@ -1,0 +1,137 @@
+"""What may explain a finding, tried once there is one: another order of the filters, rounding in bfloat16, dependence.
+
+None of this changes how likely an exact sampler is to be rejected: nothing here is asked unless it was rejected, or
+tokens are impossible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from specnb.audit.alternatives import DEPENDENCE
+from specnb.audit.auditor import Auditor
+from specnb.audit.claimed import FILTERS, claimed_probs, other_orders
+from specnb.audit.numerics import Numerics, crossing
+from specnb.audit.report import Report
+from specnb.audit.teacher_forcing import Completion, Models, Source, teacher_forced_rows
+from specnb.sampling.distributions import Sampling
+
+REMEMBERED = 100_000
+"""Tokens of sequences, prompts included, that are kept for explanations."""
+TRIED = 4_000
+DEPENDENT = 100.0
+"""A sequence whose e-value for dependence exceeds this is taken to share its noise with an earlier one."""
+
+
+class Remembered:
+    """Passes completions on, and keeps the first of them, up to `REMEMBERED` tokens.
+
+    >>> kept = Remembered([Completion([1], [2]), None])
+    >>> [list(kept), kept.completions]
+    [[Completion(prompt=[1], tokens=[2], steps=None), None], [Completion(prompt=[1], tokens=[2], steps=None)]]
+    """
+
+    def __init__(self, completions: Iterable[Completion | None]) -> None:
+        self._source = completions
+        self.completions: list[Completion] = []
+        self._left = REMEMBERED
+
+    def __iter__(self) -> Iterator[Completion | None]:
+        for completion in self._source:
+            if completion is not None and self._left > 0:
+                self._left -= len(completion.prompt) + len(completion.tokens)
+                self.completions.append(completion)
+            yield completion
+
+
+def order_note(
+    target: Source, sampling: Sampling, completions: Sequence[Completion], suspicious: set[int], delta: float
+) -> list[str]:
+    """A note if another order of the filters explains the tokens better by a likelihood ratio above 1/delta.
+
+    Tried on `TRIED` tokens, those of the `suspicious` sequences first.
+    """
+    orders = other_orders(sampling)
+    if not orders:
+        return []
+    chosen, size = list[Completion](), 0
+    for number in sorted(range(len(completions)), key=lambda number: number not in suspicious):
+        if size < TRIED:
+            chosen.append(completions[number])
+            size += len(completions[number].tokens)
+    claimed, *others = _log_likelihoods(target, chosen, [sampling, *orders.values()])
+    best = int(np.argmax(others))
+    engine = list(orders)[best]
+    if others[best] == -math.inf or others[best] - claimed < math.log(len(others) / delta):
+        return []
+    order = [name for name in orders[engine].order if name in _active(sampling)]
+    return [
+        f"another order of the filters explains the tokens: {', '.join(order)}, as in {engine}; if the engine applies "
+        f"them so, claim it (--filter-order {engine})"
+    ]
+
+
+def _active(sampling: Sampling) -> list[str]:
+    values = (sampling.temperature != 1, sampling.top_k is not None, sampling.top_p < 1, True)
+    return [name for name, value in zip(FILTERS, values, strict=True) if value]
+
+
+def _log_likelihoods(target: Source, completions: Sequence[Completion], settings: Sequence[Sampling]) -> list[float]:
+    totals = np.zeros(len(settings))
+    for row in teacher_forced_rows(target, completions, Sampling(), None, Sampling()):
+        if len(row.tokens) == 0:
+            continue
+        logits, at = row.p.double().log(), row.p.new_tensor(row.tokens).long()[:, None]
+        for number, sampling in enumerate(settings):
+            totals[number] += float(claimed_probs(logits, sampling).gather(-1, at).log().sum())
+    return [float(total) for total in totals]
+
+
+def bfloat16_note(report: Report, measured: Numerics | None) -> list[str]:
+    """A note if the e-value is no more than the numerics of bfloat16 explain."""
+    if measured is None or report.violations or not len(report.running):
+        return []
+    if crossing(report.running * np.log(10), report.delta, measured.nats) is not None:
+        return []
+    return [
+        f"numerics as large as those of bfloat16 would explain the e-value (error rate {report.delta:g}); if the "
+        "engine computes in bfloat16, give its dtype (--engine-dtype bfloat16)"
+    ]
+
+
+def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int]:
+    """The sequences that share noise with an earlier one, by their own part of the evidence for dependence.
+
+    `lengths` are the tokens of each sequence, in the order of the audit.
+    """
+    logs = [report.running_by_alternative[name] for name in DEPENDENCE if name in report.running_by_alternative]
+    found: set[int] = set()
+    for running in logs:
+        before, at = 0.0, 0
+        for number, length in enumerate(lengths):
+            at = min(at + length, len(running))
+            now = float(running[at - 1]) if at else 0.0
+            if now - before > math.log10(DEPENDENT):
+                found.add(number)
+            before = now
+    return found
+
+
+def rows_alone(report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor) -> Report | None:
+    """The report on those sequences alone that share no noise with an earlier one; None without dependence.
+
+    Asked where an alternative of `DEPENDENCE` has the largest e-value. Bets on single rows are misled there: what one
+    row does by chance is repeated by all that share its noise. `auditor` is a fresh one that ignores dependence.
+    """
+    if report.diagnosis not in DEPENDENCE:
+        return None
+    shared = dependent_sequences(report, [len(one.tokens) for one in completions])
+    kept = [completion for number, completion in enumerate(completions) if number not in shared]
+    for row in teacher_forced_rows(
+        models.target, kept, models.sampling, models.draft, models.draft_sampling, models.suspected
+    ):
+        auditor.add(row)
+    return auditor.report(detect=False) if auditor.tokens else None

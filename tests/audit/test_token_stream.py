@@ -1,0 +1,42 @@
+"""Sequences from a pipe: in order, as they arrive, and with the line in every error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from specnb.audit.token_stream import read_stream
+
+GOOD = b'{"prompt": [1], "tokens": [2]}\n'
+
+
+def test_lines_arrive_in_order() -> None:
+    lines = [b'{"prompt": [1], "tokens": [%d]}\n' % token for token in range(50)]
+    read = [one for one in read_stream([*lines[:25], b"\n", *lines[25:]]) if one is not None]
+    assert [one.tokens for one in read] == [[token] for token in range(50)]
+    assert read[-1].where == "stdin, line 51"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"{", "stdin, line 2 is not JSON"),
+        (b'{"prompt": [1], "tokens": [2], "steps": [1]}', "stdin, line 2: give steps"),
+        (b"\x1f\x8b123", "stdin is compressed; unpack it first"),
+    ],
+)
+def test_a_bad_line_is_named(line: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        list(read_stream([GOOD, line]))
+
+
+def test_an_empty_stream_and_one_that_fails() -> None:
+    def broken() -> Iterator[bytes]:
+        yield GOOD
+        raise OSError("the pipe broke")
+
+    with pytest.raises(ValueError, match="stdin is empty"):
+        list(read_stream([b"\n"]))
+    with pytest.raises(OSError, match="the pipe broke"):
+        list(read_stream(broken()))
