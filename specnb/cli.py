@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from specnb.audit import Auditor, audit
+from specnb.audit.adapters import collect_command
 from specnb.audit.report import Report
 from specnb.audit.teacher_forcing import Completion, require_completions
 from specnb.audit.token_file import LINE, read_tokens
@@ -52,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         with _sigterm_raises():
+            if hasattr(options, "run"):  # a command other than audit
+                status: int = options.run(options)
+                return status
             report = _audited(options)
             if options.html is not None:
                 _write_page(options.html, report.to_html())
@@ -272,6 +276,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_models(audit_parser.add_argument_group("models").add_argument)
     _add_claims(audit_parser.add_argument_group("settings claimed").add_argument)
     _add_test(audit_parser.add_argument_group("the test and its report").add_argument)
+    collect_command.add_to(commands)
     return parser
 
 

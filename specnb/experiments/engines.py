@@ -123,11 +123,11 @@ def measure(item: str, completions: int | None, **_: Any) -> pd.DataFrame:
 def line(row: Row, report: Report, seconds: float) -> dict[str, Any]:
     """One line: the row's settings, the verdict, the distance seen, and what would have been found.
 
-    `least_deviation` is the total variation per token from which on errors of at least one kind, and `of_any_kind` of
-    each kind, would have been found in as many tokens with power 0.9.
+    `<kind>_shows_from` is the total variation per token from which on that kind of deviation would have been found in
+    as many tokens with power 0.9; empty where none of its size would.
     """
     record = json.loads(row.file.with_name(f"{row.name}.json").read_text(encoding="utf-8"))
-    found = [value for value in report.detectable.values() if value == value] if report.detectable else []
+    detectable = report.detectable or {}
     return {
         "row": row.name,
         "engine": row.engine,
@@ -147,8 +147,8 @@ def line(row: Row, report: Report, seconds: float) -> dict[str, Any]:
         "tv_low": report.tv.low,
         "tv_high": report.tv.high,
         "impossible": len(report.impossible),
-        "leak_of_q_shows_from": (report.detectable or {}).get("draft-leak"),
-        "smallest_found": min(found, default=None),
+        "draft_leak_shows_from": detectable.get("draft-leak"),
+        "wrong_q_shows_from": detectable.get("wrong-q"),
         "generated_in_s": record["seconds"],
         "audited_in_s": round(seconds, 1),
         "sha256": digest(row.file),

@@ -13,19 +13,19 @@ from typing import Any
 
 
 def read_prompts(file: Path) -> list[list[int]]:
-    """The prompts of a file: a line is a list of token ids, or an object whose `prompt` is one. May be gzipped.
+    r"""The prompts of a file: a line is a list of token ids, or an object whose `prompt` is one. May be gzipped.
 
     Raises `ValueError`, with the file and the line, for anything else.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "prompts.jsonl"
-    >>> _ = file.write_text('[0, 5]\\n{"prompt": [0, 7]}\\n')
+    >>> _ = file.write_text('[0, 5]\n{"prompt": [0, 7]}\n')
     >>> read_prompts(file)
     [[0, 5], [0, 7]]
     """
-    opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
-    with opened as lines:
-        prompts = [_prompt(line, f"{file.name}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    content = file.read_bytes()
+    lines = (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8").split("\n")
+    prompts = [_prompt(line, f"{file.name}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise ValueError(f"{file.name} has no prompts; each line is a list of token ids")
     return prompts
