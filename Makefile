@@ -13,7 +13,7 @@ bench bench-gpu notebooks paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDI
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: environment reproduce test fast wheel nbval lint lab docs bench bench-gpu experiments models notebooks paper lock clean
+.PHONY: environment reproduce test fast wheel nbval lint lab docs bench bench-gpu experiments engines models notebooks paper lock clean
 
 reproduce: environment  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
 	snakemake --cores $(CORES) --quiet rules host
@@ -49,6 +49,10 @@ experiments: export OMP_NUM_THREADS = $(or $(THREADS),1)
 experiments: environment  ## measure the committed tables that take long (ONLY=detection: one of them; SMOKE=1: a trial)
 	snakemake -s experiments.smk --workflow-profile none --cores $(CORES) --rerun-incomplete --quiet rules host \
 		--config smoke=$(or $(SMOKE),0) -- $(or $(ONLY),all)
+
+engines: environment  ## collect tokens from other engines, each in its own environment (ENGINE=openvino: one of them)
+	snakemake -s engines.smk --workflow-profile none --cores $(CORES) --keep-going --rerun-incomplete --quiet rules host \
+		--config engine=$(ENGINE)
 
 models: environment  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
 	python -m specnb.experiments.training --preset $(or $(PRESET),cpu)

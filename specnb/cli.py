@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from specnb.audit import Aim, Auditor, Engine, audit
+from specnb.audit.adapters import collect_command
 from specnb.audit.claimed import ENGINE_ORDERS, NOT_AUDITED, claimed_sampling
 from specnb.audit.report import Report
 from specnb.audit.run import Settings, audit_completions, require_models
@@ -59,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         with _sigterm_raises() as terminated:
+            if hasattr(options, "run"):  # a command other than audit
+                status: int = options.run(options)
+                return status
             report = _audited(options)
             if options.html is not None:
                 _write_page(options.html, report.to_html())
@@ -361,6 +365,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_claims(audit_parser.add_argument_group("settings claimed").add_argument)
     _add_engine(audit_parser.add_argument_group("the engine").add_argument)
     _add_test(audit_parser.add_argument_group("the test and its report").add_argument)
+    collect_command.add_to(commands)
     return parser
 
 

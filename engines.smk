@@ -1,0 +1,56 @@
+# Tokens of other engines for the audit: `make engines`, `make engines ENGINE=openvino`.
+#
+# Every engine gets an environment of its own from pinned versions (data/engines/<engine>.txt). Each row of
+# data/engines/rows.csv is a job, and one that fails leaves the others alone (--keep-going). Tokens are committed, so a
+# mark under build/engines/done stands for each file; `make experiments ONLY=engines` audits them, without any engine.
+import os
+import sys
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from specnb.experiments.engines import rows
+
+ENGINE = str(config.get("engine", ""))
+STANDARD = ("openvino", "llama_cpp", "transformers")  # the others take longer: ask for them by name
+WANTED = (ENGINE,) if ENGINE else STANDARD
+CHOSEN = [row for row in rows().values() if row.engine in WANTED]
+if not CHOSEN:
+    raise ValueError(f"no row of data/engines/rows.csv is of engine {ENGINE!r}; there are {sorted({r.engine for r in rows().values()})}")
+
+
+def python(engine):
+    """transformers is in the project's own environment."""
+    return sys.executable if engine == "transformers" else f"build/engines/{engine}/bin/python"
+
+
+rule all:
+    input:
+        [f"build/engines/done/{row.name}.txt" for row in CHOSEN],
+
+for name in sorted({row.engine for row in CHOSEN} - {"transformers"}):
+    rule:
+        name: f"environment_{name}"
+        input:
+            f"data/engines/{name}.txt",
+        output:
+            f"build/engines/{name}/installed.txt",
+        params:
+            folder=f"build/engines/{name}",
+        shell:
+            "python -m venv {params.folder} && {params.folder}/bin/python -m pip install -q --no-deps -r {input} "
+            "&& cp {input} {output}"
+
+for number, row in enumerate(CHOSEN):
+    rule:
+        name: row.name
+        input:
+            [] if row.engine == "transformers" else f"build/engines/{row.engine}/installed.txt",
+        output:
+            touch(f"build/engines/done/{row.name}.txt"),
+        params:
+            row=row.name,
+            python=python(row.engine),
+        priority: -number
+        threads: workflow.cores  # generations are timed
+        shell:
+            "python -m specnb.experiments.engines_collect {params.row} {params.python:q}"

@@ -1,0 +1,107 @@
+"""Files of prompts and tokens, in JSON lines: written as tokens arrive, continued after an interruption."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def read_prompts(file: Path) -> list[list[int]]:
+    r"""The prompts of a file: a line is a list of token ids, or an object whose `prompt` is one. May be gzipped.
+
+    Raises `ValueError`, with the file and the line, for anything else.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "prompts.jsonl"
+    >>> _ = file.write_text('[0, 5]\n{"prompt": [0, 7]}\n')
+    >>> read_prompts(file)
+    [[0, 5], [0, 7]]
+    """
+    content = file.read_bytes()
+    lines = (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8").split("\n")
+    prompts = [_prompt(line, f"{file.name}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise ValueError(f"{file.name} has no prompts; each line is a list of token ids")
+    return prompts
+
+
+def _prompt(line: str, where: str) -> list[int]:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON ({error}); each line is a list of token ids") from None
+    ids = found.get("prompt") if isinstance(found, dict) else found
+    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+        raise ValueError(f'{where} is neither a list of token ids nor {{"prompt": [ids]}}')
+    return ids
+
+
+def complete_lines(file: Path, prompts: Sequence[Sequence[int]]) -> int:
+    """The number of prompts that `file` already has a complete line for; a partial line at its end is cut off.
+
+    Raises `ValueError` if the file's lines are not for the first of these prompts.
+    """
+    if not file.exists():
+        return 0
+    content = file.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        file.write_bytes(whole)
+    lines = [line for line in whole.split(b"\n") if line.strip()]
+    for number, line in enumerate(lines):
+        if number >= len(prompts) or json.loads(line).get("prompt") != list(prompts[number]):
+            raise ValueError(
+                f"{file.name}, line {number + 1} is not for prompt {number + 1}: the file is of other prompts. "
+                "Delete it or give another one"
+            )
+    return len(lines)
+
+
+def write_tokens(
+    file: Path, prompts: Sequence[list[int]], completions: Iterable[Sequence[int]], say: Callable[[str], None] | None
+) -> int:
+    """Appends a line for each completion as it arrives; returns the number of tokens written.
+
+    `say` gets a line about the progress at most every 10 seconds, and one at the end. Raises `ValueError` if there are
+    fewer completions than prompts.
+    """
+    start = last = time.monotonic()
+    count = done = 0
+    with file.open("a", encoding="utf-8") as lines:
+        for prompt, tokens in _pairs(prompts, completions):
+            lines.write(json.dumps({"prompt": list(prompt), "tokens": [int(token) for token in tokens]}) + "\n")
+            lines.flush()
+            count, done, now = count + len(tokens), done + 1, time.monotonic()
+            if say and (now - last > 10 or done == len(prompts)):
+                last = now
+                say(f"{done} of {len(prompts)} prompts, {count} tokens, {now - start:.0f} s")
+    return count
+
+
+def _pairs(prompts: Sequence[list[int]], completions: Iterable[Sequence[int]]) -> Iterator[tuple[list[int], Any]]:
+    made = iter(completions)
+    for number, prompt in enumerate(prompts):
+        try:
+            yield prompt, next(made)
+        except StopIteration:
+            raise ValueError(f"the engine returned {number} completions for {len(prompts)} prompts") from None
+
+
+def compress(file: Path, out: Path) -> None:
+    """Writes `file` gzipped to `out`: the same bytes for the same content, without name or time."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0, compresslevel=9) as stream:
+        stream.write(file.read_bytes())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(packed.getvalue())
+
+
+def to_stderr(line: str) -> None:
+    """Prints a line to stderr at once."""
+    print(line, file=sys.stderr, flush=True)

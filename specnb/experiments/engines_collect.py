@@ -1,0 +1,95 @@
+"""Collect the tokens of one row from its engine: a step of `make engines`.
+
+    python -m specnb.experiments.engines_collect openvino-none-t1 build/engines/openvino/bin/python
+
+The engine runs in its own environment, with the adapter of `specnb.audit.adapters`. The tokens go to
+`data/engines/tokens/<row>.jsonl.gz`, compressed to the same bytes each time, and what they came from to `<row>.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from specnb.audit.adapters.__main__ import adapter
+from specnb.audit.adapters.tokens_out import compress, read_prompts
+from specnb.experiments import engine_prompts
+from specnb.experiments.engines import NEW_TOKENS, Row, digest, rows
+from specnb.machine import machine
+from specnb.models.loading import TRAINED_PAIR
+from specnb.report.results import ROOT, write
+
+GAMMA = 4
+RAW = ROOT / "build" / "engines" / "tokens"
+
+
+def command(row: Row, python: str, out: Path) -> list[str]:
+    """The command that collects a row's tokens with the Python of the engine's environment."""
+    options = {
+        "--target": TRAINED_PAIR / "target",
+        "--draft": TRAINED_PAIR / "draft",
+        "--cache": ROOT / "build" / "engines" / "models",
+        "--prompts": engine_prompts.FILE,
+        "--count": row.completions,
+        "--out": out,
+        "--speculation": row.speculation,
+        "--gamma": GAMMA,
+        "--temperature": row.temperature,
+        "--top-k": row.top_k,
+        "--top-p": row.top_p,
+        "--max-new-tokens": NEW_TOKENS,
+        "--seed": row.number,
+        "--dtype": row.dtype,
+    }
+    named = [str(word) for option in options.items() for word in option]
+    return [python, "-m", "specnb.audit.adapters", row.engine, *named]
+
+
+def version(row: Row, python: str) -> str:
+    """The version of the engine's package in its environment."""
+    package = adapter(row.engine).PACKAGE
+    asked = f"from importlib.metadata import version; print(version({package!r}))"
+    return subprocess.run([python, "-c", asked], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def collect(row: Row, python: str) -> Path:
+    """Collects a row's tokens and returns their file. Raises `CalledProcessError` if the engine fails."""
+    RAW.mkdir(parents=True, exist_ok=True)
+    raw = RAW / f"{row.name}.jsonl"
+    start, continued = time.perf_counter(), raw.exists()
+    paths = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command(row, python, raw), check=True, env=paths)
+    seconds = None if continued else round(time.perf_counter() - start, 1)
+    compress(raw, row.file)
+    record = {
+        "engine": row.engine,
+        "package": adapter(row.engine).PACKAGE,
+        "version": version(row, python),
+        "settings": row._asdict(),
+        "gamma": GAMMA,
+        "completions": len(read_prompts(raw)),
+        "seconds": seconds,
+        "processor": machine(),
+        "sha256": digest(row.file),
+    }
+    write(row.file.with_name(f"{row.name}.json"), json.dumps(record, indent=1) + "\n")
+    raw.unlink()
+    return row.file
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Collects one row."""
+    parser = argparse.ArgumentParser("python -m specnb.experiments.engines_collect", description=__doc__)
+    parser.add_argument("row", choices=list(rows()), metavar="ROW")
+    parser.add_argument("python", help="the Python of the engine's environment")
+    asked = parser.parse_args(arguments)
+    print(collect(rows()[asked.row], asked.python))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Adapters with engines that are not there: light imports, and what each engine is asked for."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from specnb.audit.adapters import gguf
+from specnb.audit.adapters.__main__ import ENGINES, adapter, main
+from specnb.audit.adapters.settings import SPECULATIONS, Models, Request, Settings, requests
+from specnb.audit.adapters.tokens_out import compress, read_prompts
+from specnb.audit.token_file import read_tokens
+from specnb.models.loading import TRAINED_PAIR
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_adapter_says_what_it_supports(engine):
+    module = adapter(engine)
+    assert module.PACKAGE
+    assert set(module.SUPPORTED) <= set(SPECULATIONS)
+    assert "none" in module.SUPPORTED, "no verdict without its control"
+
+
+def test_adapters_import_nothing_but_python():
+    """In an engine's environment there is neither torch nor transformers, nor numpy in some."""
+    names = [f"specnb.audit.adapters.{name}" for name in (*ENGINES, "gguf", "openai_server", "__main__")]
+    code = f"import sys, {', '.join(names)}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """An engine that continues a prompt with its seed; `asked` is what it was asked for."""
+    asked = []
+
+    def generate(models, requests, settings):
+        asked.append((models, settings))
+        yield from ([request.seed, 1] for request in requests)
+
+    fake = SimpleNamespace(PACKAGE="fake", SUPPORTED=("none", "draft"), generate=generate)
+    monkeypatch.setattr("specnb.audit.adapters.__main__.adapter", lambda name: fake)
+    return asked
+
+
+def arguments(tmp_path, *more):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("[0, 5]\n[0, 7]\n")
+    out = tmp_path / "tokens.jsonl"
+    return ["openvino", "--target", "t", "--prompts", str(prompts), "--out", str(out), *more]
+
+
+def test_the_command_writes_what_the_audit_reads_and_continues(engine, tmp_path):
+    given = arguments(tmp_path, "--count", "5", "--seed", "3", "--temperature", "0.7")
+    assert main(given) == 0
+    out = tmp_path / "tokens.jsonl"
+    whole = out.read_bytes()
+    assert [one.prompt for one in read_tokens(out)] == [[0, 5], [0, 7], [0, 5], [0, 7], [0, 5]]
+    assert [one.tokens[0] for one in read_tokens(out)] == [Settings(seed=3).seed_of(number) for number in range(5)]
+    out.write_bytes(whole[: len(whole) // 2])
+    assert main(given) == 0
+    assert out.read_bytes() == whole
+    assert main(given) == 0
+    assert len(engine) == 2, "a complete file needs no engine"
+    assert engine[0][1].temperature == 0.7
+
+
+def test_what_an_engine_does_not_have_is_refused_by_name(engine, tmp_path, capsys):
+    assert main(arguments(tmp_path, "--speculation", "lookup")) == 2
+    assert "no speculation of kind 'lookup'; it has none, draft" in capsys.readouterr().err
+
+
+def test_a_missing_file_of_prompts_is_named(engine, tmp_path, capsys):
+    given = arguments(tmp_path)
+    (tmp_path / "prompts.jsonl").unlink()
+    assert main(given) == 2
+    assert "prompts.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.5}, {"speculation": "tree"}, {"gamma": 0},
+        {"seed": -1}, {"max_new_tokens": 0}, {"dtype": "int8"},
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
+        Settings(**wrong)
+
+
+def test_all_completions_have_seeds_of_their_own():
+    runs = [requests([[0]], Settings(seed=seed), 1000) for seed in (1, 2, 3)]
+    assert len({one.seed for run in runs for one in run}) == 3000
+
+
+def test_speculation_with_a_draft_model_needs_one(tmp_path):
+    with pytest.raises(ValueError, match="--draft"):
+        Models(tmp_path).require_draft()
+
+
+@pytest.mark.parametrize("line", ["{", '"abc"', '{"tokens": [1]}', "[1, -2]", "[1.5]", "[true]"])
+def test_prompts_that_are_no_ids_are_refused_with_their_line(tmp_path, line):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("[1]\n" + line + "\n")
+    with pytest.raises(ValueError, match=r"prompts.jsonl, line 2"):
+        read_prompts(file)
+
+
+def test_an_empty_file_of_prompts_is_refused(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="no prompts"):
+        read_prompts(file)
+
+
+def test_compressed_files_do_not_depend_on_name_or_time(tmp_path):
+    (tmp_path / "a").write_text("[1]\n")
+    (tmp_path / "b").write_text("[1]\n")
+    compress(tmp_path / "a", tmp_path / "a.jsonl.gz")
+    compress(tmp_path / "b", tmp_path / "b.jsonl.gz")
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    assert read_prompts(tmp_path / "a.jsonl.gz") == [[1]]
+
+
+def test_weights_are_read_as_torch_reads_them():
+    from safetensors.torch import load_file
+
+    file = TRAINED_PAIR / "draft" / "model.safetensors"
+    expected = load_file(file)
+    read = dict(gguf.safetensors(file))
+    assert read.keys() == expected.keys()
+    assert all(np.array_equal(values, expected[name].float().numpy()) for name, values in read.items())
+
+
+class Writer:
+    """Stands in for `gguf.GGUFWriter`: keeps what it is given."""
+
+    made: "Writer"
+
+    def __init__(self, path, architecture):
+        Writer.made, self.tensors, self.values = self, {}, {"architecture": architecture}
+
+    def add_tensor(self, name, values):
+        self.tensors[name] = values
+
+    def __getattr__(self, name):
+        return lambda *given: self.values.__setitem__(name, given)
+
+
+def test_a_model_becomes_a_gguf_file_with_every_weight(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFWriter=Writer))
+    folder = TRAINED_PAIR / "draft"
+    gguf.write_gguf(folder, tmp_path / "draft.gguf")
+    config = json.loads((folder / "config.json").read_text())
+    weights = dict(gguf.safetensors(folder / "model.safetensors"))
+    assert len(Writer.made.tensors) == len(weights)
+    assert Writer.made.values["add_vocab_size"] == (config["vocab_size"],)
+    assert len(Writer.made.values["add_token_list"][0]) == config["vocab_size"]
+    assert np.array_equal(Writer.made.tensors["token_embd.weight"], weights["model.embed_tokens.weight"])
+    query = weights["model.layers.0.self_attn.q_proj.weight"]
+    assert not np.array_equal(Writer.made.tensors["blk.0.attn_q.weight"], query)
+    assert np.array_equal(np.sort(Writer.made.tensors["blk.0.attn_q.weight"], 0), np.sort(query, 0))
+
+
+def test_other_architectures_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFWriter=Writer))
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    with pytest.raises(ValueError, match="only LlamaForCausalLM"):
+        gguf.write_gguf(tmp_path, tmp_path / "model.gguf")
+
+
+def test_llama_cpp_is_asked_for_the_audits_order_of_filters(monkeypatch, tmp_path):
+    from specnb.audit.adapters import llama_cpp
+
+    asked = []
+
+    def handle(request):
+        asked.append(request)
+        return json.dumps({"__verbose": {"tokens": [request["seed"]]}})
+
+    server = SimpleNamespace(handle_completions=handle)
+    monkeypatch.setattr(llama_cpp, "_server", lambda *given: server)
+    monkeypatch.setattr(llama_cpp, "convert", lambda model, out: out)
+    given = [Request([0, 1], 5), Request([0, 2], 6)]
+    settings = Settings(temperature=0.7, top_k=40)
+    assert list(llama_cpp.generate(Models(tmp_path), given, settings)) == [[5], [6]]
+    assert asked[0]["samplers"] == ["temperature", "top_k", "top_p"]
+    assert (asked[0]["min_p"], asked[0]["repeat_penalty"]) == (0.0, 1.0)
+    assert asked[0]["ignore_eos"] is False, "it would remove the end token from the distribution"
+
+
+def test_an_error_of_llama_cpp_is_not_taken_for_an_answer():
+    from specnb.audit.adapters.llama_cpp import _answer
+
+    server = SimpleNamespace(handle_completions=lambda request: json.dumps({"error": {"message": "too long"}}))
+    with pytest.raises(ValueError, match="too long"):
+        _answer(server, {})
+
+
+def test_transformers_assisted_generation_keeps_the_prompt_apart():
+    from specnb.audit.adapters import transformers
+
+    models = Models(TRAINED_PAIR / "target", TRAINED_PAIR / "draft")
+    settings = Settings(speculation="draft", max_new_tokens=4)
+    (tokens,) = transformers.generate(models, [Request([0, 5, 9], 1)], settings)
+    assert len(tokens) == 4
