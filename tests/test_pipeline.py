@@ -19,7 +19,9 @@ from specnb.report import reproduce
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 # What a notebook needs of this package to leave results behind, and the pipeline to run it.
-CODE = tuple(f"report/{name}" for name in ("__init__", "source_digest", "origin", "results", "reproduce"))
+CODE = tuple(
+    f"report/{name}" for name in ("__init__", "source_digest", "origin", "claims", "results", "reproduce")
+) + tuple(f"report/verdicts/{path.stem}" for path in sorted((ROOT / "specnb" / "report" / "verdicts").glob("*.py")))
 
 SETTLE = """
 from pathlib import Path
@@ -57,7 +59,7 @@ def _configure(project: Path, **parameters: object) -> None:
 def project(tmp_path: Path) -> Path:
     """A project of two notebooks, the second reads the first one's table; in a path that some tools dislike."""
     root = tmp_path / "with späce"
-    for folder in ("notebooks", "specnb/report", "data/reference", "data/pair", "data/results"):
+    for folder in ("notebooks", "specnb/report/verdicts", "data/reference", "data/pair", "data/results"):
         (root / folder).mkdir(parents=True)
     shutil.copytree(ROOT / "profiles", root / "profiles")
     for file in ("Snakefile", "data/claims.csv", "data/corpus.csv", *(f"specnb/{name}.py" for name in CODE)):

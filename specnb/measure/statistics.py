@@ -5,6 +5,7 @@ Tokens of one sequence are not independent, so bootstrap intervals resample whol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,8 +28,11 @@ BOUNDS = (1e-12, 1e-4)
 class Estimate(NamedTuple):
     """A value, its 95% interval and the number of observations.
 
+    Printed with as many decimals as give the width of the interval two significant digits, and at most four; more
+    digits than that are noise.
+
     >>> print(Estimate(0.61234, 0.6, 0.63, 4096))
-    0.6123 [0.6, 0.63] (n = 4,096)
+    0.612 [0.600, 0.630] (n = 4,096)
     """
 
     value: float
@@ -37,7 +41,12 @@ class Estimate(NamedTuple):
     n: int
 
     def __str__(self) -> str:
-        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}] (n = {self.n:,})"
+        value, low, high = (format(x, self._precision()) for x in (self.value, self.low, self.high))
+        return f"{value} [{low}, {high}] (n = {self.n:,})"
+
+    def _precision(self) -> str:
+        width = self.high - self.low
+        return f".{min(4, max(0, 1 - math.floor(math.log10(width))))}f" if 0 < width < math.inf else ".4g"
 
 
 def proportion(successes: int, n: int, level: float = 0.95) -> Estimate:
@@ -46,7 +55,7 @@ def proportion(successes: int, n: int, level: float = 0.95) -> Estimate:
     Raises `ValueError` unless 0 <= successes <= n and n > 0.
 
     >>> print(proportion(9, 10))
-    0.9 [0.5958, 0.9821] (n = 10)
+    0.90 [0.60, 0.98] (n = 10)
     """
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"{successes} successes in {n} trials: there must be 0 to n successes and at least 1 trial")
@@ -84,7 +93,7 @@ def bootstrap(
 
     >>> times = np.array([1.0, 1.1, 0.9, 1.0])
     >>> print(bootstrap(lambda chosen: np.median(times[chosen], axis=-1), rows=4, resamples=200, seed=0))
-    1 [0.9, 1.1] (n = 4)
+    1.00 [0.90, 1.10] (n = 4)
     """
     value = np.asarray(statistic(np.arange(rows)), dtype=np.float64)
     return Estimate(float(value), *interval(statistic(bootstrap_indices(rows, resamples, seed)), level), rows)

@@ -84,7 +84,10 @@ class TreeModel:
     @torch.inference_mode()
     def _run(self, paths: list[Path]) -> None:
         if len(paths) > len(self.free):
-            raise RuntimeError(f"the tree has room for {len(self.free)} more nodes, not for {len(paths)}; keep fewer")
+            raise RuntimeError(
+                f"{len(paths)} new nodes need {len(paths)} cache slots, but {len(self.free)} are free: "
+                "drop nodes with keep(), or give a larger capacity"
+            )
         for path in paths:
             slot = self.slots[path] = self.free.pop()
             if path:  # the root's row already shows it the prompt

@@ -25,10 +25,9 @@ from typing import Any
 import pandas as pd
 
 from specnb.report import origin
+from specnb.report.claims import CLAIMS, ROOT, VERDICTS, all_claims, named, thresholds
+from specnb.report.verdicts import RULES
 
-ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is one
-CLAIMS = ROOT / "data" / "claims.csv"
-VERDICTS = ("holds", "refuted", "conditional", "open")
 DIGITS = 6  # significant digits in tables; the last bits of a sum differ between processors
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers", "matplotlib", "seaborn")
 
@@ -43,16 +42,6 @@ def out() -> Path:
     `SPECNB_OUT` if it is set; otherwise `build/own` of the checkout, or of the working directory outside a checkout.
     """
     return Path(os.environ.get("SPECNB_OUT") or (ROOT if CLAIMS.exists() else Path.cwd()) / "build" / "own")
-
-
-def all_claims() -> pd.DataFrame:
-    """The claims in `data/claims.csv`, every column as text. Raises `RuntimeError` outside the project's checkout."""
-    if not CLAIMS.exists():
-        raise RuntimeError(
-            f"{CLAIMS} does not exist: findings and verdicts need the project's checkout, and this specnb is installed "
-            "without it. Clone the repository and install it there with `pip install -e .`"
-        )
-    return pd.read_csv(CLAIMS, dtype=str)
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -96,29 +85,40 @@ class Findings:
     def verdict(
         self,
         claim: str,
-        holds: bool,
-        evidence: str,
+        holds: bool | str | None = None,
+        evidence: str = "",
         holds_if: bool = False,
         numbers: Mapping[str, object] | None = None,
+        measured: Mapping[str, Any] | None = None,
     ) -> str:
         """Records and returns the verdict on `claim`.
 
-        `holds` if the claim is true as stated; `conditional` if it is true only under the condition that `evidence`
-        names (`holds_if`); otherwise `refuted`. `numbers` are the values behind the evidence, by name: scalars, or
-        estimates with `value`, `low` and `high`. They are written to `data/results/<notebook>.numbers.json`, from
-        which the paper reads them.
+        `measured` is what the claim's rule in `specnb.report.verdicts` judges, by the names of its parameters. A claim
+        without a rule takes `holds` instead, one of `VERDICTS` or an answer: true if the claim is true as stated,
+        `None` if nothing here can decide it (`open`), and false if it is `refuted`, or `conditional` where it is true
+        under a condition that the source does not state (`holds_if`). `evidence` says in a sentence or two what decided
+        it, and which condition, or for an open claim why nothing does. `numbers` are the values behind the evidence, by
+        name: scalars, or estimates with `value`, `low` and `high`. They are written to
+        `data/results/<notebook>.numbers.json`, from which the paper reads them.
 
-        Raises `KeyError` for a claim of another notebook, `ValueError` for evidence without a figure and for a number
-        that is not finite, `TypeError` for a number that is neither a scalar nor an estimate.
+        Raises `KeyError` for a claim of another notebook, `ValueError` for an unknown verdict, for evidence without a
+        figure, for an open claim without a reason and for a number that is not finite, `TypeError` for a number that is
+        neither a scalar nor an estimate.
         """
         if claim not in self.claims.index:
             raise KeyError(f"{claim!r} is not a claim of notebook {self.notebook}; those are {list(self.claims.index)}")
-        if not any(character.isdigit() for character in evidence):
+        verdict = named(holds, holds_if) if measured is None else RULES[claim](**measured)
+        if verdict == "open" and not evidence.strip():
+            raise ValueError(f"{claim!r} is open without a reason; give as evidence why nothing here can decide it")
+        if verdict != "open" and not any(character.isdigit() for character in evidence):
             raise ValueError(f"the evidence for {claim!r} names no figure: {evidence!r}")
-        verdict = "holds" if holds else "conditional" if holds_if else "refuted"
         self.verdicts[claim] = (verdict, " ".join(evidence.split()))
         self.numbers[claim] = {name: as_number(value, f"{claim}: {name}") for name, value in (numbers or {}).items()}
         return verdict
+
+    def thresholds(self, claim: str) -> tuple[float, ...]:
+        """The numbers in the threshold of `claim` in `data/claims.csv`, percentages as fractions."""
+        return thresholds(claim)
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Writes `frame` to `data/results/<notebook>_<name>.csv`, floats with six digits, and returns it unchanged."""

@@ -188,7 +188,22 @@ def test_a_ratio_is_the_same_in_every_run() -> None:
 
 
 def test_an_estimate_reads_as_value_interval_and_n() -> None:
-    assert str(Estimate(0.76, 0.751234, 0.77, 12345)) == "0.76 [0.7512, 0.77] (n = 12,345)"
+    assert str(Estimate(0.76, 0.751234, 0.77, 12345)) == "0.760 [0.751, 0.770] (n = 12,345)"
+
+
+@pytest.mark.parametrize(
+    ("estimate", "printed"),
+    [
+        (Estimate(0.6937, 0.5895, 0.7894, 40), "0.69 [0.59, 0.79] (n = 40)"),
+        (Estimate(1.287, 1.001, 2.535, 3), "1.3 [1.0, 2.5] (n = 3)"),
+        (Estimate(1234.5, 1200, 1280, 9), "1234 [1200, 1280] (n = 9)"),
+        (Estimate(0, 0, 0, 960), "0 [0, 0] (n = 960)"),
+        (Estimate(float("nan"), float("nan"), float("nan"), 1), "nan [nan, nan] (n = 1)"),
+        (Estimate(1.5, 0.5, float("inf"), 2), "1.5 [0.5, inf] (n = 2)"),
+    ],
+)
+def test_an_estimate_has_no_more_digits_than_its_interval_supports(estimate: Estimate, printed: str) -> None:
+    assert str(estimate) == printed
 
 
 # Autocorrelation

@@ -81,7 +81,7 @@ def test_each_node_is_evaluated_once_and_missing_nodes_together():
 def test_dropped_nodes_free_their_slots():
     distributions = TreeModel(model_of("llama"), PROMPT, capacity=5)
     distributions([(0, 1), (0, 2), (3,)])
-    with pytest.raises(RuntimeError, match="room for 0 more nodes, not for 2; keep fewer"):
+    with pytest.raises(RuntimeError, match="2 new nodes need 2 cache slots, but 0 are free: drop nodes"):
         distributions([(4,), (3, 3)])
     distributions.keep([(0, 1)])
     paths = [(0, 1), (0, 1, 2), (0, 1, 3)]

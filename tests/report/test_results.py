@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from specnb.measure.statistics import Estimate
-from specnb.report import results
+from specnb.report import claims, results
 
 
 @pytest.fixture(autouse=True)
@@ -20,10 +20,42 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("holds", "holds_if", "verdict"),
-    [(True, False, "holds"), (True, True, "holds"), (False, True, "conditional"), (False, False, "refuted")],
+    [
+        (True, False, "holds"),
+        (True, True, "holds"),
+        (False, True, "conditional"),
+        (False, False, "refuted"),
+        (np.True_, False, "holds"),
+        (None, False, "open"),
+        *((verdict, False, verdict) for verdict in results.VERDICTS),
+    ],
 )
-def test_a_verdict_follows_from_its_checks(holds: bool, holds_if: bool, verdict: str) -> None:
+def test_a_verdict_follows_from_its_checks(holds: bool | str | None, holds_if: bool, verdict: str) -> None:
     assert results.Findings("00").verdict("lanes-figure", holds, "9 runs", holds_if) == verdict
+
+
+def test_a_rule_decides_from_what_was_measured() -> None:
+    findings = results.Findings("02")
+    (least,) = findings.thresholds("stratos-beta-08")
+    measured = {"by_formula": least + 1, "simulated_low": least + 0.5}
+    assert findings.verdict("stratos-beta-08", measured=measured, evidence="5 tokens") == "holds"
+    measured["simulated_low"] = least - 1
+    assert findings.verdict("stratos-beta-08", measured=measured, evidence="3 tokens") == "refuted"
+
+
+def test_an_open_claim_has_a_reason_and_is_written() -> None:
+    findings = results.Findings("00")
+    with pytest.raises(ValueError, match="open without a reason"):
+        findings.verdict("lanes-figure")
+    findings.verdict("lanes-figure", evidence="the paper's pair is not public", numbers={"rows": 64})
+    row = findings.close().set_index("id").loc["lanes-figure"]
+    assert tuple(row[["verdict", "evidence"]]) == ("open", "the paper's pair is not public")
+
+
+@pytest.mark.parametrize(("holds", "holds_if"), [("true", False), ("", False), ("holds", True), (None, True)])
+def test_an_unknown_verdict_is_refused(holds: str | None, holds_if: bool) -> None:
+    with pytest.raises(ValueError, match="give one of"):
+        results.Findings("00").verdict("lanes-figure", holds, "9 runs", holds_if)
 
 
 def test_what_was_not_checked_is_open(tmp_path: Path) -> None:
@@ -106,7 +138,8 @@ def test_what_is_no_number_is_refused(value: object, error: type[Exception], say
 
 
 def test_outside_a_checkout_findings_say_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "CLAIMS", tmp_path / "claims.csv")
+    for module in (claims, results):
+        monkeypatch.setattr(module, "CLAIMS", tmp_path / "claims.csv")
     for needs_claims in (lambda: results.Findings("02"), results.collect):
         with pytest.raises(RuntimeError, match=r"claims\.csv does not exist: .* need the project's checkout"):
             needs_claims()
@@ -117,9 +150,9 @@ def test_outside_a_checkout_findings_say_what_is_needed(tmp_path: Path, monkeypa
 
 def test_main_counts_what_is_open(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     results.main()
-    claims = len(pd.read_csv(results.CLAIMS))
-    assert f"{claims} claims: 0 holds, 0 refuted, 0 conditional, {claims} open" in capsys.readouterr().out
-    assert len(pd.read_csv(tmp_path / "data" / "results" / "claims.csv")) == claims
+    number = len(pd.read_csv(results.CLAIMS))
+    assert f"{number} claims: 0 holds, 0 refuted, 0 conditional, {number} open" in capsys.readouterr().out
+    assert len(pd.read_csv(tmp_path / "data" / "results" / "claims.csv")) == number
 
 
 def test_tables_are_the_same_bytes_each_time(tmp_path: Path) -> None:
