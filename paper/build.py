@@ -98,7 +98,29 @@ def bug_suite_table(results: Results) -> pd.DataFrame:
     return pd.DataFrame(named | passes)
 
 
-TABLES = {"claims": claims_table, "expected": expected_table, "bug_suite": bug_suite_table}
+def decision_table(results: Results) -> pd.DataFrame:
+    """Best gamma and predicted speed-up by batch, c and alpha: part of the table of notebook 13."""
+    table = results.table("13_best_gamma")
+    table = table[table.batch.isin([1, 32, 128]) & table.c.isin([0, 0.05, 0.2])]
+    cells = table.assign(cell=table.gamma.astype(str) + " (" + table["speed-up"].map("{:.2f}".format) + ")")
+    wide = cells.pivot_table("cell", ["batch", "c"], "alpha", aggfunc="first").reset_index()
+    return wide.rename(columns=str).astype(str)
+
+
+def readings_table(results: Results) -> pd.DataFrame:
+    """One printed number under several definitions: tokens per step, alpha by Equation 1, predicted speed-up."""
+    table = results.table("13_readings")
+    return pd.DataFrame(
+        {
+            "meaning": table["short"],
+            "tokens": table["tokens per step"].map("{:.2f}".format),
+            "alpha": table["alpha by Equation 1"].map("{:.2f}".format),
+            "speed": table["predicted speed-up, c = 0.05"].map("{:.2f}".format),
+        }
+    )
+
+
+TABLES = {"decision": decision_table, "readings": readings_table, "claims": claims_table, "expected": expected_table, "bug_suite": bug_suite_table}
 
 
 def latex(table: pd.DataFrame) -> str:

@@ -193,6 +193,7 @@ def clock(results: Results) -> Named:
     cells = [(pair, layout) for pair in ("synthetic", "trained") for layout in ("plain", "packed", "compiled")]
     return gains | {
         "machine": str(walltime.machine.iloc[0]),
+        "threads": count(walltime.threads.iloc[0]),
         "n": count(TOKENS),
         "cases": count(len(walltime)),
         "within-v": count(((ratio - 1).abs() <= 0.1).sum()),
@@ -359,7 +360,31 @@ def audit(results: Results) -> Named:
     } | {f"missed-{label}": count((bugs[name].fillna(1) >= 0.5).sum()) for name, label in engines.items()}
 
 
+def prediction(results: Results) -> Named:
+    """Published speed-ups predicted, and what the decision guide's tables rest on."""
+    cases, predictors = results.table("14_predictions"), results.table("14_predictors").set_index("predictor")
+    errors, selection = predictors["median error"], results.table("13_selection")
+    short, long = selection.iloc[0], selection.iloc[-1]
+    own = predictors.loc["specnb.predict"]
+    return {
+        "cases": count(len(cases)),
+        "inside": count(cases.inside.sum()),
+        "median": f"{own['median error']:.0%} [{own.low:.0%}, {own.high:.0%}]",
+        "worst": share(own["worst error"]),
+        "alone": share(errors["tokens per step alone"]),
+        "constant": share(errors["one constant"]),
+        "along": f"{short['acceptance along the text']:.2f}",
+        "first-short": f"{short['of the first draft token']:.2f}",
+        "first-long": f"{long['of the first draft token']:.2f}",
+        "short": count(short.gamma),
+        "long": count(long.gamma),
+        "reading-gamma": count(results.table("13_readings").gamma.iloc[0]),
+        "printed": f"{results.table('13_readings').printed.iloc[0]:g}",
+    }
+
+
 PARTS = {
+    "predict": prediction,
     "claims": verdicts,
     "exact": exactness,
     "tokens": tokens,
