@@ -25,6 +25,7 @@ from specnb.report.source_digest import module_digest
 
 NAMES = (
     "detection", "engine_checks", "false_alarms", "transformers_audit", "recommendation", "verification_rules",
+    "rules_in_the_loop",
 )  # fmt: skip
 BEFORE_RECORDS = "recorded before digests were kept"
 
