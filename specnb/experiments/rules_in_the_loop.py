@@ -50,7 +50,7 @@ from specnb.sampling.tree_verification import TreeRule, recursive_rejection
 from specnb.sampling.verification import Outcome, Rule, token_verification
 
 TABLE = "rules_in_the_loop"
-SETTINGS: dict[str, Any] = {"sequences": 16, "new_tokens": 40, "timed": 4, "timed_tokens": 16}
+SETTINGS: dict[str, Any] = {"sequences": 12, "new_tokens": 30, "timed": 3, "timed_tokens": 8}
 SMOKE: dict[str, Any] = {"sequences": 8, "new_tokens": 8, "timed": 3, "timed_tokens": 4}
 DEPTH, NODES, CHILDREN = 4, 12, 6  # levels and nodes of the tree; children whose acceptance is measured
 PROMPT_TOKENS = 32
