@@ -20,6 +20,7 @@ ALTERNATIVES = {
     "argmax": "the most probable token comes too often: the temperature is ignored somewhere",
     "sharper": "as if the temperature were lower than claimed",
     "flatter": "as if the temperature were higher than claimed, or the target had another context",
+    "near-uniform": "some tokens are almost uniform: a temperature that is uninitialised or huge at some positions",
     "tail-cut": "unlikely tokens are missing: a top-k or top-p that was not claimed",
     "shifted": "tokens fit the target's distribution at the position before: logits are read one position off, or a "
     "token is missing in the cache",
@@ -32,6 +33,7 @@ ALTERNATIVES = {
     "residual-only": "tokens come from the residual although a draft token should have been accepted",
     "greedy-draft": "draft tokens are the argmax of q, and are verified as if they had been sampled from q",
     "wrong-q": "draft tokens are sampled from one q (temperature, top-k, top-p) and verified with another",
+    "blind-acceptance": "draft tokens are accepted by q alone: acceptance does not depend on p of the token",
     "lenience": "draft tokens are accepted with a probability above p/q: a lenience below 1",
     "constant-uniform": "all acceptance tests use one uniform, or a generator is seeded again",
     "one-uniform": "the uniform that rejected a draft token also samples the recovered token",
@@ -49,7 +51,11 @@ ALTERNATIVES = {
 DEPENDENCE = ("noise-of-texts", "same-tokens")
 """The alternatives where each sequence may have the right distribution, and sequences are not independent."""
 
-POWERS = {"sharper": (1.1, 1.25, 1.5, 2.0, 3.0), "flatter": (0.9, 0.8, 0.67, 0.5)}
+POWERS = {
+    "sharper": (1.1, 1.25, 1.5, 2.0, 3.0),
+    "flatter": (0.9, 0.8, 0.67, 0.5),
+    "near-uniform": (0.25, 0.05),
+}
 TOP_K = (2, 5, 10, 20, 50, 100)
 FACTORS = {"repeats": (1.25, 2.0, 5.0), "avoids": (0.8, 0.5, 0.2)}
 DRAFT_POWERS = (0.5, 0.7, 1.4, 2.0)
@@ -98,6 +104,7 @@ def _with_draft(p: Tensor, q: Tensor, sizes: Tensor) -> Named:
     others = _tempered(q, sizes, DRAFT_POWERS)
     yield "wrong-q", correct.emitted(sampled=others)
     yield "wrong-q", Verification(p, q=others).emitted(sampled=q)
+    yield "blind-acceptance", _completed(q * _blind_acceptance(p, q, sizes), p)[None]
     yield "lenience", _completed(torch.minimum(p / _column(LENIENCES, p), q), correct.residual)
     yield "constant-uniform", _completed(q * greater_mask(p, _column(UNIFORMS, p) * q), correct.residual)
 
@@ -112,6 +119,22 @@ class Verification:
     def emitted(self, sampled: Tensor) -> Tensor:
         """The distribution `(..., n, C)` of the emitted token when the draft token comes from `sampled`."""
         return _completed(sampled * self.accept_prob, self.residual)
+
+
+def _blind_acceptance(p: Tensor, q: Tensor, sizes: Tensor) -> Tensor:
+    """The probability `(n, C)` that u <= q(x)/p(y) for a y sampled from p, whatever the x: sum over y of min(p, q(x)).
+
+    Pooled cells count as tokens of equal probability. The tokens y are sorted by p, so that for each x a prefix of them
+    has p(y) below q(x).
+    """
+    each, per_token = p / sizes, q / sizes
+    ordered, index = each.sort(dim=-1)
+    count = sizes.expand_as(p).gather(-1, index)
+    mass_below = torch.nn.functional.pad((ordered * count).cumsum(dim=-1), (1, 0))
+    tokens_below = torch.nn.functional.pad(count.cumsum(dim=-1), (1, 0))
+    below = torch.searchsorted(ordered, per_token.contiguous())
+    above = tokens_below[:, -1:] - tokens_below.gather(-1, below)
+    return (mass_below.gather(-1, below) + per_token * above).clamp(0, 1)
 
 
 def _completed(accepted: Tensor, rest: Tensor) -> Tensor:

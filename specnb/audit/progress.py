@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,7 +49,8 @@ def _lines(say: Callable[[str], None], expected: int | None) -> Show:
         if not rejected and time.monotonic() < next_at:
             return
         verdict = "" if found_after is None else f"; rejected after {found_after:,}"
-        say(f"audited {tokens:,}{total} tokens, e = 10^{log10_e:.1f}{verdict}")
+        e_value = f"10^{log10_e:.1f}" if math.isfinite(log10_e) else "infinite"
+        say(f"audited {tokens:,}{total} tokens, e = {e_value}{verdict}")
         next_at, told = time.monotonic() + EVERY, found_after is not None
 
     return show

@@ -105,6 +105,8 @@ def test_alternatives_have_the_distribution_of_their_bug(kind: str, vocab: int, 
     inverted = torch.minimum(p, q) + (1 - overlap) * residual(q, p)
     assert among(inverted, "draft-leak")
     assert among(q, "draft-leak")
+    accepted = q * torch.minimum(p, q[:, None]).sum(dim=-1)  # of x: u <= q(x)/p(y) for a y sampled from p
+    assert among(accepted + (1 - accepted.sum()) * p, "blind-acceptance")
 
 
 def test_no_bet_gains_where_one_token_is_certain() -> None:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from distributions_for_tests import distribution_pair
 
+from specnb.audit.bugs.later import LATER_BUGS
 from specnb.audit.bugs.step import merged_distribution, step_bugs
 from specnb.audit.bugs.step_deviation import corrected, deviation, deviation_on_points, step
 from specnb.sampling.distributions import Sampling, residual
+from specnb.sampling.verification import token_verification
 
 VOCAB, GAMMA = 4, 2
 P, Q = distribution_pair("dense", VOCAB)
@@ -46,6 +48,16 @@ def test_points_and_enumeration_agree(name: str) -> None:
     one = step(BUGS[name], P, Q)
     one = corrected(one) if name in NOT_ENUMERABLE else one
     assert deviation_on_points(one, GAMMA) == pytest.approx(deviation(one, GAMMA), abs=0.01)
+
+
+@pytest.mark.parametrize("name", LATER_BUGS)
+def test_every_later_bug_is_found(name: str) -> None:
+    wrong = step(LATER_BUGS[name], P, Q)
+    if wrong.rule is token_verification:
+        assert deviation(wrong, GAMMA) > 1e-6
+        return
+    found, unavoidable = deviation_on_points(wrong, GAMMA), deviation_on_points(corrected(wrong), GAMMA)
+    assert found > 3 * unavoidable
 
 
 def test_one_uniform_in_every_test_hardly_changes_the_first_token() -> None:

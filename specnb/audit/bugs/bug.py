@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
@@ -26,6 +26,7 @@ class KnownBug:
 
     description  what is wrong
     reported_in  issues or projects where it was reported; "-" where it was made up for tests
+    held_out     whether no bet of the audit was designed for it, so that it may judge the audit's power
 
     >>> KnownBug("no-residual", "after a rejection p itself is sampled", "teaching code", "step").kind
     'step'
@@ -35,6 +36,7 @@ class KnownBug:
     description: str
     reported_in: str
     kind: Kind
+    held_out: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
