@@ -18,7 +18,7 @@ from paper.numbers import numbers
 from paper.reading import Missing, Results, known_bugs
 from paper.remarks import require_true
 from specnb.report import origin
-from specnb.report.results import CLAIMS, ROOT, collect, out, write
+from specnb.report.results import CLAIMS, ROOT, UNCHECKED, collect, out, write
 
 SOURCES = ("paper.typ", "style.typ", "references.bib")
 FIGURE = re.compile(r"\"(\d\d_\w+)\"")
@@ -54,7 +54,7 @@ def require_fresh(folder: Path) -> None:
 
 
 def claims_table(results: Results) -> pd.DataFrame:
-    """Every claim with its source, verdict and what decided it; an open one names the notebook that is to come."""
+    """Every claim with its source, verdict and what decided it; one that nothing has checked names its notebook."""
     stated = pd.read_csv(CLAIMS, dtype=str)
     table = results.claims().loc[stated.id].reset_index()
     undecided = "notebook " + table.notebook.str.zfill(2)
@@ -63,7 +63,7 @@ def claims_table(results: Results) -> pd.DataFrame:
             "claim": table.id,
             "source": (stated.source + ", " + stated.locus).replace("beyond, -", "ours"),
             "verdict": table.verdict,
-            "evidence": table.evidence.where(table.verdict != "open", undecided),
+            "evidence": table.evidence.where(table.evidence != UNCHECKED, undecided),
         }
     )
 

@@ -20,7 +20,7 @@ from paper.reading import (
     with_minus,
 )
 from specnb.experiments.detection import CAP, DELTA
-from specnb.report.results import CLAIMS, VERDICTS
+from specnb.report.results import CLAIMS, UNCHECKED, VERDICTS
 from specnb.theory import walltime_improvement
 
 Named = dict[str, str]
@@ -31,7 +31,7 @@ LARGE = 0.02  # total variation per token that no audit should miss
 def verdicts(results: Results) -> Named:
     claims = results.claims()
     counts = {verdict: int((claims.verdict == verdict).sum()) for verdict in VERDICTS}
-    missing = sorted(set(claims.notebook[claims.verdict == "open"].str.zfill(2)))
+    missing = sorted(set(claims.notebook[claims.evidence == UNCHECKED].str.zfill(2)))
     return {verdict: str(number) for verdict, number in counts.items()} | {
         "all": str(len(claims)),
         "own": str(int((pd.read_csv(CLAIMS, dtype=str).source == "beyond").sum())),

@@ -28,6 +28,7 @@ from specnb.report import origin
 from specnb.report.claims import CLAIMS, ROOT, VERDICTS, all_claims, named, thresholds
 from specnb.report.verdicts import RULES
 
+UNCHECKED = "no check has been run"  # the evidence for a claim whose notebook is still to come
 DIGITS = 6  # significant digits in tables; the last bits of a sum differ between processors
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers", "matplotlib", "seaborn")
 
@@ -246,7 +247,7 @@ def collect() -> pd.DataFrame:
     if wrong:
         raise ValueError(f"unknown verdicts {sorted(wrong)}; they must be among {VERDICTS}")
     claims = all_claims()
-    unchecked = {"verdict": "open", "evidence": "no check has been run"}
+    unchecked = {"verdict": "open", "evidence": UNCHECKED}
     rows = [
         {"id": claim, **unchecked, "notebook": notebook} | found.get(claim, {})
         for claim, notebook in zip(claims.id, claims.notebook, strict=True)

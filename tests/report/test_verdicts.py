@@ -232,10 +232,12 @@ WORLDS: dict[str, tuple[str, World, list[tuple[str, World]]]] = {
             "equation": 2.39,
             "weights": (2.17, 2.43),
             "cache": (2.09, 2.34),
+            "short_here": 0.034,
             "short_by": [0.002, 0.0002, 0.00002],
         },
         [
-            ("holds", {"cache": (2.3, 2.5)}),
+            ("holds", {"short_here": 0.0, "cache": (2.3, 2.5)}),
+            ("refuted", {"cache": (2.5, 2.7)}),
             ("refuted", {"weights": (1.9, 2.1)}),
             ("refuted", {"short_by": [0.002, 0.002, 0.002]}),
             ("refuted", {"as_counted": False}),

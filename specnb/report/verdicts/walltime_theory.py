@@ -94,20 +94,22 @@ def memory_accesses(
     equation: float,
     weights: ArrayLike,
     cache: ArrayLike,
+    short_here: float,
     short_by: ArrayLike,
 ) -> str:
     """Computed passes over Equation 1; whether hooks count as recorded; Equation 1 at the measured alpha and the
-    measured factors as `(low, high)`; how much less than the weights' the cache's factor is, for growing contexts.
+    measured factors as `(low, high)`; the computed fraction by which the cache's factor is smaller than the weights',
+    at the lengths measured and for growing contexts.
 
     `conditional` on a long context where only the cache's factor falls short, by what vanishes with the context.
     """
-    close, vanishing = thresholds("memory-accesses")
-    right = np.all(np.abs(np.asarray(passes_over_equation) - 1) < close) and as_counted
+    close, negligible, vanishing = thresholds("memory-accesses")
     (low, high), (cache_low, cache_high) = np.asarray(weights), np.asarray(cache)
-    weights_hold = bool(right) and contains(low, equation, high)
+    right = bool(np.all(np.abs(np.asarray(passes_over_equation) - 1) < close)) and as_counted
+    measured = contains(low, equation, high) and contains(cache_low, equation * (1 - short_here), cache_high)
     short = np.asarray(short_by)
-    vanishes = bool(np.all(short > 0) and np.all(np.diff(short) < 0) and short[-1] < vanishing)
-    return named(weights_hold and contains(cache_low, equation, cache_high), holds_if=weights_hold and vanishes)
+    vanishes = bool(np.all(np.diff(short) < 0) and short[-1] < vanishing)
+    return named(right and measured and short_here < negligible, holds_if=right and measured and vanishes)
 
 
 def encoder_bound(bounded: ArrayLike) -> str:
