@@ -96,8 +96,8 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
 
 
 @cache
-def _pair() -> Pair:
-    return load_pair(packed=False)
+def _pair(double: bool) -> Pair:
+    return load_pair(dtype=torch.float64 if double else torch.float32, packed=False)
 
 
 def prompts_of(pair: Pair, text: str, count: int) -> list[list[int]]:
@@ -137,20 +137,22 @@ def items(**_: Any) -> list[str]:
     return list(TEXTS)
 
 
-def measure(item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int) -> pd.DataFrame:
-    """The lines of one kind of text."""
-    pair = _pair()
+def measure(
+    item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int, double: bool = False
+) -> pd.DataFrame:
+    """The lines of one kind of text; with `timed_sequences` 0 the counts alone. `double` computes in float64."""
+    pair = _pair(double)
     prompts, entries = prompts_of(pair, item, sequences), league(pair, counted_files)
     sampling = Sampling()
-    timed = _times(pair, prompts[:timed_sequences], entries, sampling, new_tokens)
-    lines = []
+    timed = _times(pair, prompts[:timed_sequences], entries, sampling, new_tokens) if timed_sequences else {}
+    lines: list[dict[str, object]] = []
     for name, entry in entries.items():
         counts = counts_of(_made(pair, prompts, entry, sampling, new_tokens).record)
         label = {"text": item, "drafter": name, "gamma": entry.gamma, "sequences": len(prompts)}
-        lines.append(
-            label | {"new_tokens": new_tokens} | _flat(counts) | _costs(timed, name, counts["tokens_per_step"].value)
-            | {"machine": machine(), "threads": torch.get_num_threads(), "timed_sequences": timed_sequences}
-        )  # fmt: skip
+        lines.append(label | {"new_tokens": new_tokens} | _flat(counts))
+        if timed:
+            lines[-1] |= _costs(timed, name, counts["tokens_per_step"].value)
+            lines[-1] |= {"machine": machine(), "threads": torch.get_num_threads(), "timed_sequences": timed_sequences}
     return pd.DataFrame(lines)
 
 

@@ -96,7 +96,7 @@ class Findings:
     def verdict(
         self,
         claim: str,
-        holds: bool,
+        holds: bool | None,
         evidence: str,
         holds_if: bool = False,
         numbers: Mapping[str, object] | None = None,
@@ -104,7 +104,7 @@ class Findings:
         """Records and returns the verdict on `claim`.
 
         `holds` if the claim is true as stated; `conditional` if it is true only under the condition that `evidence`
-        names (`holds_if`); otherwise `refuted`. `numbers` are the values behind the evidence, by name: scalars, or
+        names (`holds_if`); `open` if `holds` is None; otherwise `refuted`. `numbers` are the values behind the evidence, by name: scalars, or
         estimates with `value`, `low` and `high`. They are written to `data/results/<notebook>.numbers.json`, from
         which the paper reads them.
 
@@ -115,7 +115,8 @@ class Findings:
             raise KeyError(f"{claim!r} is not a claim of notebook {self.notebook}; those are {list(self.claims.index)}")
         if not any(character.isdigit() for character in evidence):
             raise ValueError(f"the evidence for {claim!r} names no figure: {evidence!r}")
-        verdict = "holds" if holds else "conditional" if holds_if else "refuted"
+        decided = "holds" if holds else "conditional" if holds_if else "refuted"
+        verdict = "open" if holds is None else decided
         self.verdicts[claim] = (verdict, " ".join(evidence.split()))
         self.numbers[claim] = {name: as_number(value, f"{claim}: {name}") for name, value in (numbers or {}).items()}
         return verdict
