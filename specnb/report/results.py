@@ -104,9 +104,9 @@ class Findings:
         """Records and returns the verdict on `claim`.
 
         `holds` if the claim is true as stated; `conditional` if it is true only under the condition that `evidence`
-        names (`holds_if`); `open` if `holds` is None; otherwise `refuted`. `numbers` are the values behind the evidence, by name: scalars, or
-        estimates with `value`, `low` and `high`. They are written to `data/results/<notebook>.numbers.json`, from
-        which the paper reads them.
+        names (`holds_if`); `open` if `holds` is None; otherwise `refuted`. `numbers` are the values behind the
+        evidence, by name: scalars, or estimates with `value`, `low` and `high`. They are written to
+        `data/results/<notebook>.numbers.json`, from which the paper reads them.
 
         Raises `KeyError` for a claim of another notebook, `ValueError` for evidence without a figure and for a number
         that is not finite, `TypeError` for a number that is neither a scalar nor an estimate.
