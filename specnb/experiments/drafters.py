@@ -1,11 +1,11 @@
 """Drafters compared on the same prompts: `make experiments ONLY=drafters`.
 
-One line of `data/results/drafters.csv` for each kind of text, temperature and drafter, on the trained pair:
+One line of `data/results/drafters.csv` for each kind of text and drafter, on the trained pair at temperature 1:
 
 - `alpha`: mean acceptance probability of the first draft token of a step, 0 where none is proposed; `acceptance_rate`:
   accepted over drafted tokens; `drafted`: draft tokens per step; `tokens_per_step`: the bonus token included. All with
   95% intervals over sequences. They are counts, and do not depend on the machine's speed
-- at temperature 1 also times, of one row at a time in eager float32: `draft_cost`, the time of drafting in a step, and
+- times of one row at a time in eager float32: `draft_cost`, the time of drafting in a step, and
   `v`, that of the target's forward pass and the rest of the step, both in units of a step of plain decoding;
   `predicted` is tokens_per_step / (draft_cost + v), and `measured` the ratio of the seconds per token of whole calls of
   `generate`, plain decoding over this drafter, which took turns in one run
@@ -49,7 +49,7 @@ from specnb.sampling.distributions import Sampling
 
 TABLE = "drafters"
 TEXTS = ("new", "edited", "repetitive")
-SETTINGS: dict[str, Any] = {"sequences": 24, "timed_sequences": 7, "new_tokens": 64, "counted_files": 200}
+SETTINGS: dict[str, Any] = {"sequences": 12, "timed_sequences": 3, "new_tokens": 32, "counted_files": 100}
 SMOKE: dict[str, Any] = {"sequences": 8, "timed_sequences": 3, "new_tokens": 8, "counted_files": 10}
 COPIED_FILES = 60  # training files in the suffix automaton
 PASSAGE, BEGUN = 96, 32  # tokens of a passage, and of its edited copy in the prompt
@@ -96,8 +96,8 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
 
 
 @cache
-def _pair() -> Pair:
-    return load_pair(packed=False)
+def _pair(double: bool) -> Pair:
+    return load_pair(dtype=torch.float64 if double else torch.float32, packed=False)
 
 
 def prompts_of(pair: Pair, text: str, count: int) -> list[list[int]]:
@@ -119,11 +119,11 @@ def names_in(source: str) -> list[str]:
 
 
 def _edited(pair: Pair, source: str) -> list[int]:
-    middle = source[len(source) // 2 :]
-    passage = str(pair.tokenizer.decode(pair.encode(middle[:2000])[:PASSAGE]))
-    name = names_in(passage or source)[0]
-    edited = passage.replace(name, f"new_{name}")
-    return [*pair.encode(passage), *pair.encode("\n\n"), *pair.encode(edited)[:BEGUN]]
+    begin, *ids = pair.encode(source[len(source) // 2 :][:2000])
+    passage = str(pair.tokenizer.decode(ids[:PASSAGE]))
+    name = next(iter(names_in(passage)), "self")
+    copied = pair.encode(passage.replace(name, f"new_{name}"))[1:]
+    return [begin, *ids[:PASSAGE], *pair.encode("\n\n")[1:], *copied[:BEGUN]]
 
 
 def _repetitive(pair: Pair, source: str, number: int) -> list[int]:
@@ -137,23 +137,22 @@ def items(**_: Any) -> list[str]:
     return list(TEXTS)
 
 
-def measure(item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int) -> pd.DataFrame:
-    """The lines of one kind of text."""
-    pair = _pair()
+def measure(
+    item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int, double: bool = False
+) -> pd.DataFrame:
+    """The lines of one kind of text; with `timed_sequences` 0 the counts alone. `double` computes in float64."""
+    pair = _pair(double)
     prompts, entries = prompts_of(pair, item, sequences), league(pair, counted_files)
-    lines = []
-    for temperature in (0.0, 1.0):
-        sampling = Sampling(temperature)
-        timed = _times(pair, prompts[:timed_sequences], entries, sampling, new_tokens) if temperature else {}
-        for name, entry in entries.items():
-            made = _made(pair, prompts, entry, sampling, new_tokens)
-            counts = counts_of(made.record)
-            label = {"text": item, "temperature": temperature, "drafter": name, "gamma": entry.gamma}
-            cost = _costs(timed, name, counts["tokens_per_step"].value) if timed else {}
-            lines.append(
-                label | {"sequences": len(prompts), "new_tokens": new_tokens} | _flat(counts) | cost
-                | {"machine": machine(), "threads": torch.get_num_threads(), "timed_sequences": timed_sequences}
-            )  # fmt: skip
+    sampling = Sampling()
+    timed = _times(pair, prompts[:timed_sequences], entries, sampling, new_tokens) if timed_sequences else {}
+    lines: list[dict[str, object]] = []
+    for name, entry in entries.items():
+        counts = counts_of(_made(pair, prompts, entry, sampling, new_tokens).record)
+        label = {"text": item, "drafter": name, "gamma": entry.gamma, "sequences": len(prompts)}
+        lines.append(label | {"new_tokens": new_tokens} | _flat(counts))
+        if timed:
+            lines[-1] |= _costs(timed, name, counts["tokens_per_step"].value)
+            lines[-1] |= {"machine": machine(), "threads": torch.get_num_threads(), "timed_sequences": timed_sequences}
     return pd.DataFrame(lines)
 
 
@@ -185,9 +184,8 @@ def _times(
 
     def run(entry: Entry, prompt: list[int], row: int) -> tuple[float, float, float]:
         began = time.perf_counter()
-        _made(pair, [prompt], entry, sampling, new_tokens, rows=[row])
-        whole = (time.perf_counter() - began) / new_tokens
         seconds = _made(pair, [prompt], entry, sampling, new_tokens, rows=[row], timed=True).record.seconds
+        whole = (time.perf_counter() - began) / new_tokens
         return whole, float(np.median(seconds["draft"])), float(np.median(seconds["target"] + seconds["rest"]))
 
     order = np.random.default_rng(0)

@@ -135,10 +135,11 @@ def items(**_: Any) -> list[str]:
 
 def measure(item: str, pairs: int) -> pd.DataFrame:
     """A line for each rule."""
-    return pd.DataFrame(_line(name, case, pairs) for name, case in CASES.items())
+    return pd.DataFrame(rule_line(name, case, pairs) for name, case in CASES.items())
 
 
-def _line(name: str, case: Case, pairs: int) -> dict[str, object]:
+def rule_line(name: str, case: Case, pairs: int) -> dict[str, object]:
+    """The line of one rule, over `pairs` pairs of distributions."""
     found = np.array([deviation(case, seed) for seed in range(pairs)])
     return {
         "rule": name,
