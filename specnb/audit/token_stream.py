@@ -47,13 +47,13 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
 
 
 def lines_of(descriptor: int) -> Iterator[bytes]:
-    """The lines of an open file, as soon as they arrive.
+    r"""The lines of an open file, as soon as they arrive.
 
     Without Python's buffered reader: a thread that waits in one cannot be left behind when the program ends.
 
     >>> import os
     >>> reader, writer = os.pipe()
-    >>> _ = os.write(writer, b"one\\ntwo")
+    >>> _ = os.write(writer, b"one\ntwo")
     >>> os.close(writer)
     >>> list(lines_of(reader))
     [b'one', b'two']
