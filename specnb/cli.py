@@ -35,7 +35,7 @@ from specnb.audit.run import Settings, audit_completions, require_models
 from specnb.audit.teacher_forcing import Completion, Models
 from specnb.audit.token_file import LINE, read_tokens
 from specnb.audit.token_file import Sequence as Line
-from specnb.audit.token_stream import read_stream
+from specnb.audit.token_stream import lines_of, read_stream
 from specnb.models.loading import load_model
 from specnb.report.results import write
 from specnb.sampling.distributions import Sampling
@@ -197,7 +197,7 @@ def _completions(sequences: Sequence[Line], models: Models) -> list[Completion]:
 
 def _from_stdin(models: Models, limit: int | None) -> Iterator[Completion | None]:
     count = 0
-    for sequence in read_stream(sys.stdin.buffer):
+    for sequence in read_stream(lines_of(sys.stdin.fileno())):
         yield None if sequence is None else _completions([sequence], models)[0]
         count += sequence is not None
         if count == limit:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -144,7 +144,9 @@ def measure_numerics(
 
 
 def _in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    return copy.deepcopy(model).to(dtype=dtype)  # type: ignore[no-any-return]
+    copied: Any = copy.deepcopy(model)
+    converted: PreTrainedModel = copied.to(dtype)
+    return converted
 
 
 def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: Completion) -> tuple[Tensor, Tensor]:

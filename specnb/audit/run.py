@@ -117,7 +117,8 @@ def audit_completions(
     2
     """
     first, rest = _first(completions)
-    numerics = engine.numerics(models.target, first, models.sampling, settings.numerics)
+    ready = [one for one in first if one is not None]
+    numerics = engine.numerics(models.target, ready, models.sampling, settings.numerics)
     auditor = settings.auditor(*numerics)
     kept = Remembered(chain(first, rest))
     rows = teacher_forced_rows(
@@ -133,14 +134,16 @@ def audit_completions(
     return report if alone is None else replace(report, rows_alone=alone)
 
 
-def _first(completions: Iterable[Completion | None]) -> tuple[list[Completion], Iterator[Completion | None]]:
+def _first(
+    completions: Iterable[Completion | None],
+) -> tuple[list[Completion | None], Iterator[Completion | None]]:
     """The first completions, up to one with tokens and then as many as are ready; and the iterator over the rest."""
     rest = iter(completions)
-    first: list[Completion] = []
+    first: list[Completion | None] = []
     for completion in rest:
-        if completion is not None:
-            first.append(completion)
-        if len(first) >= FIRST or (completion is None and any(one.tokens for one in first)):
+        first.append(completion)
+        ready = [one for one in first if one is not None]
+        if len(ready) >= FIRST or (completion is None and any(one.tokens for one in ready)):
             break
     return first, rest
 

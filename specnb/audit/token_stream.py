@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from queue import Empty, Queue
@@ -43,6 +44,26 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
             yield sequence
     if first is None:
         raise ValueError(f"{name} is empty; each line is {LINE}")
+
+
+def lines_of(descriptor: int) -> Iterator[bytes]:
+    r"""The lines of an open file, as soon as they arrive.
+
+    Without Python's buffered reader: a thread that waits in one cannot be left behind when the program ends.
+
+    >>> import os
+    >>> reader, writer = os.pipe()
+    >>> _ = os.write(writer, b"one\ntwo")
+    >>> os.close(writer)
+    >>> list(lines_of(reader))
+    [b'one', b'two']
+    """
+    rest = b""
+    while chunk := os.read(descriptor, 2**16):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
 
 
 def _fill(lines: Iterable[bytes], queue: Queue[bytes | BaseException | None]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from specnb.audit.run import Settings, audit_completions
+from specnb.audit.teacher_forcing import Completion, Models
 from specnb.audit.token_stream import read_stream
 
 GOOD = b'{"prompt": [1], "tokens": [2]}\n'
@@ -40,3 +42,21 @@ def test_an_empty_stream_and_one_that_fails() -> None:
         list(read_stream([b"\n"]))
     with pytest.raises(OSError, match="the pipe broke"):
         list(read_stream(broken()))
+
+
+def test_what_has_arrived_is_audited_before_more_is_waited_for() -> None:
+    """Nothing is asked of the stream after None until the sequences before it have been judged."""
+    judged: list[int] = []
+
+    def target(prefix: tuple[int, ...]) -> list[float]:
+        judged.append(len(prefix))
+        return [0.5, 0.5]
+
+    def stream() -> Iterator[Completion | None]:
+        for _ in range(3):
+            before = len(judged)
+            yield Completion([], [0, 1])
+            yield None
+            assert len(judged) > before
+
+    assert audit_completions(Models(target), stream(), Settings(progress=False)).tokens == 6
