@@ -120,7 +120,13 @@ def readings_table(results: Results) -> pd.DataFrame:
     )
 
 
-TABLES = {"decision": decision_table, "readings": readings_table, "claims": claims_table, "expected": expected_table, "bug_suite": bug_suite_table}
+TABLES = {
+    "decision": decision_table,
+    "readings": readings_table,
+    "claims": claims_table,
+    "expected": expected_table,
+    "bug_suite": bug_suite_table,
+}
 
 
 def latex(table: pd.DataFrame) -> str:
