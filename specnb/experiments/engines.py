@@ -146,7 +146,7 @@ def line(row: Row, report: Report, seconds: float) -> dict[str, Any]:
         "tv": report.tv.value,
         "tv_low": report.tv.low,
         "tv_high": report.tv.high,
-        "impossible": len(report.impossible),
+        "impossible": report.violations.get("impossible", 0),
         "draft_leak_shows_from": detectable.get("draft-leak"),
         "wrong_q_shows_from": detectable.get("wrong-q"),
         "generated_in_s": record["seconds"],

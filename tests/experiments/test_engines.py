@@ -1,0 +1,51 @@
+"""The table of engines belongs to the committed tokens, and no verdict is without its control."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from specnb.audit.token_file import read_tokens
+from specnb.experiments import engines, openvino_rule
+from specnb.report.results import ROOT
+
+TABLE = pd.read_csv(ROOT / "data" / "results" / "engines.csv").set_index("row")
+ROWS = engines.rows()
+
+
+@pytest.mark.parametrize("name", TABLE.index)
+def test_the_table_is_of_the_committed_tokens(name):
+    row = ROWS[name]
+    record = json.loads(row.file.with_name(f"{name}.json").read_text())
+    assert engines.digest(row.file) == TABLE.sha256[name] == record["sha256"]
+    sequences = read_tokens(row.file)
+    assert sum(len(one.tokens) for one in sequences) == TABLE.tokens[name]
+    assert len(sequences) == record["completions"]
+
+
+def test_every_rejected_row_has_a_control_that_was_not():
+    for name in TABLE.index[TABLE.verdict == "rejected"]:
+        assert TABLE.verdict[engines.control(ROWS[name])] != "rejected"
+
+
+def test_rows_have_seeds_of_their_own_and_names_of_their_own():
+    assert len(ROWS) == len({row.number for row in ROWS.values()})
+    assert all(row.engine.replace("_", "") in row.name or row.engine == "mlx_lm" for row in ROWS.values())
+
+
+def test_all_token_files_together_are_small():
+    assert sum(file.stat().st_size for file in engines.TOKENS.glob("*")) < 3_000_000
+
+
+@pytest.mark.parametrize("kind", openvino_rule.KINDS)
+def test_certain_draft_tokens_that_the_target_excludes(kind):
+    """p and q are one-hot and differ: all three variants emit a token that the target excludes at its position."""
+    p, q = torch.eye(3)[[1, 2]], torch.eye(3)[[0]]
+    tokens = openvino_rule.step(kind, p, q, [0], False, torch.Generator().manual_seed(0))
+    assert tokens == {"late replacement alone": [2]}.get(kind, [0, 2])
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="as released"):
+        openvino_rule.step("right", torch.eye(2), torch.eye(2), [0], False, torch.Generator())
