@@ -46,7 +46,7 @@ def test_a_drafter_of_another_vocabulary_is_refused_before_anything_runs():
 def test_a_prompt_shorter_than_the_match_is_refused_if_asked_and_otherwise_decoded_plainly():
     strict = PromptLookupDrafter(4, longest=3, shortest=3, require_match_possible=True)
     with pytest.raises(ValueError, match=r"a prompt has 1 tokens, and a match of 3 tokens .* needs 4"):
-        generate(llama(), [[0]], strict, progress=False)
+        generate(llama(), [[0]], strict, max_new_tokens=2, progress=False)
     made = generate(llama(), [[0]], PromptLookupDrafter(4, longest=3, shortest=3), max_new_tokens=2, progress=False)
     assert len(made.tokens[0]) == 2
 
