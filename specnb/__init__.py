@@ -11,7 +11,7 @@ Folders, each of which imports only from those listed before it:
     lazy.py        public names that are imported when first used
     machine.py     the processor's name, which every measured speed is stated with
     models/        everything that knows transformers: loading, caches, forward passes, weight layouts
-    drafting/      drafters: a draft model, an n-gram model
+    drafting/      drafters: models, n-grams, copies of the text so far, mixtures, stopping rules
     decoding/      `generate`, the batched step, the scheduler of batch rows, records, beam search
     measure/       statistics, acceptance, cost, speed-up, the recommended gamma
     audit/         is a sampler lossless? Its tokens against the target's distributions, and the known bugs
@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from specnb.decoding.loop import Generation, generate
     from specnb.decoding.record import StepRecord
     from specnb.drafting.base import Drafter, Proposal
+    from specnb.drafting.mixture import MixtureDrafter
     from specnb.drafting.model import ModelDrafter
     from specnb.drafting.ngram import NgramDrafter, NgramModel
+    from specnb.drafting.prompt_lookup import PromptLookupDrafter
     from specnb.measure.acceptance import measure_acceptance
     from specnb.measure.predict import predict
     from specnb.measure.recommend import recommend_gamma
@@ -58,10 +60,12 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Drafter": "specnb.drafting.base",
     "Generation": "specnb.decoding.loop",
+    "MixtureDrafter": "specnb.drafting.mixture",
     "ModelDrafter": "specnb.drafting.model",
     "NgramDrafter": "specnb.drafting.ngram",
     "NgramModel": "specnb.drafting.ngram",
     "Pair": "specnb.models.loading",
+    "PromptLookupDrafter": "specnb.drafting.prompt_lookup",
     "Proposal": "specnb.drafting.base",
     "Sampling": "specnb.sampling.distributions",
     "StepRecord": "specnb.decoding.record",
@@ -90,10 +94,12 @@ _PUBLIC = {
 __all__ = [
     "Drafter",
     "Generation",
+    "MixtureDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "NgramModel",
     "Pair",
+    "PromptLookupDrafter",
     "Proposal",
     "Sampling",
     "StepRecord",

@@ -92,7 +92,8 @@ class NgramModel:
         array([[0.75, 0.25]])
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # Opened here: numpy leaves a damaged file open.
+            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 own = {name: file[name] for name in file.files}
             model = cls.__new__(cls)
             model.order, model.vocab, model.discount = int(own["order"]), int(own["vocab"]), float(own["discount"])

@@ -1,0 +1,103 @@
+"""Bad input of drafters: errors that name what was given and what to do, before anything runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny import llama
+
+from specnb.decoding.loop import generate
+from specnb.drafting.mixture import MixtureDrafter
+from specnb.drafting.ngram import NgramDrafter, NgramModel
+from specnb.drafting.prompt_lookup import PromptLookupDrafter, match_lengths
+from specnb.drafting.stopping import BanditDrafter, LowConfidence, StoppingDrafter
+from specnb.drafting.suffix import SuffixAutomaton, SuffixDrafter
+from specnb.drafting.uniform import UniformDrafter
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: NgramModel(np.array([], dtype=np.int64), 2, 4), "0 tokens are too few"),
+        (lambda: NgramModel(np.array([0, 1]), 2, 4, discount=2.0), "discount is 2.0"),
+        (lambda: SuffixDrafter([], 4), "no tokens"),
+        (lambda: SuffixDrafter([[]], 4), "no tokens"),
+        (lambda: SuffixDrafter([[1, 7]], 4), "token 7; the vocabulary has the tokens 0 to 3"),
+        (lambda: PromptLookupDrafter(4, longest=1, shortest=2), "shortest is 2 and longest 1"),
+        (lambda: PromptLookupDrafter(4, choose="best"), "choose is 'best'"),
+        (lambda: UniformDrafter(0), "vocab is 0"),
+        (lambda: MixtureDrafter(UniformDrafter(4), UniformDrafter(5)), "4 tokens and UniformDrafter 5"),
+        (lambda: MixtureDrafter(UniformDrafter(4), UniformDrafter(4), 1.5), "weight is 1.5"),
+        (lambda: StoppingDrafter(UniformDrafter(4), LowConfidence(0.1), at_least=-1), "at_least is -1"),
+        (lambda: BanditDrafter(UniformDrafter(4), (), 0.1), r"lengths are \(\)"),
+    ],
+)
+def test_bad_input_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_drafter_of_another_vocabulary_is_refused_before_anything_runs():
+    with pytest.raises(ValueError, match="vocabular"):
+        generate(llama(), [[0, 1]], UniformDrafter(9), progress=False)
+
+
+def test_a_prompt_shorter_than_the_match_is_refused_if_asked_and_otherwise_decoded_plainly():
+    strict = PromptLookupDrafter(4, longest=3, shortest=3, require_match_possible=True)
+    with pytest.raises(ValueError, match=r"a prompt has 1 tokens, and a match of 3 tokens .* needs 4"):
+        generate(llama(), [[0]], strict, max_new_tokens=2, progress=False)
+    made = generate(llama(), [[0]], PromptLookupDrafter(4, longest=3, shortest=3), max_new_tokens=2, progress=False)
+    assert len(made.tokens[0]) == 2
+
+
+def test_a_saved_table_is_read_back_and_a_broken_one_refused(tmp_path):
+    counted = np.random.default_rng(0).integers(0, 4, 50)
+    model, path = NgramModel(counted, 3, 4), tmp_path / "table.npz"
+    model.save(path)
+    contexts = np.array([[0, 1], [-1, 2], [3, 3]])
+    assert np.array_equal(NgramModel.load(path).probs(contexts), model.probs(contexts))
+    assert NgramDrafter(NgramModel.load(path)).vocab == 4
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"is no n-gram table .* write it again with NgramModel.save"):
+        NgramModel.load(path)
+    with pytest.raises(FileNotFoundError):
+        NgramModel.load(tmp_path / "missing.npz")
+
+
+def test_a_saved_table_that_contradicts_itself_is_refused(tmp_path):
+    model, path = NgramModel(np.array([0, 1, 0, 1]), 2, 2), tmp_path / "table.npz"
+    model.orders[1].tokens[0] = 9
+    model.save(path)
+    with pytest.raises(ValueError, match="contradicts itself"):
+        NgramModel.load(path)
+
+
+def test_the_automaton_counts_as_a_search_does():
+    documents = [np.random.default_rng(seed).integers(0, 3, 30).tolist() for seed in range(3)]
+    automaton = SuffixAutomaton(documents)
+    for seed in range(20):
+        recent = np.random.default_rng([seed, 1]).integers(0, 3, 6).tolist()
+        for length in range(6, -1, -1):
+            suffix = recent[6 - length :]
+            after = [
+                document[at + length]
+                for document in documents
+                for at in range(len(document) - length)
+                if document[at : at + length] == suffix
+            ]
+            if after:
+                break
+        assert automaton.continuations(recent) == (length, {token: after.count(token) for token in set(after)})
+
+
+def test_match_lengths_are_those_of_a_search():
+    for seed in range(20):
+        sequence = np.random.default_rng(seed).integers(0, 2, 12).tolist()
+        matched = match_lengths(torch.tensor([[*sequence, 1, 1]]), torch.tensor([12]), longest=4)[0].tolist()
+        for slot in range(12):
+            length = 0
+            while length < min(4, slot) and sequence[slot - 1 - length] == sequence[11 - length]:
+                length += 1
+            assert matched[slot] == length
+        assert matched[12:] == [0, 0]
