@@ -4,7 +4,7 @@ The inner loop is Algorithm 1 with the larger draft model as its target. What it
 model had sampled it token by token, so the exact q of an emitted token is the larger model's own distribution at the
 emitted prefix, whether the token was accepted, recovered or a bonus. The distribution that the inner rule took the
 token from (the small drafter's, or a residual) is not the q of the outer step: it depends on the inner rejection, which
-the outer rule does not see. `tests/drafting/test_hierarchical.py` enumerates both.
+the outer rule does not see.
 """
 
 from __future__ import annotations
