@@ -68,6 +68,9 @@ def claims_table(results: Results) -> pd.DataFrame:
     )
 
 
+ENGINES = {"openvino": "OpenVINO GenAI", "llama_cpp": "llama.cpp", "transformers": "transformers"}
+
+
 def expected_table(results: Results) -> pd.DataFrame:
     """Table 4 of the paper, remade: what Theorem 3.8 gives, and the range that rounding of alpha and c allows."""
     table = results.table("03_table4")
@@ -120,7 +123,26 @@ def readings_table(results: Results) -> pd.DataFrame:
     )
 
 
+def engines_table(results: Results) -> pd.DataFrame:
+    """Released engines as the audit sees them, one row per engine, kind of speculation and settings."""
+    table = results.table("engines")
+    settings = "T = " + table.temperature.map("{:g}".format)
+    settings += table.top_k.map(lambda k: f", top-k {k}" if k else "")
+    after = table.found_after.map(lambda n: "" if pd.isna(n) else f" after {n:.0f}")
+    return pd.DataFrame(
+        {
+            "engine": table.engine.map(ENGINES) + " " + table.version,
+            "speculation": table.speculation.replace("none", "none (control)"),
+            "settings": settings,
+            "tokens": table.tokens.map("{:,}".format),
+            "verdict": table.verdict + after,
+            "tv": [f"{row.tv:.3f} [{row.tv_low:.3f}, {row.tv_high:.3f}]" for row in table.itertuples()],
+        }
+    )
+
+
 TABLES = {
+    "engines": engines_table,
     "decision": decision_table,
     "readings": readings_table,
     "claims": claims_table,

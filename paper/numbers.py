@@ -25,6 +25,8 @@ from specnb.theory import walltime_improvement
 
 Named = dict[str, str]
 TOKENS = 5  # of the forward pass for which the cost of verifying is given
+HSD_CODE = "hierarchical, authors' code"
+MERGED = "recursive, merged children in random order"
 LARGE = 0.02  # total variation per token that no audit should miss
 
 
@@ -383,7 +385,47 @@ def prediction(results: Results) -> Named:
     }
 
 
+def verification_rules(results: Results) -> Named:
+    """The verification rules compared by enumeration."""
+    table = results.table("09_rules")
+    rules = table.set_index("rule")
+    fractions = rules["fraction of the optimum"]
+    return {
+        "all": count(len(table)),
+        "exact": count(table.exact.sum()),
+        "token": f"{fractions['token verification']:.3f}",
+        "token-least": f"{rules['smallest fraction']['token verification']:.2f}",
+        "hsd-code": f"{rules['largest TV'][HSD_CODE]:.2f}",
+        "merged": f"{rules['largest TV'][MERGED]:.2f}",
+        "recursive": f"{fractions['recursive, independent drafts']:.3f}",
+    }
+
+
+def engines(results: Results) -> Named:
+    """What the audit says of released engines."""
+    table = results.table("engines").set_index("row")
+    controls = table[table.speculation == "none"]
+    draft, filtered = table.loc["openvino-draft-t1"], table.loc["openvino-draft-t07-k40"]
+    passed = table[(table.engine == "llama_cpp") & (table.speculation != "none")]
+    return {
+        "rows": count(len(table)),
+        "tokens": f"{table.tokens.sum():,}",
+        "controls": count(len(controls)),
+        "controls-rejected": count((controls.verdict == "rejected").sum()),
+        "openvino-version": str(draft.version),
+        "openvino-after": count(draft.found_after),
+        "openvino-tv": interval(draft, "tv", "tv_low", "tv_high"),
+        "openvino-impossible": count(filtered.impossible),
+        "openvino-filtered-tokens": f"{filtered.tokens:,}",
+        "llama-cpp": count(len(passed)),
+        "llama-cpp-tokens": f"{passed.tokens.min():,}",
+        "llama-cpp-leak": f"{passed.draft_leak_shows_from.max():.3f}",
+    }
+
+
 PARTS = {
+    "rules": verification_rules,
+    "engines": engines,
     "predict": prediction,
     "claims": verdicts,
     "exact": exactness,
