@@ -68,7 +68,7 @@ def claims_table(results: Results) -> pd.DataFrame:
     )
 
 
-ENGINES = {"openvino": "OpenVINO GenAI", "llama_cpp": "llama.cpp", "transformers": "transformers"}
+ENGINES = {"openvino": "OpenVINO", "llama_cpp": "llama.cpp", "transformers": "transformers"}
 
 
 def expected_table(results: Results) -> pd.DataFrame:
@@ -126,17 +126,18 @@ def readings_table(results: Results) -> pd.DataFrame:
 def engines_table(results: Results) -> pd.DataFrame:
     """Released engines as the audit sees them, one row per engine, kind of speculation and settings."""
     table = results.table("engines")
-    settings = "T = " + table.temperature.map("{:g}".format)
-    settings += table.top_k.map(lambda k: f", top-k {k}" if k else "")
-    after = table.found_after.map(lambda n: "" if pd.isna(n) else f" after {n:.0f}")
+    after = table.found_after.map(lambda n: "not rejected" if pd.isna(n) else f"after {n:.0f}")
     return pd.DataFrame(
         {
-            "engine": table.engine.map(ENGINES) + " " + table.version,
-            "speculation": table.speculation.replace("none", "none (control)"),
-            "settings": settings,
+            "engine": table.engine.map(ENGINES),
+            "speculation": table.speculation,
+            "T": table.temperature.map("{:g}".format),
+            "top_k": table.top_k.map(lambda k: str(k) if k else ""),
             "tokens": table.tokens.map("{:,}".format),
-            "verdict": table.verdict + after,
-            "tv": [f"{row.tv:.3f} [{row.tv_low:.3f}, {row.tv_high:.3f}]" for row in table.itertuples()],
+            "rejected": after,
+            "tv": table.tv.map("{:.3f}".format),
+            "low": table.tv_low.map("{:.3f}".format),
+            "high": table.tv_high.map("{:.3f}".format),
         }
     )
 

@@ -417,6 +417,7 @@ def engines(results: Results) -> Named:
         "openvino-tv": interval(draft, "tv", "tv_low", "tv_high"),
         "openvino-impossible": count(filtered.impossible),
         "openvino-filtered-tokens": f"{filtered.tokens:,}",
+        "llama-cpp-version": str(passed.version.iloc[0]),
         "llama-cpp": count(len(passed)),
         "llama-cpp-tokens": f"{passed.tokens.min():,}",
         "llama-cpp-leak": f"{passed.draft_leak_shows_from.max():.3f}",
