@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
+SUSPICIOUS = 2.0  # decimal logarithm of an e-value from which on the report asks for more tokens
 FAMILIES = {
     "temperature and filters": ("argmax", "sharper", "flatter", "tail-cut"),
     "context": ("shifted", "repeats", "avoids"),
@@ -139,7 +140,7 @@ class Report:
             lines += self._numerics_lines()
         else:
             listed = "; the deviations that would have been detected are listed below"
-            lines += ["no deviation was found" + listed * bool(self.detectable)]
+            lines += [(self._suspicion or "no deviation was found") + listed * bool(self.detectable)]
         largest = "" if any(self.violations.values()) else f", largest {_power(self.log10_e_peak)}"
         lines += [f"e-value: {_power(self.log10_e)}{largest}"]
         lines += [f"impossible: {one}" for one in self.impossible[:5]]
@@ -166,6 +167,16 @@ class Report:
             f"  {alone.sequences:,} rows share no noise with an earlier one: in their {alone.tokens:,} tokens no "
             f"deviation was found (largest e-value {_power(alone.log10_e_peak)})",
         ]
+
+    @property
+    def _suspicion(self) -> str:
+        """What to say of evidence that is strong, and too weak for a rejection at `delta`; empty without such."""
+        if self.log10_e_peak < SUSPICIOUS:
+            return ""
+        return (
+            f"not rejected, and suspicious: an exact sampler reaches an e-value of {_power(self.log10_e_peak)} with "
+            f"probability at most {10**-self.log10_e_peak:.1g}; audit more tokens"
+        )
 
     @property
     def _undeclared_by(self) -> str:

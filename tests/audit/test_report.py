@@ -43,6 +43,15 @@ def test_without_a_finding_the_report_lists_what_is_detectable() -> None:
     assert "at least about 0.0100 [0.0000, 0.0500]" in words
 
 
+def test_strong_evidence_short_of_a_rejection_asks_for_more_tokens() -> None:
+    """One engine's wrong temperature gave an e-value of 10^5.9 at a false-alarm rate of 1e-6."""
+    running = np.array([0.1, 5.9, 5.0])
+    said = str(report(running=running, found_after=None))
+    assert "suspicious: an exact sampler reaches an e-value of 10^5.9 with probability at most 1e-06" in said
+    assert "no deviation was found" not in said
+    assert "no deviation was found" in str(report(running=running.clip(max=1.9), found_after=None))
+
+
 def test_a_rejection_names_the_alternative_and_its_breakdown() -> None:
     found = report(
         found_after=3,
