@@ -115,8 +115,8 @@ def both_expected(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]
     term of the second is at least that of the first.
 
     >>> p, q = torch.tensor([[1, 2], [1, 2], [1, 2]]) / 3, torch.tensor([[2, 1], [2, 1]]) / 3
-    >>> [round(float(expected), 3) for expected in both_expected(p, q, torch.tensor([1, 0]))]
-    [1.5, 2.0]
+    >>> [round(float(expected), 3) for expected in both_expected(p, q, torch.tensor([0, 1]))]
+    [1.0, 1.5]
     """
     index = tokens.clamp_min(0)[..., None]
     ratios = (p[..., :-1, :].gather(-1, index) / q.gather(-1, index))[..., 0].where(tokens >= 0, 0.0)
