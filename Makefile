@@ -39,8 +39,8 @@ lab: environment  ## explore in JupyterLab
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 bench: export OMP_NUM_THREADS = $(or $(THREADS),1)
-bench: environment  ## measure what is promised about time, on a machine that does nothing else
-	python -m specnb.experiments.bench $(STAGES)
+bench: environment  ## measure what is promised about time, on a machine that does nothing else (PAIRS=trained: a third of it)
+	python -m specnb.experiments.bench $(STAGES) $(if $(PAIRS),--pairs $(PAIRS))
 
 bench-gpu: environment  ## measure it on a GPU (DEVICE=cuda), at published sizes: 20 minutes; run again, it goes on
 	python -m specnb.experiments.bench --device $(or $(DEVICE),cuda)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from specnb.experiments.bench.generators import PAIRS
 from specnb.experiments.bench.plan import plan, small_plan
 from specnb.experiments.bench.published_sizes import GpuBench
 from specnb.experiments.bench.stages import STAGES
@@ -17,14 +18,15 @@ from specnb.report.results import ROOT, out, stamp, write
 from specnb.report.source_digest import module_digest
 
 
-def run_stages(stages: Sequence[str], repetitions: int) -> None:
-    """Measures the stages and records in `data/results/bench.json` what they were measured with."""
+def run_stages(stages: Sequence[str], repetitions: int, names: Sequence[str] = PAIRS) -> None:
+    """Measures the stages and records in `data/results/bench.json`, by machine, what they were measured with."""
     path = out() / "data" / "results" / "bench.json"
     stamps = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for stage in stages:
-        STAGES[stage](repetitions)
-        under = {"repetitions": repetitions, "machine": machine(), "new_tokens": NEW_TOKENS}
-        stamps[stage] = stamp(under) | {"code": module_digest(ROOT, "specnb.experiments.bench.stages")}
+        STAGES[stage](repetitions, names)
+        under = {"repetitions": repetitions, "machine": machine(), "new_tokens": NEW_TOKENS, "pairs": list(names)}
+        made = stamp(under) | {"code": module_digest(ROOT, "specnb.experiments.bench.stages")}
+        stamps.setdefault(machine(), {})[stage] = made
         write(path, json.dumps(stamps, indent=1) + "\n")
 
 
@@ -44,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m specnb.experiments.bench", description="Measures speeds and costs.")
     parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="on a CPU: what to measure (default: all)")
     parser.add_argument("--repetitions", type=int, default=11, help="on a CPU: prompts for each figure (default 11)")
+    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=PAIRS, help="on a CPU: which pairs (default both)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default cpu)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="on a GPU (default bfloat16)")
     parser.add_argument(
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_on_gpu(device, dtype, asked.minutes, asked.anew, asked.small)
         goals = recorded("gpu/goals")
     else:
-        run_stages(asked.stages or list(STAGES), asked.repetitions)
+        run_stages(asked.stages or list(STAGES), asked.repetitions, asked.pairs)
         goals = recorded("bench")
     mine = goals[goals.machine == machine(device)] if len(goals) else goals
     print(mine.drop(columns="machine", errors="ignore").round(3).to_string(index=False))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 import torch
 
 from specnb.experiments.bench.generators import (
+    PAIRS,
     Generator,
+    pairs_named,
     prompts_for,
     specnb_generate,
     time_generators,
@@ -18,7 +21,6 @@ from specnb.experiments.bench.setting import Setting, Workload
 from specnb.experiments.bench.tables import NEW_TOKENS, Rows, columns, goal_row, keep, keep_goals, settings
 from specnb.measure.statistics import ratio_of_medians
 from specnb.models.loading import Pair, load_pair
-from specnb.models.synthetic import synthetic_pair
 
 ASSISTED_GAMMA = 3  # where transformers' assisted generation is fastest with the synthetic pair on a CPU
 ASSISTED_GAMMAS = (2, 4, 7)  # compared on a GPU, for assisted generation and for specnb; the best of each counts
@@ -39,17 +41,16 @@ GOALS = (  # name, pair, slow, fast, least ratio
 )  # fmt: skip
 
 
-def measure_against_transformers(repetitions: int) -> None:
-    """Both pairs on this machine's processor, and the goals that depend on it."""
-    table, reached = against_transformers(repetitions)
-    keep("bench_against_transformers", table)
+def measure_against_transformers(repetitions: int, names: Sequence[str] = PAIRS) -> None:
+    """The pairs on this machine's processor, and the goals that depend on it."""
+    table, reached = against_transformers(repetitions, names)
+    keep("bench_against_transformers", table, ("machine", "pair"))
     keep_goals(reached)
 
 
-def against_transformers(repetitions: int) -> tuple[pd.DataFrame, Rows]:
-    """Milliseconds per token of each generator with both pairs; and the goals that depend on them."""
-    pairs = {"synthetic": synthetic_pair(), "trained": load_pair()}
-    saved = {"synthetic": synthetic_pair(packed=False), "trained": load_pair(packed=False)}
+def against_transformers(repetitions: int, names: Sequence[str] = PAIRS) -> tuple[pd.DataFrame, Rows]:
+    """Milliseconds per token of each generator with each pair; and the goals that depend on them."""
+    pairs, saved = pairs_named(names), pairs_named(names, packed=False)
     half = load_pair(dtype=torch.bfloat16)
     rows, goals, seconds = [], [], {}
     for name, pair in pairs.items():
@@ -62,6 +63,8 @@ def against_transformers(repetitions: int) -> tuple[pd.DataFrame, Rows]:
             for sampler, times in seconds[name].items()
         ]
     for name, pair_name, slow, fast, least in GOALS:
+        if pair_name not in pairs:
+            continue
         ratio = ratio_of_medians(seconds[pair_name][slow], seconds[pair_name][fast])
         label = f"{pair_name}, bfloat16" if "bfloat16" in fast else pair_name
         goals.append(goal_row(f"{label}: {name}", ratio, least, _conditions(fast, pairs[pair_name], half)))

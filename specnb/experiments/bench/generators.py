@@ -14,18 +14,31 @@ from transformers import PreTrainedModel
 from specnb.decoding.loop import generate
 from specnb.experiments import corpus
 from specnb.measure.timing import Job, device_clock, time_rounds
-from specnb.models.loading import Pair
+from specnb.models.loading import Pair, load_pair
+from specnb.models.synthetic import synthetic_pair
 from specnb.sampling.distributions import Sampling
 
+PAIRS = ("synthetic", "trained")
 PROMPT_TOKENS = 32
 Generator = Callable[[list[int]], Any]
 """Generates a fixed number of tokens after a prompt."""
 
 
+def pairs_named(names: Sequence[str], **how: Any) -> dict[str, Pair]:
+    """The pairs of these names of `PAIRS`, loaded with `how` (`dtype`, `packed`)."""
+    loaders: dict[str, Callable[..., Pair]] = {"synthetic": synthetic_pair, "trained": load_pair}
+    return {name: loaders[name](**how) for name in names}
+
+
 def prompts_for(pair: Pair, name: str, count: int, length: int = PROMPT_TOKENS) -> list[list[int]]:
-    """Prompts of `length` tokens: beginnings of held-out files for the trained pair, otherwise random tokens."""
+    """Prompts of `length` tokens: beginnings of held-out files for the trained pair, otherwise random tokens.
+
+    Raises `ValueError` for more prompts than there are held-out files.
+    """
     if name == "trained":
         sequences = corpus.read("held-out", limit=count)
+        if len(sequences) < count:
+            raise ValueError(f"{count} prompts were asked for, but {len(sequences)} files are held out; ask for fewer")
         return [pair.encode(text[:4000])[:length] for text in sequences]
     return np.random.default_rng(0).integers(pair.target.config.vocab_size, size=(count, length)).tolist()
 

@@ -5,7 +5,7 @@ Rows of this machine replace its older ones in `data/results/bench*.csv`; those 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from specnb.decoding.loop import generate
 from specnb.decoding.timing import PARTS
 from specnb.experiments.bench.against_transformers import measure_against_transformers
-from specnb.experiments.bench.generators import PROMPT_TOKENS, prompts_for
+from specnb.experiments.bench.generators import PAIRS, PROMPT_TOKENS, pairs_named, prompts_for
 from specnb.experiments.bench.tables import (
     NEW_TOKENS,
     Rows,
@@ -188,24 +188,23 @@ def walltime_goals(table: pd.DataFrame) -> Rows:
     return rows
 
 
-def measure_curves(repetitions: int) -> None:
+def measure_curves(repetitions: int, names: Sequence[str] = PAIRS) -> None:
     """Cost curves of both pairs in every layout; `walltime` measures the compiled ones in float32."""
     half = torch.bfloat16
-    pairs = (
-        ("synthetic", "plain", synthetic_pair(packed=False)), ("trained", "plain", load_pair(packed=False)),
-        ("synthetic", "packed", synthetic_pair()), ("trained", "packed", load_pair()),
-        ("synthetic", "packed", synthetic_pair(dtype=half)), ("trained", "packed", load_pair(dtype=half)),
-    )  # fmt: skip
+    pairs = [
+        (name, layout, pairs_named([name], **how)[name])
+        for layout, how in (("plain", {"packed": False}), ("packed", {}), ("packed", {"dtype": half}))
+        for name in names
+    ]
     keep_curves(cost_curves(name, layout, pair, 2 * repetitions) for name, layout, pair in pairs)
     keep_curves(
         compiled_curve(name, pair, 2 * repetitions) for name, _, pair in pairs if pair.target.dtype == torch.bfloat16
     )
 
 
-def measure_walltime(repetitions: int) -> None:
+def measure_walltime(repetitions: int, names: Sequence[str] = PAIRS) -> None:
     """Prediction and measurement for every gamma, and the goals about them."""
-    whole = {"synthetic": synthetic_pair(), "trained": load_pair()}
-    half = {"synthetic": synthetic_pair(dtype=torch.bfloat16), "trained": load_pair(dtype=torch.bfloat16)}
+    whole, half = pairs_named(names), pairs_named(names, dtype=torch.bfloat16)
     made = [
         walltime(name, pair, repetitions, compile)
         for pairs, compile in ((whole, False), (half, False), (whole, True))
@@ -216,24 +215,28 @@ def measure_walltime(repetitions: int) -> None:
     keep_goals(walltime_goals(table))
 
 
-def measure_greedy(repetitions: int) -> None:
+def measure_greedy(repetitions: int, names: Sequence[str] = PAIRS) -> None:
     """The same at temperature 0, as in the other half of Table 4."""
-    pairs = {"synthetic": synthetic_pair(temperature=0.0), "trained": load_pair()}
+    pairs = {
+        name: synthetic_pair(temperature=0.0) if name == "synthetic" else pair
+        for name, pair in pairs_named(names).items()
+    }
     keep_walltime([walltime(name, pair, repetitions, sampling=Sampling(0.0))[0] for name, pair in pairs.items()])
 
 
 def keep_walltime(tables: list[pd.DataFrame]) -> pd.DataFrame:
     """Adds rows to `bench_walltime.csv`, and returns those that were given."""
     made = pd.concat(tables, ignore_index=True)
-    keep("bench_walltime", made, ("machine", "temperature"))
+    keep("bench_walltime", made, ("machine", "pair", "temperature"))
     return made
 
 
-STAGES: dict[str, Callable[[int], Any]] = {
+# "trace" and "regimes" measure what they always do, whatever pairs are asked for.
+STAGES: dict[str, Callable[[int, Sequence[str]], Any]] = {
     "peers": measure_against_transformers,
     "walltime": measure_walltime,
     "greedy": measure_greedy,
-    "trace": lambda repetitions: keep("bench_trace", trace(load_pair())),
-    "regimes": lambda repetitions: keep("bench_regimes", regimes(repetitions)),
+    "trace": lambda repetitions, names: keep("bench_trace", trace(load_pair())),
+    "regimes": lambda repetitions, names: keep("bench_regimes", regimes(repetitions)),
     "curves": measure_curves,
 }

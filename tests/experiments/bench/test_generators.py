@@ -6,11 +6,13 @@ import torch
 
 from specnb.experiments.bench.generators import (
     PROMPT_TOKENS,
+    pairs_named,
     prompts_for,
     specnb_generate,
     time_generators,
     transformers_generate,
 )
+from specnb.models.loading import load_pair
 from specnb.models.synthetic import Shape, synthetic_pair
 from specnb.sampling.distributions import Sampling
 
@@ -57,3 +59,14 @@ def test_prompts_are_of_one_length_and_the_same_each_time(pair):
     assert np.shape(prompts_for(pair, "synthetic", 2, 7)) == (2, 7)
     assert made == prompts_for(pair, "synthetic", 3)
     assert max(map(max, made)) < 64
+
+
+def test_more_prompts_than_held_out_files_are_refused():
+    with pytest.raises(ValueError, match=r"1000 prompts were asked for, but \d+ files are held out"):
+        prompts_for(load_pair(), "trained", 1000)
+
+
+def test_pairs_are_loaded_by_name_as_asked():
+    made = pairs_named(["trained"], dtype=torch.float64)
+    assert list(made) == ["trained"]
+    assert made["trained"].target.dtype == torch.float64
