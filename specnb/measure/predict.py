@@ -6,6 +6,7 @@ Nothing is measured here (`specnb.recommend_gamma` measures). A missing input be
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,12 +18,22 @@ VerifyCost = Callable[[float], float]
 Pair = tuple[float, float]
 # fmt: off
 GPUS = {
-    "A10": (125, 600), "A100-40GB": (312, 1555), "A100-80GB": (312, 2039), "B200": (2250, 8000), "H100": (989, 3350),
-    "H100-PCIe": (756, 2000), "H200": (989, 4800), "L4": (121, 300), "L40S": (362, 864), "MI300X": (1307, 5300),
-    "RTX 3090": (71, 936), "RTX 4090": (165, 1008), "T4": (65, 320), "V100": (125, 900),
+    "A10": (125, 600), "A10G": (70, 600), "A100-80GB": (312, 2039), "A100-40GB": (312, 1555), "A30": (165, 933),
+    "A40": (150, 696), "A6000": (155, 768), "B200": (2250, 8000), "GB200": (2500, 8000), "GH200": (989, 4000),
+    "H100": (989, 3350), "H100-PCIe": (756, 2000), "H20": (148, 4000), "H200": (989, 4800), "L4": (121, 300),
+    "L40": (181, 864), "L40S": (362, 864), "MI250X": (383, 3277), "MI300X": (1307, 5300), "MI325X": (1307, 6000),
+    "RTX 3060": (26, 360), "RTX 3080": (60, 760), "RTX 3090": (71, 936), "RTX 4080": (97, 717),
+    "RTX 4090": (165, 1008), "RTX 5090": (210, 1792), "RTX 6000 Ada": (364, 960), "T4": (65, 320),
+    "TPU v4": (275, 1228), "TPU v5e": (197, 819), "V100": (125, 900),
 }
 # fmt: on
-"""Dense 16-bit teraflop/s and memory bandwidth in GB/s, as the data sheets state them."""
+"""Dense 16-bit teraflop/s and memory bandwidth in GB/s, as the data sheets state them; of two sizes with one
+name the first is the default."""
+
+OPTIONAL = {"80gb", "40gb", "pcie", "rtx", "tpu"}
+"""Words of the names in `GPUS` that may be left out."""
+OTHER_CARDS = {"laptop", "mobile", "max", "ti", "super"}
+"""Words that make a name another card's."""
 
 DEPENDENCE = (0.75, 1.1)  # accepted draft tokens per step over Equation 1's, for the alpha of a whole sequence
 UNKNOWN_RIDGE = (153, 400, 40)  # value, best, worst: tokens at which arithmetic takes as long as reading the weights
@@ -93,7 +104,7 @@ def predict(
                        latency that of the layers; the value is their geometric mean
     Time of a target forward pass over n tokens per row, v(n), the first that is given of:
       verify_cost      a number for the n of this setting, or a function of n
-      gpu              a name in `GPUS`: time of reading the weights plus that of arithmetic; the range covers the
+      gpu              a name in `GPUS`, as people write it ("NVIDIA H100 80GB SXM"): time of reading the weights plus that of arithmetic; the range covers the
                        larger of the two, and their sum with arithmetic at half its peak. For dense models
     verified         draft tokens in one verification, where it is not gamma (a tree)
     batch            rows that are decoded together
@@ -182,8 +193,8 @@ def _verification(
 ) -> Range:  # fmt: skip
     if given is not None:
         return Range(*[_checked("verify_cost", float(given(n) if callable(given) else given), 0.01, 1e6)] * 3)
-    if gpu is not None and gpu not in GPUS:
-        raise ValueError(f"gpu is {gpu!r}; known are {', '.join(GPUS)}. For another, give verify_cost")
+    if gpu is not None:
+        gpu = known_gpu(gpu)
     # In how many tokens arithmetic takes as long as reading the weights: 2 operations per parameter and token.
     ridge = 1000 * GPUS[gpu][0] / GPUS[gpu][1] * width / 2 if gpu else 0.0
     value, best, worst = (ridge, ridge, ridge / 2) if gpu else UNKNOWN_RIDGE
@@ -198,6 +209,30 @@ def _verification(
     at_once = max(reads, batch * n / best) / max(reads, batch / best)
     ends = in_turn(value), in_turn(worst), at_once  # past the ridge, plain decoding is limited by arithmetic too
     return Range(in_turn(value), min(ends), max(ends))
+
+
+def known_gpu(name: str) -> str:
+    """The entry of `GPUS` that `name` means: the one with the most words in common, of equal ones the first.
+
+    Raises `ValueError` where the words of no entry, `OPTIONAL` ones aside, are all in `name`.
+
+    >>> known_gpu("nvidia a100 sxm4 40gb"), known_gpu("A100"), known_gpu("GeForce RTX 4090")
+    ('A100-40GB', 'A100-80GB', 'RTX 4090')
+    """
+    words = set(_words(name))
+    found = [gpu for gpu in GPUS if words >= set(_words(gpu)) - OPTIONAL and not words & OTHER_CARDS]
+    if not found:
+        raise ValueError(f"gpu is {name!r}; known are {', '.join(GPUS)}. For another, give verify_cost")
+    return max(found, key=lambda gpu: len(words & set(_words(gpu))))
+
+
+def _words(name: str) -> list[str]:
+    """The words of a device's name in lower case; "RTX4090" is two.
+
+    >>> _words("NVIDIA RTX4090"), _words("A100-SXM4")
+    (['nvidia', 'rtx', '4090'], ['a100', 'sxm4'])
+    """
+    return re.findall(r"[a-z0-9]+", re.sub(r"(?<=rtx)(?=\d)|(?<=tpu)(?=v)|(?<=\dx)(?=[a-z])", " ", name.lower()))
 
 
 def _checked(name: str, value: float, least: float, most: float) -> float:

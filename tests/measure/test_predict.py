@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specnb.measure.predict import GPUS, predict
+from specnb.measure.predict import GPUS, known_gpu, predict
 from specnb.theory import expected_tokens, walltime_improvement
 
 FRACTION = st.floats(0, 1)
@@ -97,3 +97,22 @@ def test_what_is_given_is_used_instead_of_the_roofline() -> None:
 def test_impossible_inputs_are_refused(inputs: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         predict(**inputs)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("A100", "A100-80GB"), ("NVIDIA A100-SXM4-40GB", "A100-40GB"), ("8xH100", "H100"), ("h100 pcie", "H100-PCIe"),
+     ("GeForce RTX4090", "RTX 4090"), ("RTX A6000", "A6000"), ("TPUv4", "TPU v4")],
+)  # fmt: skip
+def test_a_gpu_is_known_by_the_names_that_people_write(said: str, meant: str) -> None:
+    assert known_gpu(said) == meant
+
+
+@pytest.mark.parametrize("name", ["RTX 4090 Laptop", "RTX 3080 Ti", "Quadro RTX 6000", "H1", "", "GPU"])
+def test_a_gpu_of_another_kind_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="known are A10"):
+        known_gpu(name)
+
+
+def test_every_gpu_is_known_by_its_own_name_in_any_case() -> None:
+    assert all(known_gpu(name) == known_gpu(name.lower()) == name for name in GPUS)
