@@ -104,8 +104,9 @@ def predict(
                        latency that of the layers; the value is their geometric mean
     Time of a target forward pass over n tokens per row, v(n), the first that is given of:
       verify_cost      a number for the n of this setting, or a function of n
-      gpu              a name in `GPUS`, as people write it ("NVIDIA H100 80GB SXM"): time of reading the weights plus that of arithmetic; the range covers the
-                       larger of the two, and their sum with arithmetic at half its peak. For dense models
+      gpu              a name in `GPUS`, as people write it ("NVIDIA H100 80GB"): time of reading the weights plus that of
+                       arithmetic; the range covers the larger of the two, and their sum with arithmetic at half its
+                       peak. For dense models
     verified         draft tokens in one verification, where it is not gamma (a tree)
     batch            rows that are decoded together
     bytes_per_param  bytes of a stored target parameter: 2 for 16 bit, 1 for 8 bit
