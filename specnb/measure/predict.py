@@ -104,7 +104,7 @@ def predict(
                        latency that of the layers; the value is their geometric mean
     Time of a target forward pass over n tokens per row, v(n), the first that is given of:
       verify_cost      a number for the n of this setting, or a function of n
-      gpu              a name in `GPUS`, as people write it ("NVIDIA H100 80GB"): time of reading the weights plus that of
+      gpu              a name in `GPUS`, as people write it ("NVIDIA H100"): time of reading the weights plus that of
                        arithmetic; the range covers the larger of the two, and their sum with arithmetic at half its
                        peak. For dense models
     verified         draft tokens in one verification, where it is not gamma (a tree)
