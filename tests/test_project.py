@@ -152,7 +152,7 @@ def test_readme_says_of_claims_what_was_found() -> None:
 
 
 def test_readme_says_how_fast_the_pair_was_measured_to_be() -> None:
-    """Every machine has its rows, compiled first; a ratio is against plain decoding in the same way and has an interval."""
+    """Every machine has its rows, compiled first; ratios are against plain decoding in the same way."""
     calls, walltime, against = (
         pd.read_csv(ROOT / "data" / "results" / f"{name}.csv")
         for name in ("bench", "bench_walltime", "bench_against_transformers")
