@@ -49,7 +49,7 @@ from specnb.sampling.distributions import Sampling
 
 TABLE = "drafters"
 TEXTS = ("new", "edited", "repetitive")
-SETTINGS: dict[str, Any] = {"sequences": 12, "timed_sequences": 3, "new_tokens": 32, "counted_files": 100}
+SETTINGS: dict[str, Any] = {"sequences": 24, "timed_sequences": 12, "new_tokens": 48, "counted_files": 100}
 SMOKE: dict[str, Any] = {"sequences": 8, "timed_sequences": 3, "new_tokens": 8, "counted_files": 10}
 COPIED_FILES = 60  # training files in the suffix automaton
 PASSAGE, BEGUN = 96, 32  # tokens of a passage, and of its edited copy in the prompt

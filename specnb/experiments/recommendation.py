@@ -33,7 +33,7 @@ MODULES = (
 )  # fmt: skip
 
 TABLE = "recommendation"
-SETTINGS: dict[str, Any] = {"largest": 6, "advised_on": 16, "repetitions": 21, "prompt_tokens": 32, "new_tokens": 128}
+SETTINGS: dict[str, Any] = {"largest": 6, "advised_on": 16, "repetitions": 11, "prompt_tokens": 32, "new_tokens": 64}
 SMOKE: dict[str, Any] = {"largest": 2, "advised_on": 8, "repetitions": 3, "prompt_tokens": 8, "new_tokens": 8}
 
 

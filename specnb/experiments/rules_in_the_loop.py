@@ -14,9 +14,6 @@ tree's shape is chosen by `specnb.sampling.tree_shape.best_tree` from acceptance
   rules on the same drafts, computed from p and q without sampling; `block_worse`: on how many of `drafts` block
   verification is expected to accept fewer
 - `nodes`, `depth`, `parents`: the tree; `child_rates`: the measured acceptance of the first child, the second and so on
-
-The committed times are from a machine of two cores that did other work at the same time (a load of about ten): only
-ratios of alternating runs are given, their intervals are wide, and they are to be measured again on an idle machine.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ from specnb.sampling.tree_verification import TreeRule, recursive_rejection
 from specnb.sampling.verification import Outcome, Rule, token_verification
 
 TABLE = "rules_in_the_loop"
-SETTINGS: dict[str, Any] = {"sequences": 12, "new_tokens": 30, "timed": 3, "timed_tokens": 8}
+SETTINGS: dict[str, Any] = {"sequences": 15, "new_tokens": 60, "timed": 21, "timed_tokens": 32}
 SMOKE: dict[str, Any] = {"sequences": 8, "new_tokens": 8, "timed": 3, "timed_tokens": 4}
 DEPTH, NODES, CHILDREN = 4, 12, 6  # levels and nodes of the tree; children whose acceptance is measured
 PROMPT_TOKENS = 32
