@@ -181,6 +181,16 @@ def test_readme_says_how_fast_the_pair_was_measured_to_be() -> None:
             assert f"| {' | '.join(cells)} |" in _readme().replace("**", "")
 
 
+def test_readme_says_how_fast_the_pair_is_on_another_machine() -> None:
+    table = pd.read_csv(ROOT / "data" / "results" / "rules_in_the_loop.csv").query("method == 'token, chain'")
+    record = json.loads((ROOT / "data" / "results" / "rules_in_the_loop.record.json").read_text(encoding="utf-8"))
+    measured = table.sort_values("temperature", ascending=False).filter(like="measured").itertuples(index=False)
+    said = [_interval(*speed) for speed in measured]
+    words = " ".join(_readme().split())
+    assert record["processor"] in words
+    assert f"{said[0]} at temperature 1, {said[1]} at 0.5 and {said[2]} at 0;" in words
+
+
 def test_readme_says_how_well_published_speeds_are_predicted() -> None:
     errors = pd.read_csv(ROOT / "data" / "results" / "14_predictors.csv").set_index("predictor").loc["specnb.predict"]
     said = f"Of {errors.n:.0f} published cases the median error is {errors['median error']:.0%}, the worst "
