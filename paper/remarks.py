@@ -78,7 +78,7 @@ def never_more_runs(results: Results) -> bool:
     return _verdicts(results, "never-more-target-runs") == {"holds"}
 
 
-@remark("_wrong_ rule stops falling at its own distance")
+@remark("_wrong_ rule it stops falling at the distance of that rule")
 def wrong_rules_are_told_apart(results: Results) -> bool:
     """Of every wrong rule the mean distance is above an exact sampler's at every number of samples."""
     wrong = results.table("01_convergence").query("rule != 'token_verification'")
@@ -102,13 +102,13 @@ def effects_cancel(results: Results) -> bool:
     return bool((gained.change_low > 0).all() and (lost.change_high < 0).all() and rest < gained.change[1] / 2)
 
 
-@remark("Over texts, which are what is independent, the advantage shrinks")
+@remark("Over sequences, which are independent of each other, it is")
 def overlaps_help_less_over_texts(results: Results) -> bool:
     ratio = results.table("03_alpha").set_index("temperature").loc[1]
     return bool(ratio["variance ratio per token"] < 0.5 < ratio["variance ratio of the mean"] < 1)
 
 
-@remark("the order of the drafts in Table 3 of the original")
+@remark("the same order as in Table 3 of the original")
 def drafts_are_in_order(results: Results) -> bool:
     ours = results.table("04_table3")
     ours = ours[ours.target.str.startswith("this pair")].pivot_table("alpha", "temperature", "draft")
@@ -116,18 +116,18 @@ def drafts_are_in_order(results: Results) -> bool:
     return bool((ours.unigram < ours.bigram).all() and (ours.bigram < ours[model]).all())
 
 
-@remark("It is untrue of the unigram")
+@remark("It does not hold for the unigram")
 def sharper_is_worse_for_the_unigram(results: Results) -> bool:
     ours = results.table("04_table3").query("draft == 'unigram'").iloc[:2].set_index("temperature")
     return bool(ours.high[0] < ours.low[1])
 
 
-@remark("the sharper distributions overlap no more")
+@remark("lowering the temperature of both distributions changes $alpha$ by")
 def distributions_alone_do_not_help(results: Results) -> bool:
     return results.estimate("table-3-shape", "sharper distributions on the text of T = 1")["high"] <= 0.01
 
 
-@remark("most of it is the _text_")
+@remark("Most of the change comes from the _sequences_")
 def text_helps_more_than_distributions(results: Results) -> bool:
     hot, cold, distributions = (
         results.estimate("table-3-shape", f"sharper {name}")
@@ -140,7 +140,7 @@ def text_helps_more_than_distributions(results: Results) -> bool:
     return min(hot["low"], cold["low"]) > 0 and min(hot["value"], cold["value"]) > distributions["value"]
 
 
-@remark("Over $gamma$ it has one peak. The rest of the original's Section 3 follows")
+@remark("As a function of $gamma$ it has one maximum. The rest of the original's Section 3 follows")
 def the_rest_of_section_3_holds(results: Results) -> bool:
     rest = ("walltime", "improvement-condition", "optimal-gamma", "table-1")
     counted = _verdicts(results, "operations") <= {"holds", "conditional"}  # up to the draft's last accepted token
@@ -153,25 +153,25 @@ def cache_reads_shrink_less(results: Results) -> bool:
     return cache["high"] < expected and _verdicts(results, "memory-accesses") == {"conditional"}
 
 
-@remark("one draft may lose where four win")
+@remark("one draft token may then be slower than plain decoding while four are faster")
 def one_loses_where_four_win(results: Results) -> bool:
     return results.number("walltime-verify-cost", "gamma_1_loses_where_4_wins") == 1
 
 
-@remark("how weights lie in memory decides whether more tokens are dear")
+@remark("the layout of the weights decides whether more tokens cost more")
 def layout_decides(results: Results) -> bool:
     runs = single_runs(results)
     dear, cheap = (runs["synthetic", layout, 5] / runs["synthetic", layout, 1] for layout in ("plain", "packed"))
     return bool(dear - 1 > 2 * (cheap - 1))
 
 
-@remark("the synthetic pair pays for the second and third token more than for the next ten")
+@remark("the second and third token of the synthetic pair cost more than the next ten")
 def the_second_token_is_dear(results: Results) -> bool:
     ms = single_runs(results)["synthetic", "plain"]
     return bool(ms[3] - ms[1] > ms[13] - ms[3])
 
 
-@remark("keeps closer to the prediction with the measured $v$")
+@remark("is closer to the prediction with the measured $v$")
 def measured_costs_predict_better(results: Results) -> bool:
     walltime = one_machine(results.table("bench_walltime"))
     free = walltime_improvement(walltime.alpha.to_numpy(), walltime.gamma.to_numpy(), walltime.c.to_numpy())
@@ -180,14 +180,14 @@ def measured_costs_predict_better(results: Results) -> bool:
     )
 
 
-@remark("most of the difference between the two was never in their loops")
+@remark("most of the difference comes from the layout and not from the loops")
 def loops_differ_little(results: Results) -> bool:
     ms = per_token(results, "synthetic")
     gap, rest = (ms[name] - ms["speculative"] for name in ("transformers assisted", "transformers assisted, packed"))
     return bool(abs(rest) < gap / 2)
 
 
-@remark("because the few timed texts differ in how easy they are")
+@remark("because acceptance differs between the few timed sequences")
 def texts_explain_what_strays(results: Results) -> bool:
     walltime = one_machine(results.table("bench_walltime"))
     ratio = walltime.measured / walltime.predicted
@@ -195,7 +195,7 @@ def texts_explain_what_strays(results: Results) -> bool:
     return bool(counted > ((ratio - 1).abs() <= 0.1).sum())
 
 
-@remark("leaves speculation less to gain; for the synthetic pair")
+@remark("speculation gains less over the faster baseline; for the synthetic pair")
 def a_faster_baseline_gains_less(results: Results) -> bool:
     """For the trained pair; for the synthetic pair both are made faster alike, within a twentieth."""
     pairs = {pair: per_token(results, pair) for pair in ("synthetic", "trained")}
@@ -238,7 +238,7 @@ def both_readings_keep_the_bound(results: Results) -> bool:
     return bool(readings.drop("no residual").max() == 0 and readings["no residual"] > 0)
 
 
-@remark("Those for temperature zero follow to the printed digit, if its inequality is turned round")
+@remark("Those for temperature zero follow to the printed digit if its inequality is reversed")
 def turned_round_it_follows(results: Results) -> bool:
     cold = results.table("07_quoted").query("temperature == 0")
     return bool("holds" not in _verdicts(results, "lenience-argmax") and cold.reachable.all())
@@ -253,25 +253,25 @@ def ragged_ways_are_exact(results: Results) -> bool:
     )
 
 
-@remark("leaves the draft's acceptance where it was")
+@remark("does not change acceptance")
 def first_run_helps_nothing(results: Results) -> bool:
     change = results.estimate("first-target", "overlap_change")
     return change["low"] < 0 < change["high"]
 
 
-@remark("exact if the accepted draft at the cut stays")
+@remark("exact if the last accepted draft token is kept")
 def the_shortest_may_decide(results: Results) -> bool:
     cuts = results.table("10_truncation").set_index("cut")
     return bool((cuts.loc["all keep the shortest's, drafts included"] == 0).all())
 
 
-@remark("whether texts get narrower depends on the draft")
+@remark("whether sequences become less diverse depends on the draft model")
 def narrowing_depends_on_the_draft(results: Results) -> bool:
     change = results.table("07_diversity").query("l == 0.1 and quality == 'entropy'").set_index("draft")
     return bool(change.high["narrow"] < 0 < change.high["own"])
 
 
-@remark("the audit lets through fewer bugs than any of these tests")
+@remark("the audit misses fewer bugs than any of these tests")
 def the_audit_sees_more(results: Results) -> bool:
     bugs = known_bugs(results)
     tests = ("vLLM V1", "vLLM V2", "TensorRT-LLM", "transformers")
