@@ -401,6 +401,29 @@ def verification_rules(results: Results) -> Named:
     }
 
 
+def rules_in_the_loop(results: Results) -> Named:
+    """The verification rules on the trained pair at temperature 1: tokens per step, cost of verifying and speed."""
+    table = results.table("rules_in_the_loop")
+    table = table[table.temperature == 1].set_index("method")
+    named = {"token": "token, chain", "block": "block, chain", "tree": "traversal, tree"}
+    chain, tree = table.loc[named["token"]], table.loc[named["tree"]]
+    return {
+        **{f"{name}-tokens": interval(table.loc[method], "tokens_per_step") for name, method in named.items()},
+        **{
+            f"{name}-speed": interval(table.loc[method], "measured", "measured_low", "measured_high")
+            for name, method in named.items()
+        },
+        "processor": results.record("rules_in_the_loop")["processor"],
+        "prompts": count(chain.timed_prompts),
+        "depth": count(chain.depth),
+        "nodes": count(tree.nodes),
+        "chain-v": f"{chain.verify_cost:.2f}",
+        "tree-v": f"{tree.verify_cost:.2f}",
+        "drafts": count(chain.drafts),
+        "block-worse": count(chain.block_worse),
+    }
+
+
 def engines(results: Results) -> Named:
     """What the audit says of released engines."""
     table = results.table("engines").set_index("row")
@@ -426,6 +449,7 @@ def engines(results: Results) -> Named:
 
 PARTS = {
     "rules": verification_rules,
+    "loop": rules_in_the_loop,
     "engines": engines,
     "predict": prediction,
     "claims": verdicts,

@@ -31,6 +31,14 @@ class Results:
             raise Missing(f"data/results/{path.name} is missing; `make reproduce` or `make bench` writes it")
         return pd.read_csv(path)
 
+    def record(self, name: str) -> dict[str, Any]:
+        """What the table `name` was made with."""
+        path = self.folder / f"{name}.record.json"
+        if not path.exists():
+            raise Missing(f"data/results/{path.name} is missing; `make experiments ONLY={name}` writes it")
+        record: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return record
+
     def claims(self) -> pd.DataFrame:
         return self.table("claims").astype(str).set_index("id")
 
