@@ -31,6 +31,11 @@ def needed(entry):
     return [MADE_BY[match[1]] for match in map(RESULT.match, entry.get("reads", [])) if match]
 
 
+def measures_time(entry):
+    """Whether a notebook measures time, and so must have the machine to itself; the others run side by side."""
+    return entry.get("timed", False) or any(name.endswith("_timed") for name in entry.get("tables", []) + entry.get("figures", []))
+
+
 onstart:
     HELD.append(reproduce.lock(DONE.parent / "lock"))
 
@@ -54,8 +59,7 @@ for number, (name, entry) in enumerate(config["notebooks"].items()):
             name=name,
             entry=lambda wildcards, text=json.dumps(entry): text,  # a function: its braces are no wildcards
         priority: -number
-        # Notebooks that measure time must have the machine to themselves.
-        threads: workflow.cores
+        threads: workflow.cores if measures_time(entry) else 1
         resources:
             mem_mb=4000,
         shell:
