@@ -8,12 +8,12 @@ in which the rule is asked.
 Sources
 - Block verification: Sun et al., "Block Verification Accelerates Speculative Decoding", arXiv 2403.10444, Algorithm 2
   and equation (4). Here r_i = p(x_1..x_i)/q(x_1..x_i), w_0 = 1 and w_i = min(1, w_{i-1} p(x_i)/q(x_i)).
-- Hierarchical speculative decoding (HSD): Zhou et al., arXiv 2601.05724. The abstract and introduction of version 1
-  were read, not its algorithm. Definitions 4 to 6 and Algorithm 2 (capped) are taken from the docstrings of an
-  independent implementation, PyPI package sequential-speculative-decoding 0.1.1.
+- Hierarchical speculative decoding (HSD): Zhou et al., arXiv 2601.05724: Definitions 4 to 6, equations (16) to (20) and
+  Algorithm 2 (capped), read in a text conversion of the whole paper that cites work of 2026, so probably version 2.
   Naive HSD (Algorithm 1) resamples with further forward passes, so it is no rule of one step and is not here.
-- HSD as its authors' code has it: github.com/ZhouYuxuanYX/Hierarchical-Speculative-Decoding, file algorithm.py at
-  commit b8575e2.
+- HSD as its authors' code has it: github.com/ZhouYuxuanYX/Hierarchical-Speculative-Decoding, the file
+  transformers/generation/utils.py at commit f3adf7f (at b8575e2, the newest commit read, it mixes tabs and spaces and
+  is no valid Python). Its file algorithm.py differs: `specnb.sampling.hierarchical_file`.
 """
 
 from __future__ import annotations
@@ -62,12 +62,14 @@ def block_verification(
 def hierarchical_verification(
     p: Tensor, q: Tensor, draft_tokens: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
 ) -> Outcome:
-    """HSD with the capped prefix ratio r* in every test (Definitions 4 to 6): the same rule as `block_verification`.
+    """HSD as its paper has it (Algorithm 2), with the capped prefix ratio r*: the same rule as `block_verification`.
 
     m is the position before t of the largest prefix ratio, 0 if none exceeds 1, and r*_t = r_t / max(1, r_m).
     Prefix t < gamma is accepted with probability D(p, q) / D(q, p), the sums over the next token of max(0, r* - 1) q
     and of max(0, 1 - r*) q; all gamma with min(1, r*_gamma). Since min(1, r*_t) = w_t, and D(q, p) - D(p, q) = 1 - w_t
-    up to the factor q(x_1..x_t), the probabilities are those of block verification.
+    up to the factor q(x_1..x_t), the probabilities are those of block verification. The paper's Theorem 7 states that
+    it accepts more for gamma > 1; its proof takes r_t / max(1, r_m) for larger than the least of the r_t / r_s, s <= t,
+    and the two are equal.
     """
     return longest_accepted(hierarchical_plan(p, q, draft_tokens), accept_uniforms, final_uniform)
 
@@ -75,7 +77,7 @@ def hierarchical_verification(
 def hierarchical_verification_code(
     p: Tensor, q: Tensor, draft_tokens: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
 ) -> Outcome:
-    """HSD as its authors' algorithm.py has it: as above, but all drafts are accepted with the uncapped min(1, r_gamma).
+    """HSD as its authors' code has it: as above, but all drafts are accepted with the uncapped min(1, r_gamma).
 
     Not exact: where some r_i > 1, sequences beginning with x_1..x_i are accepted too often. Smallest example:
     p = (1/3, 2/3), q = (2/3, 1/3) at every position and gamma = 2 give a total variation of 1/9.

@@ -86,6 +86,29 @@ def merged(drafts: list[DraftTuple], shuffled: bool) -> list[DraftTuple]:
     return found
 
 
+def first_appearances(drafts: list[DraftTuple]) -> list[DraftTuple]:
+    """Equal tokens merged as in `merged`, in the order of their first appearance, but with the q that they really have.
+
+    A distinct token that appears after others is a sample from q without these, renormalised. Whether there is one says
+    nothing about which it is. For independent samples from one q; equal proposals are listed once.
+
+    >>> half = torch.tensor([0.5, 0.5])
+    >>> [(draft.tokens, draft.q[1].tolist()) for draft in first_appearances(independent(half, 2))[:2]]
+    [((0, -1), [0.0, 0.0]), ((0, 1), [0.0, 1.0])]
+    """
+    chances: dict[tuple[int, ...], float] = {}
+    for draft in merged(drafts, shuffled=False):
+        chances[draft.tokens] = chances.get(draft.tokens, 0.0) + draft.probability
+    found = []
+    for tokens, chance in chances.items():
+        q = drafts[0].q.clone()
+        for i, token in enumerate(tokens):
+            q[i, [x for x in tokens[:i] if x >= 0]] = 0.0
+            q[i] = normalise(q[i]) if token >= 0 else 0.0
+        found.append(DraftTuple(tokens, chance, q))
+    return found
+
+
 def _extended(draft: DraftTuple, q: Tensor) -> list[DraftTuple]:
     left = q.clone()
     left[[token for token in draft.tokens if token >= 0]] = 0.0

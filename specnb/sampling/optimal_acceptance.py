@@ -3,14 +3,16 @@
 - Several draft tokens for one position: the optimal transport from tuples of draft tokens to the target's token that
   maximises the probability that the token is one of the tuple (Sun et al., SpecTr, arXiv 2310.15141; Khisti et al.,
   arXiv 2410.18234; Hu et al., arXiv 2502.18779).
-- One chain: the largest expected number of accepted draft tokens over all exact rules, which may know p and q for
-  every context, also off the drafted path.
+- Blocks: the largest expected number of accepted draft tokens over all exact rules for chains and trees, which may know
+  p and q for every context, also off the drafted paths.
 
 Sizes: only the set of distinct tokens of a tuple matters, so the program has at most 2^vocab rows whatever k is: k = 8
 with vocabulary 8 has 1,024 variables. Lists of tuples (`optimal_selection`) grow as vocab^k: 5^4 takes well under a
 second, 5^8 does not. Chains have vocab^gamma rows: vocabulary 4 with gamma = 3 (1,024 variables) takes well under a
-second, vocabulary 5 with gamma = 4 (15,625) is beyond it. Probabilities below about 1e-6 make dual prices so large that
-the optimum can no longer be proved to 1e-9.
+second, vocabulary 5 with gamma = 4 (15,625) is beyond it. Of k independent chains only the set of distinct ones
+matters: 8 chains of two tokens, vocabulary 3, are at most 511 sets; of three tokens, vocabulary 2, at most 255; three
+tokens of vocabulary 3 (2^27 sets) are out of reach. Probabilities below about 1e-6 make dual prices so large that the
+optimum can no longer be proved to 1e-9.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
@@ -27,6 +30,7 @@ from torch import Tensor
 
 from specnb.sampling.draft_schemes import DraftTuple
 from specnb.sampling.enumeration import Conditional, joint_distribution
+from specnb.sampling.tree_schemes import DraftTree, prefix_of
 
 TOLERANCE = 1e-9
 SCALE = 1e4  # of all rows: HiGHS drops coefficients below 1e-9, which improbable sequences have
@@ -46,6 +50,7 @@ class Optimum(NamedTuple):
 Entries = list[tuple[int, int, float]]  # row, column, coefficient
 Floats = NDArray[np.float64]
 Sets = dict[frozenset[int], float]
+Tree = frozenset[tuple[int, ...]]
 
 
 def optimal_selection(p: Tensor, drafts: Sequence[DraftTuple]) -> Optimum:
@@ -127,19 +132,55 @@ def optimal_block(p: Conditional, q: Conditional, gamma: int) -> Optimum:
     on p and q everywhere. It is exact if what it emits, continued by p, has the target's joint distribution.
     Raises `RuntimeError` if the program is not solved to 1e-9.
     """
+    drafts = product(range(len(p(()))), repeat=gamma)
+    return optimal_tree(p, {_prefixes([draft]): _chance(q, draft, 0) for draft in drafts}, gamma)
+
+
+def optimal_chains(p: Conditional, q: Conditional, gamma: int, k: int) -> Optimum:
+    """The same for k independent chains of `gamma` tokens from q: only the set of distinct chains matters.
+
+    >>> import torch
+    >>> p, q = (lambda _: torch.tensor([0.5, 0.5]).double()), (lambda _: torch.tensor([0.75, 0.25]).double())
+    >>> round(optimal_chains(p, q, 1, 2).value, 9)  # as `optimal_independent`
+    0.9375
+    """
+    chains = list(product(range(len(p(()))), repeat=gamma))
+    sets = proposed_sets(torch.tensor([_chance(q, chain, 0) for chain in chains], dtype=torch.float64), k)
+    return optimal_tree(p, {_prefixes([chains[i] for i in ids]): chance for ids, chance in sets.items()}, gamma)
+
+
+def optimal_tree(p: Conditional, trees: Mapping[Tree, float], depth: int) -> Optimum:
+    """The same for draft trees, each the set of the token sequences from the root to its nodes, with its probability.
+
+    Raises `RuntimeError` if the program is not solved to 1e-9.
+    """
     vocab = len(p(()))
-    target = joint_distribution(p, gamma + 1).flatten().tolist()
-    drafts = list(product(range(vocab), repeat=gamma))
-    columns = [(i, n, y) for i in range(len(drafts)) for n in range(gamma + 1) for y in range(vocab)]
-    entries = [(i, column, 1.0) for column, (i, _, _) in enumerate(columns)]
-    for column, (i, n, y) in enumerate(columns):
-        emitted = (*drafts[i][:n], y)
-        for rest in product(range(vocab), repeat=gamma - n):
-            sequence = emitted + rest
-            row = int(np.ravel_multi_index(sequence, (vocab,) * (gamma + 1)))
-            entries.append((len(drafts) + row, column, _chance(p, sequence, n + 1)))
-    limits = np.array([_chance(q, draft, 0) for draft in drafts] + target)
-    return _maximum(np.array([float(n) for _, n, _ in columns]), entries, limits, equal=True)
+    target = joint_distribution(p, depth + 1).flatten().tolist()
+    entries, gain = [], []
+    for row, tree in enumerate(trees):
+        for accepted in sorted({(), *tree}):
+            for y in range(vocab):
+                emitted = (*accepted, y)
+                entries.append((row, len(gain), 1.0))
+                for rest in product(range(vocab), repeat=depth - len(accepted)):
+                    place = int(np.ravel_multi_index(emitted + rest, (vocab,) * (depth + 1)))
+                    entries.append((len(trees) + place, len(gain), _chance(p, emitted + rest, len(emitted))))
+                gain.append(float(len(accepted)))
+    return _maximum(np.array(gain), entries, np.array([*trees.values(), *target]), equal=True)
+
+
+def drafted_trees(trees: Sequence[DraftTree], parents: tuple[int, ...]) -> dict[Tree, float]:
+    """The trees of `specnb.sampling.tree_schemes.draft_trees` as `optimal_tree` takes them."""
+    found: dict[Tree, float] = {}
+    for tree in trees:
+        paths = [prefix_of(node, parents, tree.tokens) for node in range(len(parents))]
+        nodes = frozenset(path for path in paths if -1 not in path)
+        found[nodes] = found.get(nodes, 0.0) + tree.probability
+    return found
+
+
+def _prefixes(chains: Sequence[tuple[int, ...]]) -> Tree:
+    return frozenset(chain[:n] for chain in chains for n in range(1, len(chain) + 1))
 
 
 def _chance(probs: Conditional, tokens: tuple[int, ...], start: int) -> float:

@@ -25,6 +25,8 @@ from specnb.sampling.tree_schemes import Scheme, draft_trees, prefix_of
 from specnb.sampling.tree_verification import TreePlan, TreePlanner, TreeRule
 from specnb.sampling.verification import Rule
 
+CELLS = 20_000  # cells of a batch, so that memory stays small
+
 
 def planned_step_distribution(plan: Planner, p: Conditional, q: Conditional, gamma: int) -> Emissions:
     """The distribution of everything that one step of a chain rule emits, by its plan's probabilities."""
@@ -48,9 +50,9 @@ def asked_step_distribution(rule: Rule, plan: Planner, p: Conditional, q: Condit
     Raises `ValueError` if an answer changes inside a cell: then the rule does not follow `plan`.
     """
     emitted: Emissions = {}
-    for tokens, chance, p_along, q_along in _chains(p, q, gamma):
-        draft_tokens = torch.tensor(tokens, dtype=torch.int64)
-        answers = _answers(rule, (p_along, q_along, draft_tokens), plan(p_along, q_along, draft_tokens))
+    chains = _chains(p, q, gamma)
+    parts = [(p_along, q_along, torch.tensor(tokens, dtype=torch.int64)) for tokens, _, p_along, q_along in chains]
+    for (tokens, chance, *_), answers in zip(chains, _answers(rule, parts, plan), strict=True):
         for (n, x), volume in answers.items():
             key = (*tokens[:n], x)
             emitted[key] = emitted.get(key, 0.0) + chance * volume
@@ -77,9 +79,9 @@ def asked_selection(
 ) -> tuple[Tensor, float]:
     """The same from the rule's own answers in every cell. Raises `ValueError` if it does not follow `plan`."""
     emitted, accepted = torch.zeros_like(p), 0.0
-    for draft in drafts:
-        tokens = torch.tensor(draft.tokens, dtype=torch.int64)
-        for (index, x), volume in _answers(rule, (p, draft.q, tokens), plan(p, draft.q, tokens)).items():
+    parts = [(p, draft.q, torch.tensor(draft.tokens, dtype=torch.int64)) for draft in drafts]
+    for draft, answers in zip(drafts, _answers(rule, parts, plan), strict=True):
+        for (index, x), volume in answers.items():
             emitted[x] += draft.probability * volume
             accepted += draft.probability * volume * (index >= 0)
     return emitted, accepted
@@ -93,18 +95,20 @@ def asked_tree_distribution(
     The trees have the shape `parents` and children sampled by `scheme`; p and q are given the tokens of this step.
     Raises `ValueError` if the rule does not follow `plan`.
     """
-    emitted: Emissions = {}
-    for tree in draft_trees(parents, q, scheme):
+    trees = draft_trees(parents, q, scheme)
+    parts = []
+    for tree in trees:
         paths = [prefix_of(node, parents, tree.tokens) for node in range(-1, len(parents))]
         p_tree = torch.stack([p(path) if -1 not in path else p(()) for path in paths])
-        draft_tokens = torch.tensor(tree.tokens, dtype=torch.int64)
+        parts.append((p_tree, tree.q, torch.tensor(tree.tokens, dtype=torch.int64)))
 
-        def columns(p: Tensor, q: Tensor, tokens: Tensor, accept: Tensor, final: Tensor) -> tuple[Tensor, ...]:
-            accepted, token, path = rule(p, q, tokens, parents, accept, final)
-            return accepted, token, *path.unbind(-1)
+    def columns(p: Tensor, q: Tensor, tokens: Tensor, accept: Tensor, final: Tensor) -> tuple[Tensor, ...]:
+        accepted, token, path = rule(p, q, tokens, parents, accept, final)
+        return accepted, token, *path.unbind(-1)
 
-        parts = (p_tree, tree.q, draft_tokens)
-        for (accepted, x, *path), volume in _answers(columns, parts, plan(*parts, parents)).items():
+    emitted: Emissions = {}
+    for tree, answers in zip(trees, _answers(columns, parts, lambda *part: plan(*part, parents)), strict=True):
+        for (accepted, x, *path), volume in answers.items():
             key = (*(tree.tokens[node] for node in path[:accepted]), x)
             emitted[key] = emitted.get(key, 0.0) + tree.probability * volume
     return emitted
@@ -140,14 +144,40 @@ def _edges(points: Tensor) -> Tensor:
 
 def _answers(
     rule: Callable[..., tuple[Tensor, ...]],
-    parts: tuple[Tensor, Tensor, Tensor],
-    plan: ChainPlan | SelectionPlan | TreePlan,
-) -> dict[tuple[int, ...], float]:
-    """The volume of uniforms for each answer of `rule`, asked at three points of every cell."""
+    parts: Sequence[tuple[Tensor, Tensor, Tensor]],
+    plan: Callable[..., ChainPlan | SelectionPlan | TreePlan],
+) -> list[dict[tuple[int, ...], float]]:
+    """For each p, q and draft tokens the volume of uniforms for each answer, asked at three points of every cell.
+
+    All cells of a batch are one call of `rule`; a batch has at most about `CELLS` cells.
+    """
+    found: list[dict[tuple[int, ...], float]] = []
+    batch: list[tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]] = []
+    size = 0
+    for part in parts:
+        batch.append((part, *_cells(plan(*part))))
+        size += len(batch[-1][1])
+        if size > CELLS:
+            found, batch, size = [*found, *_volumes(rule, batch)], [], 0
+    return [*found, *_volumes(rule, batch)] if batch else found
+
+
+def _cells(plan: ChainPlan | SelectionPlan | TreePlan) -> tuple[Tensor, Tensor]:
+    """The lower corner and the widths `(cells, uniforms)` of the cells between the thresholds of `plan`."""
     edges = [*(_edges(threshold) for threshold in plan.accept), _edges(normalise(plan.recovered).cumsum(-1))]
     lows = torch.cartesian_prod(*[edge[:-1] for edge in edges]).reshape(-1, len(edges))
-    widths = torch.cartesian_prod(*[edge.diff() for edge in edges]).reshape(-1, len(edges))
-    p, q, tokens = (part.expand(len(lows), *part.shape) for part in parts)
+    return lows, torch.cartesian_prod(*[edge.diff() for edge in edges]).reshape(-1, len(edges))
+
+
+def _volumes(
+    rule: Callable[..., tuple[Tensor, ...]], batch: Sequence[tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]]
+) -> list[dict[tuple[int, ...], float]]:
+    counts = [len(cells) for _, cells, _ in batch]
+    lows, widths = (torch.cat(columns) for columns in zip(*((low, width) for _, low, width in batch), strict=True))
+    p, q, tokens = (
+        torch.cat([part.expand(count, *part.shape) for part, count in zip(column, counts, strict=True)])
+        for column in zip(*(part for part, _, _ in batch), strict=True)
+    )
 
     def ask(uniforms: Tensor) -> Tensor:
         return torch.stack(rule(p, q, tokens, uniforms[:, :-1], uniforms[:, -1]), dim=-1)
@@ -159,7 +189,10 @@ def _answers(
                 "the rule changes its answer inside a cell between its plan's thresholds: pass the plan that the rule "
                 "follows, and let each uniform serve one comparison or one sample"
             )
-    volumes: dict[tuple[int, ...], float] = {}
-    for answer, volume in zip(answers.tolist(), widths.prod(-1).tolist(), strict=True):
-        volumes[tuple(answer)] = volumes.get(tuple(answer), 0.0) + volume
-    return volumes
+    found = []
+    for rows, sizes in zip(answers.split(counts), widths.prod(-1).split(counts), strict=True):
+        volumes: dict[tuple[int, ...], float] = {}
+        for answer, volume in zip(rows.tolist(), sizes.tolist(), strict=True):
+            volumes[tuple(answer)] = volumes.get(tuple(answer), 0.0) + volume
+        found.append(volumes)
+    return found

@@ -6,10 +6,10 @@ Sources
 - Traversal verification: Weng et al., "Traversal Verification for Speculative Tree Decoding", arXiv 2505.12398. Its
   abstract was read. The recursion below is derived from block verification and proved here by enumeration; it is not
   a transcription of the paper's algorithm.
-- Greedy multi-path block verification (GBV): Thomas and Pal, arXiv 2602.16961. Abstract, public reviews and the README
-  of its authors' code were read: choose one of several sampled paths by a strict order of the tokens at each node,
-  then apply block verification with the distribution that the chosen path has. Which order the authors take was not
-  read; here it is by decreasing p/q.
+- Greedy multi-path block verification (GBV): Thomas and Pal, arXiv 2602.16961. Abstract, public reviews and the
+  authors' function `gbv_verify`, in copies of it in other repositories, were read: choose one of several sampled paths
+  by the largest p/q at each node, then apply block verification with the distribution that the chosen path has. One
+  copy orders by min(1, p/q), which is not exact (`specnb.sampling.best_draft`); the rule below is that of the other.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from specnb.sampling.block_verification import (
 )
 from specnb.sampling.distributions import sample, unnormalised_residual
 from specnb.sampling.enumeration import Conditional, completed, joint_distribution, step_distribution
+from specnb.sampling.hierarchical_file import hierarchical_file_plan, hierarchical_verification_file
 from specnb.sampling.threshold_enumeration import (
     asked_step_distribution,
     expected_accepted,
@@ -33,7 +34,10 @@ EXACT: dict[str, tuple[Rule, Planner]] = {
     "block": (block_verification, block_plan),
     "hierarchical": (hierarchical_verification, hierarchical_plan),
 }
-ALL = EXACT | {"hierarchical, code": (hierarchical_verification_code, hierarchical_code_plan)}
+ALL = EXACT | {
+    "hierarchical, code": (hierarchical_verification_code, hierarchical_code_plan),
+    "hierarchical, file": (hierarchical_verification_file, hierarchical_file_plan),
+}
 SIZES = [(5, 1), (3, 2), (2, 3)]  # vocabulary, gamma
 README = (lambda _: torch.tensor([1, 2]).double() / 3), (lambda _: torch.tensor([2, 1]).double() / 3)
 
@@ -59,16 +63,18 @@ def test_a_step_has_the_targets_joint_distribution(name: str, kind: str, vocab: 
 
 
 @every_kind
-def test_the_code_of_hierarchical_verification_is_exact_for_one_draft_token_only(kind: str) -> None:
+@pytest.mark.parametrize("name", ["hierarchical, code", "hierarchical, file"])
+def test_the_code_of_hierarchical_verification_is_exact_for_one_draft_token_only(name: str, kind: str) -> None:
     p, q = distribution_pair(kind, vocab=4)
-    emitted = asked_step_distribution(*ALL["hierarchical, code"], p, q, 1)
+    emitted = asked_step_distribution(*ALL[name], p, q, 1)
     assert total_variation_of_a_step(emitted, p, 1) < 1e-12
 
 
-def test_the_smallest_example_where_the_code_is_not_exact() -> None:
+@pytest.mark.parametrize(("name", "ninths"), [("hierarchical, code", 1), ("hierarchical, file", 3)])
+def test_the_smallest_example_where_the_code_is_not_exact(name: str, ninths: int) -> None:
     p, q = README
-    emitted = asked_step_distribution(*ALL["hierarchical, code"], p, q, 2)
-    assert total_variation_of_a_step(emitted, p, 2) == pytest.approx(1 / 9, abs=1e-12)
+    emitted = asked_step_distribution(*ALL[name], p, q, 2)
+    assert total_variation_of_a_step(emitted, p, 2) == pytest.approx(ninths / 9, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -178,7 +184,7 @@ def test_a_missing_draft_token_ends_the_chain(name: str, missing_from: int) -> N
 
 
 @every_kind
-@every_rule
+@pytest.mark.parametrize("name", [name for name in ALL if name != "hierarchical, file"])
 def test_nothing_impossible_is_emitted_at_the_ends_of_the_uniforms(name: str, kind: str) -> None:
     p_probs, q_probs = distribution_pair(kind, vocab=4)
     tokens: tuple[int, ...] = ()

@@ -14,6 +14,7 @@ from torch import Tensor
 from specnb.sampling.distributions import normalise, one_hot, overlap, residual
 from specnb.sampling.draft_schemes import (
     DraftTuple,
+    first_appearances,
     from_several,
     hub_pairs,
     independent,
@@ -57,10 +58,12 @@ def methods(q: Tensor, k: int) -> dict[str, Method]:
     """Every exact rule with the draft tokens that it is made for."""
     recursive, sequential = (recursive_rejection, recursive_plan), (k_sequential, k_sequential_plan)
     top = (top_k_rejection, top_k_plan)
+    distinct = first_appearances(independent(q, k))
     found = {
         "recursive, independent": Method(*recursive, independent(q, k)),
         "recursive, several models": Method(*recursive, from_several(torch.stack([q.roll(i) for i in range(k)]))),
         "recursive, without replacement": Method(*recursive, without_replacement(q, k)),
+        "recursive, merged with their own q": Method(*recursive, distinct),
         "k-sequential": Method(*sequential, independent(q, k)),
         "top-k": Method(*top, most_probable(q, k)),
         "top-k rule, sampled tokens": Method(*top, without_replacement(q, k)),

@@ -13,13 +13,17 @@ from specnb.sampling.distributions import overlap
 from specnb.sampling.draft_schemes import independent, most_probable, without_replacement
 from specnb.sampling.enumeration import step_distribution
 from specnb.sampling.optimal_acceptance import (
+    drafted_trees,
     optimal_block,
+    optimal_chains,
     optimal_cover,
     optimal_independent,
     optimal_selection,
+    optimal_tree,
     proposed_sets,
 )
 from specnb.sampling.threshold_enumeration import expected_accepted, planned_step_distribution
+from specnb.sampling.tree_schemes import draft_trees, independent_children, top_children
 from specnb.sampling.verification import token_verification
 
 every_kind = pytest.mark.parametrize("kind", PAIRS)
@@ -88,6 +92,37 @@ def test_no_exact_rule_for_a_chain_beats_block_verification(kind: str, vocab: in
     best = optimal_block(p, q, gamma)
     assert best.gap < 1e-9
     assert expected_accepted(planned_step_distribution(block_plan, p, q, gamma)) == pytest.approx(best.value, abs=1e-9)
+
+
+@every_kind
+def test_one_chain_is_a_block_and_chains_of_one_token_are_a_selection(kind: str) -> None:
+    p, q = distribution_pair(kind, vocab=3)
+    assert optimal_chains(p, q, 2, 1).value == pytest.approx(optimal_block(p, q, 2).value, abs=1e-9)
+    assert optimal_chains(p, q, 1, 3).value == pytest.approx(optimal_independent(p(()), q(()), 3), abs=1e-9)
+
+
+def test_chains_are_the_trees_that_they_make() -> None:
+    p, q = distribution_pair("dense", vocab=2)
+    parents = (-1, -1, 0, 1)
+    trees = drafted_trees(draft_trees(parents, q, independent_children), parents)
+    assert sum(trees.values()) == pytest.approx(1, abs=1e-12)
+    assert optimal_tree(p, trees, 2).value == pytest.approx(optimal_chains(p, q, 2, 2).value, abs=1e-9)
+
+
+def test_of_a_fixed_tree_each_node_is_accepted_with_its_probability() -> None:
+    """No rule can do better than to follow the target: the optimum of a fixed tree is the sum of p over its nodes."""
+    p, q = distribution_pair("dense", vocab=3)
+    parents = (-1, -1, 0, 0)
+    (tree,) = drafted_trees(draft_trees(parents, q, top_children), parents)
+    chances = [float(p(())[path[0]]) * (float(p(path[:1])[path[1]]) if len(path) == 2 else 1) for path in tree]
+    assert optimal_tree(p, {tree: 1.0}, 2).value == pytest.approx(sum(chances), abs=1e-9)
+
+
+def test_the_optimum_grows_with_the_number_of_chains() -> None:
+    p, q = distribution_pair("dense", vocab=2)
+    values = [optimal_chains(p, q, 2, k).value for k in (1, 2, 4, 8)]
+    assert values == sorted(values)
+    assert values[-1] > values[0] + 0.01
 
 
 def test_token_verification_is_not_optimal() -> None:

@@ -82,6 +82,13 @@ METHODS = {
     "traversal, top-k": Method(traversal_verification, traversal_thresholds, top_children),
     "exact match": Method(exact_match_tree, matching_thresholds, distinct_children),
 }
+
+
+def no_thresholds(p: Tensor, q: Tensor, tokens: Tensor, parents: tuple[int, ...]) -> TreePlan:
+    """Greedy verification reads no uniform."""
+    return TreePlan(torch.zeros_like(q[..., 0]), p)
+
+
 TREES = [(-1,), (-1, -1), (-1, 0, -1), (-1, -1, 0, 0), (-1, 0, 1)]
 KINDS = ["zeros in p", "zeros in q", "zeros in both", "disjoint", "equal", "one-hot p", "one-hot q"]
 
@@ -308,6 +315,7 @@ def final_from_the_root(rule: TreeRule) -> TreeRule:
 BUGGY = METHODS | {
     "SpecHub": of_selection(spechub_plan, hub_children),
     "best path": Method(best_path_block, best_path_thresholds, independent_children),
+    "greedy": Method(greedy_tree, no_thresholds, distinct_children),
 }
 BUGS = [sorted_children, first_child_twice, path_off_by_one, accepted_off_by_one, one_uniform, final_from_the_root]
 HARMLESS = {  # what a rule does not depend on
@@ -316,24 +324,26 @@ HARMLESS = {  # what a rule does not depend on
     ("q = 1, sampled", sorted_children),  # any tokens will do
     ("k-sequential", sorted_children), ("best path", sorted_children),
     ("best path", one_uniform),  # chains of one token have one test
+    ("greedy", one_uniform), ("greedy", first_child_twice),  # the second child is missed, and what is emitted is right
 }  # fmt: skip
 
 
-def is_found(method: Method, parents: tuple[int, ...], vocab: int = 3) -> bool:
+def is_found(method: Method, parents: tuple[int, ...], vocab: int = 3, kind: str = "dense") -> bool:
     """Whether the distribution is off for one of a few pairs, or an answer changes inside a cell."""
     try:
-        return any(error(method, parents, vocab=vocab, seed=seed) > 1e-3 for seed in range(6))
+        return any(error(method, parents, kind, vocab, seed) > 1e-3 for seed in range(6))
     except ValueError:
         return True
 
 
 @pytest.mark.parametrize("bug", BUGS)
 @pytest.mark.parametrize("name", ["recursive, without replacement", "q = 1, top-k", "k-sequential", "SpecHub",
-                                  "traversal, without replacement", "best path", "exact match"])  # fmt: skip
+                                  "traversal, without replacement", "best path", "exact match", "greedy"])  # fmt: skip
 def test_a_bug_of_the_rule_is_found(name: str, bug) -> None:
-    method, parents = BUGGY[name], (-1, -1)
+    method, kind = BUGGY[name], "one-hot p" if name == "greedy" else "dense"
+    assert len([other for other in BUGS if (name, other) not in HARMLESS]) >= 3
     if (name, bug) not in HARMLESS:
-        assert is_found(method._replace(rule=bug(method.rule)), parents)
+        assert is_found(method._replace(rule=bug(method.rule)), (-1, -1), kind=kind)
 
 
 # Planted bugs of traversal verification and of the choice of a path
