@@ -47,8 +47,8 @@ def exactness(results: Results) -> Named:
     convergence = results.table("01_convergence").set_index("rule")
     most, few = convergence.loc["token_verification"].iloc[-1], convergence.loc["no_residual"].iloc[0]
     differing = results.estimate("same-distribution-not-same-text", "differing_share")
-    runs = results.table("01_target_passes").set_index("drafter")
-    real = results.table("01_rejection_sampling").set_index("distributions").loc["trained pair"]
+    passes = results.table("01_target_passes").set_index("drafter")
+    real = results.table("17_rejection_sampling").set_index("distributions").loc["trained pair"]
     named = {
         "settings": count(len(joint)),
         "error": f"{joint.error.max():.0e}",
@@ -65,9 +65,9 @@ def exactness(results: Results) -> Named:
         "float32": f"{results.number('unbiasedness', 'float32_bound'):.0e}",
         "other-replacements": count(results.number("residual-unique", "other_exact")),
         "same-seed": f"{interval(differing, digits=3)} (n = {count(differing['n'])})",
-        "uniform-runs": count(runs["target runs"]["uniform"]),
-        "plain-runs": count(runs["target runs"]["none (standard decoding)"]),
-        "trained-runs": count(runs["target runs"]["trained draft"]),
+        "uniform-runs": count(passes["target passes"]["uniform"]),
+        "plain-runs": count(passes["target passes"]["none (standard decoding)"]),
+        "trained-runs": count(passes["target passes"]["trained draft"]),
         "beta": f"{real['mean beta']:.2f}",
         "one-shot": f"{real['mean 1/M']:.4f}",
     }
@@ -155,7 +155,7 @@ def acceptance(results: Results) -> Named:
 
 
 def speed(results: Results) -> Named:
-    moves = results.table("03_optimum_moves").set_index("v")
+    moves = results.table("18_optimum_moves").set_index("v")
     table4, choice = results.table("03_table4"), results.table("03_gamma_choice")
     variance = results.table("03_alpha").set_index("temperature").loc[1]
     return {

@@ -53,7 +53,7 @@ def quoted_speed_is_out_of_reach(results: Results) -> bool:
 
 @remark("without which the best draft length moves in either direction")
 def gamma_moves_both_ways(results: Results) -> bool:
-    moves = results.table("03_optimum_moves")
+    moves = results.table("18_optimum_moves")
     return bool(moves.smaller.max() > 0.1 and moves.larger.max() > 0.1)
 
 

@@ -76,6 +76,23 @@ def count_distribution(alpha: ArrayLike, gamma: int) -> Array:
     return np.concatenate([(1 - alpha) * alpha ** (n - 1), alpha ** int(gamma)], axis=-1)
 
 
+def step_begins(alpha: float, gamma: int, tokens: int) -> Array:
+    """u(k) for k = 0 .. tokens - 1: the probability that a step begins after exactly k emitted tokens `(tokens,)`.
+
+    u(0) = 1 and u(k) = sum_n P(n) u(k - n), where P is `count_distribution`. The sum over k is the mean number of
+    steps, and so of target forward passes, of a sequence of this length. Raises `ValueError` for an infinite gamma.
+
+    >>> step_begins(0.5, gamma=1, tokens=3).tolist()
+    [1.0, 0.5, 0.75]
+    """
+    counts = count_distribution(alpha, gamma)[::-1]
+    u = np.zeros(gamma + 1 + tokens)
+    u[gamma + 1] = 1
+    for k in range(gamma + 2, len(u)):
+        u[k] = counts @ u[k - gamma - 1 : k]
+    return u[gamma + 1 :]
+
+
 def step_cost(gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
     """Time of a step, in units of a target forward pass over one token: gamma c + v(gamma + 1).
 

@@ -81,6 +81,22 @@ def test_the_mean_of_the_count_distribution_is_expected_tokens(alpha: float, gam
     assert probs @ np.arange(1, gamma + 2) == pytest.approx(float(theory.expected_tokens(alpha, gamma)), rel=1e-13)
 
 
+@given(alphas, gammas, st.integers(1, 12))
+def test_steps_begin_where_sums_of_counts_end(alpha: float, gamma: int, tokens: int) -> None:
+    """The probability that some number of steps emits exactly k tokens, by convolving their counts."""
+    counts = np.r_[0.0, theory.count_distribution(alpha, gamma)]
+    begins, sums = np.zeros(tokens), np.ones(1)
+    for _ in range(tokens):
+        begins[: len(sums)] += sums[:tokens]
+        sums = np.convolve(sums, counts)[:tokens]
+    np.testing.assert_allclose(theory.step_begins(alpha, gamma, tokens), begins, atol=1e-12)
+
+
+def test_plain_decoding_begins_a_step_at_every_token() -> None:
+    assert theory.step_begins(0.5, 0, 4).tolist() == [1, 1, 1, 1]
+    assert theory.step_begins(1.0, 2, 7).tolist() == [1, 0, 0, 1, 0, 0, 1]
+
+
 @given(alphas, st.integers(1, 9))
 @examples
 def test_solve_alpha_inverts_expected_tokens(alpha: float, gamma: int) -> None:

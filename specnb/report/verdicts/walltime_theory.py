@@ -1,4 +1,4 @@
-"""Notebook 03: what theory says of speed, operations and memory."""
+"""Notebooks 03 and 18: what theory says of speed, operations and memory."""
 
 from __future__ import annotations
 
