@@ -301,6 +301,9 @@ def test_a_report_that_finds_no_room_is_no_verdict(
         patch.setattr(sys, "stdout", full)
         assert main(["audit", str(short), "--target", str(tiny), "--eos", "2"]) == 2
     assert "specnb: the report cannot be printed: No space left on device\n" in capsys.readouterr().err
+    assert "--html /dev/full cannot be written: No space left" in refused(
+        capsys, short, "--target", tiny, "--html", "/dev/full"
+    )
 
 
 def test_what_nobody_foresaw_is_no_verdict(
