@@ -239,10 +239,14 @@ def _require_writable(page: Path, tokens: Path) -> None:
 
 
 def _write_page(page: Path, content: str) -> None:
-    if page.is_file() or not page.exists():
-        write(page, content)  # atomic
-    else:
-        page.write_text(content, encoding="utf-8")  # a device such as /dev/stdout, which must not be replaced
+    """Writes the page; raises `ValueError`, naming it, where that fails after all, such as on a disk that is full."""
+    try:
+        if page.is_file() or not page.exists():
+            write(page, content)  # atomic
+        else:
+            page.write_text(content, encoding="utf-8")  # a device such as /dev/stdout, which must not be replaced
+    except OSError as error:
+        raise ValueError(f"--html {page} cannot be written: {error.strerror}") from None
 
 
 def _print(report: str) -> None:

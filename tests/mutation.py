@@ -5,7 +5,13 @@
 Prints one line per surviving mutant and the score. Run it from the project's root, with the package on the path.
 Mutants are tried in random order (`--seed`), so those tried within `--minutes` are a uniform sample. A first run on the
 module as it is measures the tests; mutants are then given the fastest tests first, which kill most of them.
-Each mutant is tested in a fork of a process that has imported the heavy libraries, so it needs a system with fork.
+
+`--replace OLD NEW` tries one mutant of your own instead: the only place where the module has the text OLD has NEW. It
+may be given several times, each for a mutant of its own; the test that fails first is printed.
+
+A mutant exists only in memory: no file of the project is changed, whenever the program ends. Tests that start another
+process test the module as it is. What tests write goes to a temporary folder. Each mutant is tested in a fork of a
+process that has imported the heavy libraries, so it needs a system with fork.
 """
 
 from __future__ import annotations
@@ -34,9 +40,13 @@ HEAVY = (
     "scipy.stats",
     "transformers",
     "pandas",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
     "tqdm",
     "pytest",
-)  # pytest itself must import its plugins
+    "hypothesis",
+    "nbval.plugin",
+)
 REWRITTEN = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of plugins that the heavy libraries have imported
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -117,6 +127,17 @@ def mutants(source: str) -> list[tuple[str, ast.Module]]:
     return found
 
 
+def by_hand(source: str, edits: list[tuple[str, str]]) -> list[tuple[str, ast.Module]]:
+    """A mutant for each of `edits`, a text that occurs once in `source` and the one that takes its place."""
+    found = []
+    for old, new in edits:
+        if source.count(old) != 1:
+            raise ValueError(f"the module has {old!r} {source.count(old)} times; give a text that it has once")
+        line = source[: source.index(old)].count("\n") + 1
+        found.append((f"{line}: {old!r} -> {new!r}", ast.parse(source.replace(old, new))))
+    return found
+
+
 class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
     """Imports the module `name` from a tree in place of its file."""
 
@@ -136,12 +157,15 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         return compile(self.tree, str(self.file), "exec")
 
 
-class Durations:
-    """A pytest plugin: runs the fastest tests first, by the seconds in `file`, or measures them where it is empty."""
+class Observer:
+    """A pytest plugin: runs the fastest tests first, by the seconds in `folder`, or measures them where there are none.
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.known: dict[str, float] = json.loads(file.read_text() or "{}")
+    The name of the last test that failed is written to the file `failed`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self.failed = folder / "durations.json", folder / "failed"
+        self.known: dict[str, float] = json.loads(self.file.read_text()) if self.file.exists() else {}
         self.measured: dict[str, float] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
@@ -149,17 +173,24 @@ class Durations:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.measured[report.nodeid] = self.measured.get(report.nodeid, 0.0) + report.duration
+        if report.failed:
+            self.failed.write_text(report.nodeid)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.write_text(f"{report.nodeid} (not imported)")
 
     def pytest_sessionfinish(self) -> None:
         if not self.known:
             self.file.write_text(json.dumps(self.measured))
 
 
-def survives(module: Path, tree: ast.Module, tests: list[str], seconds: float, durations: Path) -> bool:
+def survives(module: Path, tree: ast.Module, tests: list[str], seconds: float, folder: Path) -> bool:
     """Whether all `tests` pass with `tree` in place of `module`; a run longer than `seconds` counts as a failure."""
+    (folder / "failed").write_text(f"none within {seconds:g} seconds")
     child = os.fork()
     if child == 0:
-        _run(module, tree, tests, durations)
+        _run(module, tree, tests, folder)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -171,7 +202,7 @@ def survives(module: Path, tree: ast.Module, tests: list[str], seconds: float, d
     return False
 
 
-def _run(module: Path, tree: ast.Module, tests: list[str], durations: Path) -> None:
+def _run(module: Path, tree: ast.Module, tests: list[str], folder: Path) -> None:
     """In the child: runs the tests and ends the process with their status."""
     import pytest
 
@@ -181,47 +212,64 @@ def _run(module: Path, tree: ast.Module, tests: list[str], durations: Path) -> N
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
         sys.meta_path.insert(0, Mutated(".".join(module.with_suffix("").parts), module, tree))
-        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *REWRITTEN]
-        status = int(pytest.main([*options, *tests], plugins=[Durations(durations)]))
+        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--basetemp", str(folder / "tests"), *REWRITTEN]
+        status = int(pytest.main([*options, *tests], plugins=[Observer(folder)]))
     finally:
         os._exit(status)
 
 
 def main() -> int:
     """Runs the tester; returns 1 if a mutant survived."""
+    options = _options()
+    for name in HEAVY:
+        importlib.import_module(name)
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        os.environ["SPECNB_OUT"] = str(Path(folder) / "results")
+        return _try(options, Path(folder))
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("module", type=Path, help="the module to change, relative to the project's root")
     parser.add_argument("tests", nargs="+", help="what pytest shall run")
     parser.add_argument("--sample", type=int, help="so many mutants, chosen at random (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lines", help="only mutants of the lines FIRST-LAST")
+    parser.add_argument("--replace", nargs=2, action="append", metavar=("OLD", "NEW"), help="a mutant of your own")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further mutant after this time")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one mutant")
-    options = parser.parse_args()
-    for name in HEAVY:
-        importlib.import_module(name)
-    source = options.module.read_text(encoding="utf-8")
-    durations = Path(tempfile.mkstemp(prefix="durations-")[1])
-    if not survives(options.module, ast.parse(source), options.tests, 10 * options.timeout, durations):
-        parser.error("the tests fail, or take too long, on the module as it is")
-    chosen = mutants(source)
+    return parser.parse_args()
+
+
+def _chosen(source: str, options: argparse.Namespace) -> tuple[list[tuple[str, ast.Module]], int]:
+    """The mutants to try, and how many the module, or its `--lines`, has."""
+    if options.replace:
+        return by_hand(source, options.replace), len(options.replace)
+    found = mutants(source)
     if options.lines:
         first, last = map(int, options.lines.split("-"))
-        chosen = [one for one in chosen if first <= int(one[0].split(":")[0]) <= last]
-    total = len(chosen)
-    chosen = random.Random(options.seed).sample(chosen, min(options.sample or total, total))
+        found = [one for one in found if first <= int(one[0].split(":")[0]) <= last]
+    return random.Random(options.seed).sample(found, min(options.sample or len(found), len(found))), len(found)
+
+
+def _try(options: argparse.Namespace, folder: Path) -> int:
+    module, source = options.module, options.module.read_text(encoding="utf-8")
+    chosen, total = _chosen(source, options)
+    if not survives(module, ast.parse(source), options.tests, 10 * options.timeout, folder):
+        raise SystemExit(f"the tests fail on {module} as it is: {(folder / 'failed').read_text()}")
     alive, tried, end = 0, 0, time.monotonic() + 60 * options.minutes
     for what, tree in chosen:
         if time.monotonic() > end:
             break
         tried += 1
-        if survives(options.module, tree, options.tests, options.timeout, durations):
+        if survives(module, tree, options.tests, options.timeout, folder):
             alive += 1
-            print(f"survived  {options.module}:{what}", flush=True)
+            print(f"survived  {module}:{what}", flush=True)
+        elif options.replace:
+            print(f"killed    {module}:{what}\n          by {(folder / 'failed').read_text()}", flush=True)
         if sys.stderr.isatty():
             print(f"\r{tried}/{len(chosen)}", end="", file=sys.stderr, flush=True)
-    print(f"{options.module}: {tried - alive} of {tried} mutants killed; the module has {total}", flush=True)
-    durations.unlink()
+    print(f"{module}: {tried - alive} of {tried} mutants killed; {total} in all", flush=True)
     return 1 if alive else 0
 
 

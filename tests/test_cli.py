@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tiny import llama
@@ -180,6 +183,36 @@ def test_every_option_reaches_the_audit(tiny: Path, short: Path, capsys: pytest.
     assert "draft-leak" in report_of(capsys, short, "--target", tiny, "--draft", tiny)[1]["log10_e_by_alternative"]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        *(["--eos", 2, "--eos", 3], ["--max-new-tokens", 2], ["--max-new-tokens", 2, "--stop"], ["--seed", 1]),
+        *(["--delta", 0.25], ["--eos", 2, "--ignore", "after-the-end"], ["--numerics-positions", 0], ["--limit", 1]),
+    ],
+    ids=str,
+)
+def test_every_option_reaches_the_audit_of_a_pipe(
+    more: list[object], tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report is that on the same lines in a file, and is not that without the options."""
+    monkeypatch.setattr(cli, "lines_of", lambda descriptor: iter(short.read_bytes().split(b"\n")))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: 0))
+
+    def outcome(*arguments: object) -> tuple[dict[str, object], Any]:
+        status, report = report_of(capsys, *arguments, "--target", tiny)
+        names = ("violations", "delta", "tokens", "sequences", "found_after")
+        plain = {name: report[name] for name in names} | {"status": status, "measured": report["numerics"] is not None}
+        return plain, report["log10_e_by_alternative"]
+
+    (plain, e_values), (expected, expected_e_values), (without, other_e_values) = (
+        outcome(*arguments) for arguments in (("-", *more), (short, *more), ("-",))
+    )
+    assert plain == expected
+    # Sequences from a pipe may share forward passes with others than those in a file.
+    assert e_values == pytest.approx(expected_e_values, abs=1e-4)
+    assert plain != without or e_values != pytest.approx(other_e_values, abs=1e-4)
+
+
 def test_only_empty_sequences_are_a_finding_where_a_length_was_claimed(
     tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,6 +290,20 @@ def test_a_broken_tokenizer_does_not_matter(tiny: Path, short: Path, capsys: pyt
 def test_a_draft_needs_the_same_number_of_tokens(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
     llama(vocab=5).save_pretrained(short.parent / "other")
     assert "same vocabulary" in refused(capsys, short, "--target", tiny, "--draft", short.parent / "other")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_report_that_finds_no_room_is_no_verdict(
+    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, where exactness is rejected too."""
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert main(["audit", str(short), "--target", str(tiny), "--eos", "2"]) == 2
+    assert "specnb: the report cannot be printed: No space left on device\n" in capsys.readouterr().err
+    assert "--html /dev/full cannot be written: No space left" in refused(
+        capsys, short, "--target", tiny, "--html", "/dev/full"
+    )
 
 
 def test_what_nobody_foresaw_is_no_verdict(

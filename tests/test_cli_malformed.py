@@ -11,9 +11,11 @@ import io
 import json
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import llama
 
+from specnb import cli
 from specnb.cli import main
 
 EXAMPLES = int(os.environ.get("SPECNB_EXAMPLES", "40"))
@@ -137,6 +140,15 @@ def test_files_of_tokens(content: bytes, model: Path, tmp_path: Path) -> None:
     require_sane(tmp_path, [str(tmp_path / "tokens.jsonl"), "--target", str(model)])
 
 
+@given(content=encoded)
+@many
+def test_lines_of_a_pipe(content: bytes, model: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "lines_of", lambda descriptor: iter(content.split(b"\n")))
+        patch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: 0))
+        require_sane(tmp_path, ["-", "--target", str(model)])
+
+
 # Options
 
 numeric = st.sampled_from(
@@ -149,9 +161,25 @@ option = st.one_of(
         ),
         numeric,
     ),
+    st.tuples(
+        st.sampled_from(
+            [
+                *("--min-p", "--draft-temperature", "--draft-top-k", "--draft-top-p", "--logit-tolerance", "--limit"),
+                *("--numerics-positions", "--repetition-penalty", "--logit-bias"),
+            ]
+        ),
+        numeric,
+    ),
+    st.tuples(st.just("--filter-order"), st.sampled_from(["llama.cpp", "sglang", "", "top-p,min-p", "top-p,top-p"])),
+    st.tuples(st.just("--ignore"), st.sampled_from(["impossible", "wrong-length", "draft-leak", "x", ""])),
+    st.tuples(st.just("--engine-dtype"), st.sampled_from(["float32", "bfloat16", "float8", ""])),
+    st.tuples(st.just("--control"), st.sampled_from(["tokens.jsonl", "none.jsonl", ".", ""])),
     st.tuples(st.just("--device"), st.sampled_from(["cpu", "cuda", "cuda:99", "meta", "nonsense", "", "xpu", "mps"])),
     st.tuples(st.just("--html"), st.sampled_from(["page.html", "none/page.html", ".", "tokens.jsonl", "", "p" * 300])),
-    st.tuples(st.just("--draft"), st.sampled_from(["model", "", "tokens.jsonl", ".", "a/b/c", "\x00"])),
+    st.tuples(
+        st.sampled_from(["--draft", "--alternative"]),
+        st.sampled_from(["model", "", "tokens.jsonl", ".", "a/b/c", "\x00"]),
+    ),
     st.tuples(st.just("--dtype"), st.sampled_from(["float32", "float64", "bfloat16", "float16"])),
 )
 
@@ -164,7 +192,7 @@ def test_options(options: list[tuple[str, str]], model: Path, tmp_path: Path) ->
     (tmp_path / "tokens.jsonl").write_bytes(VALID)
     arguments = [str(tmp_path / "tokens.jsonl"), "--target", str(model)]
     for name, value in options:
-        if value and name in ("--html", "--draft"):
+        if value and name in ("--html", "--draft", "--alternative", "--control"):
             value = str(model) if value == "model" else str(tmp_path / value)
         arguments += [f"{name}={value}"]
     asked = [value for name, value in options if name == "--html"][-1:] == ["page.html"]

@@ -104,4 +104,5 @@ def summary(gaps: list[tuple[float, float]], tokens: int) -> str:
     sizes = [f"{logit:.2g} in a logit"] * (logit > 0) + [f"{mass:.2g} in top-p"] * (mass > 0)
     share = f"{len(gaps):,} of {tokens:,} tokens {'is' if len(gaps) == 1 else 'are'} impossible"
     by = f", by up to {' and '.join(sizes)}" if sizes else ""
-    return f"{share} ({100 * len(gaps) / max(tokens, 1):.2g}%){by}"
+    percent = float(f"{100 * len(gaps) / max(tokens, 1):.2g}")
+    return f"{share} ({percent:g}%){by}"

@@ -86,3 +86,4 @@ def test_bad_tolerances_are_refused(given: float) -> None:
 def test_the_summary_of_tokens_without_logits() -> None:
     assert summary([(float("nan"), float("nan"))] * 2, 1000) == "2 of 1,000 tokens are impossible (0.2%)"
     assert summary([(0.0, 0.125)], 10).endswith("by up to 0.12 in top-p")
+    assert summary([(0.25, 0.0)] * 3, 3).startswith("3 of 3 tokens are impossible (100%)")

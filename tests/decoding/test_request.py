@@ -205,6 +205,25 @@ def test_nan_of_the_target_is_reported_with_and_without_draft_tokens(gamma):
         generate(broken(), [PROMPT], DRAFT, gamma=gamma, **ASKED)
 
 
+def broken_behind_the_draft():
+    """NaN at the last position of each forward pass over several: after the last draft token, which nothing tests."""
+    model = llama()
+
+    def spoil(module, inputs, logits):
+        return logits.masked_fill(torch.arange(logits.shape[1])[:, None] == max(1, logits.shape[1] - 1), float("nan"))
+
+    model.lm_head.register_forward_hook(spoil)
+    return model
+
+
+@pytest.mark.parametrize("parents", [None, (-1,)], ids=["chain", "tree"])
+def test_nan_after_the_last_draft_token_is_reported(parents):
+    drafter = Proposing()
+    drafter.parents = parents
+    with pytest.raises(FloatingPointError, match="produced NaN"):
+        generate(broken_behind_the_draft(), [PROMPT], drafter, gamma=1, **ASKED)
+
+
 def test_prompts_that_take_over_a_row_keep_their_own_numbers():
     """What a prompt gets depends on its number in `rows`, not on its place among the prompts or in the batch."""
     rows = [7, 3, 11, 5, 2]
