@@ -1,5 +1,7 @@
 """The command `specnb`: `specnb audit TOKENS.jsonl --target FOLDER_OR_NAME` and its options.
 
+Other commands are added by their own modules: `specnb collect` and `specnb compare`.
+
 Exit status 0: no deviation was found. 1: exactness is rejected. 2: no verdict, and one line on stderr says why and
 names the file. 130: interrupted (Ctrl-C), 143: terminated (SIGTERM), both with the report on the tokens so far, if
 there were any, unless that rejects exactness.
@@ -27,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from specnb.audit import Aim, Auditor, Engine, audit
+from specnb.audit import Aim, Auditor, Engine, audit, compare_command
 from specnb.audit.adapters import collect_command
 from specnb.audit.claimed import ENGINE_ORDERS, NOT_AUDITED, claimed_sampling
 from specnb.audit.report import Report
@@ -370,6 +372,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_engine(audit_parser.add_argument_group("the engine").add_argument)
     _add_test(audit_parser.add_argument_group("the test and its report").add_argument)
     collect_command.add_to(commands)
+    compare_command.add_to(commands)
     return parser
 
 

@@ -4,6 +4,7 @@ From the bottom up; each module imports only from those before it:
 
     condensed                  distributions on a few cells
     pit, shared_uniforms       the probability integral transform; uniforms that are used twice
+    frequencies                how often each token came, and should have come
     alternatives               the distributions that known bugs of a sampler give (alternative hypotheses)
     bets, evidence, distance   the bets on one sequence; test martingales; a lower bound on the total variation
     teacher_forcing, numerics  a target's distributions along existing sequences; its numerical error
@@ -15,6 +16,7 @@ From the bottom up; each module imports only from those before it:
     joint                      the audit by enumeration, for small vocabularies
     cost                       the time of an audit
     token_file, token_stream   sequences in files of JSON lines, and from a pipe
+    two_samples                two files of samples against each other, without a model; `compare_command` runs it
     bugs, known_bugs           implementations of known bugs; the registry of all, and `generate` with one of them
 
 `specnb.experiments` measures the audit itself: tokens until each bug is found, false alarms, engines' own checks.

@@ -21,7 +21,7 @@ ALTERNATIVES = {
     "sharper": "as if the temperature were lower than claimed",
     "flatter": "as if the temperature were higher than claimed, or the target had another context",
     "near-uniform": "some tokens are almost uniform: a temperature that is uninitialised or huge at some positions",
-    "tail-cut": "unlikely tokens are missing: a top-k or top-p that was not claimed",
+    "tail-cut": "unlikely tokens are missing: a top-k, top-p or min-p that was not claimed",
     "shifted": "tokens fit the target's distribution at the position before: logits are read one position off, or a "
     "token is missing in the cache",
     "repeats": "tokens that occurred before come too often",
@@ -45,11 +45,16 @@ ALTERNATIVES = {
     "along-p": "the probability p of the tokens deviates, in no way that is listed here",
     "along-q/p": "the ratio q/p of the tokens deviates, in no way that is listed here",
     "along-ids": "low or high token ids come too often: sampling itself, or its uniforms, are wrong",
+    "token-bias": "single tokens come too often or too rarely wherever they are possible: a logit bias, a banned or "
+    "suppressed token",
 }
 """The alternatives that the audit bets on, and what each means when its e-value is large."""
 
 DEPENDENCE = ("noise-of-texts", "same-tokens")
 """The alternatives where each sequence may have the right distribution, and sequences are not independent."""
+
+LEARNED = ("token-bias",)
+"""The alternatives that are learnt from earlier sequences; how large a deviation they would detect is not known."""
 
 POWERS = {
     "sharper": (1.1, 1.25, 1.5, 2.0, 3.0),
@@ -57,6 +62,8 @@ POWERS = {
     "near-uniform": (0.25, 0.05),
 }
 TOP_K = (2, 5, 10, 20, 50, 100)
+TOP_P = (0.9, 0.95, 0.98, 0.99, 0.999)
+MIN_P = (0.1, 0.03, 0.01)
 FACTORS = {"repeats": (1.25, 2.0, 5.0), "avoids": (0.8, 0.5, 0.2)}
 DRAFT_POWERS = (0.5, 0.7, 1.4, 2.0)
 LENIENCES = (0.9, 0.7, 0.5, 0.3)
@@ -82,6 +89,8 @@ def alternative_distributions(condensed: CondensedDistributions, occurred: Tenso
     for name, powers in POWERS.items():
         yield name, _tempered(p, sizes, powers)
     yield "tail-cut", _top(p)
+    yield "tail-cut", _top_p(p)
+    yield "tail-cut", _min_p(p)
     yield "shifted", condensed.previous_p[None]
     yield "repeats", one_hot(condensed.previous_cell, cells, p.dtype)[None]
     for name, factors in FACTORS.items():
@@ -156,12 +165,37 @@ def _tempered(probs: Tensor, sizes: Tensor, powers: Sequence[float]) -> Tensor:
 
 
 def _top(probs: Tensor) -> Tensor:
-    """Top-k of `probs` `(n, C)` for each of `TOP_K`, `(m, n, C)`; pooled cells hold unlikely tokens, and are cut.
+    """Top-k of `probs` `(n, C)` for each of `TOP_K`, `(m, n, C)`; pooled cells hold unlikely tokens, and are cut."""
+    rising = _rising(probs)
+    return _kept(probs, rising[:, [-min(k, rising.shape[-1]) for k in TOP_K]].T)
+
+
+def _top_p(probs: Tensor) -> Tensor:
+    """Top-p of `probs` `(n, C)` for each of `TOP_P`, `(m, n, C)`; `probs` itself where the single tokens have less."""
+    rising = _rising(probs)
+    reached = rising.flip(-1).cumsum(dim=-1)
+    limits = probs.new_tensor(TOP_P)
+    count = torch.searchsorted(reached, limits.expand(len(probs), -1).contiguous())  # likelier tokens below the limit
+    is_reached = count < rising.shape[-1]
+    weakest = rising.flip(-1).gather(-1, count.clamp_max(rising.shape[-1] - 1))
+    return torch.where(is_reached.T[..., None], _kept(probs, weakest.T), probs)
+
+
+def _min_p(probs: Tensor) -> Tensor:
+    """Min-p of `probs` `(n, C)` for each of `MIN_P`, `(m, n, C)`; pooled cells hold unlikely tokens, and are cut."""
+    return _kept(probs, probs.new_tensor(MIN_P)[:, None] * probs[:, :-2].amax(dim=-1))
+
+
+def _rising(probs: Tensor) -> Tensor:
+    """The probabilities of the single tokens, the smallest first."""
+    return torch.from_numpy(np.sort(probs[:, :-2].numpy(), axis=-1))  # many times faster than torch
+
+
+def _kept(probs: Tensor, weakest: Tensor) -> Tensor:
+    """The single tokens of `probs` `(n, C)` at least as likely as `weakest` `(m, n)`, normalised.
 
     Where the pooled cells have all the mass, `probs` itself.
     """
     single = probs[:, :-2]
-    rising = torch.from_numpy(np.sort(single.numpy(), axis=-1))  # many times faster than torch
-    weakest = rising[:, [-min(k, single.shape[-1]) for k in TOP_K]].T[..., None]
-    kept = torch.nn.functional.pad(single * (single >= weakest), (0, 2))
+    kept = torch.nn.functional.pad(single * (single >= weakest[..., None]), (0, 2))
     return normalise(kept.where(kept.sum(dim=-1, keepdim=True) > 0, probs))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specnb.audit.alternatives import ALTERNATIVES
+from specnb.audit.alternatives import ALTERNATIVES, LEARNED
 from specnb.audit.bets import Bets, CutoffGap, Row
 from specnb.audit.distance import TotalVariationEstimate
 from specnb.audit.evidence import Evidence, log_mean
@@ -237,7 +237,8 @@ class Auditor:
     def _detectable(self) -> dict[str, float]:
         assert self.evidence is not None
         impossible = {"impossible": 1 - 0.1 ** (1 / self.tokens)}  # one such token is enough
-        return impossible | self.evidence.detectable(self.delta)
+        found = self.evidence.detectable(self.delta)
+        return impossible | {name: value for name, value in found.items() if name not in LEARNED}
 
     def _breakdown(self, gains: NDArray[np.float64]) -> dict[str, list[tuple[str, int, float]]]:
         """Sums of the leading alternative's gains over groups of tokens."""

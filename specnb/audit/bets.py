@@ -19,6 +19,7 @@ from specnb.audit import pit
 from specnb.audit.alternatives import alternative_distributions
 from specnb.audit.claimed import CutoffGap as CutoffGap
 from specnb.audit.condensed import CondensedDistributions, condense_distributions, greater_mask
+from specnb.audit.frequencies import Frequencies
 from specnb.audit.shared_uniforms import CumulativeMass, Interval, same_uniform_ratio, within_step_ratios
 
 Array = NDArray[np.float64]
@@ -94,6 +95,7 @@ class Bets:
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng([STREAM, seed])
         self.histograms = {name: pit.Histogram() for name in ("along-p", "along-q/p", "along-ids")}
+        self.frequencies = Frequencies()
         self.longest_step = 1
         self.sequence = _History()
         self.previous_p: Tensor | None = None  # p before the last token judged, `(1, vocab)`
@@ -102,6 +104,7 @@ class Bets:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Begins a new sequence. What is kept of earlier ones does not grow with the vocabulary."""
+        self.frequencies.begin()
         before, self.sequence, self.previous_p = self.sequence, _History(prompt=list(prompt)), None
         self.references = (before, self.last_with_prompt.get(tuple(prompt), _History()))
         self.last_with_prompt.pop(tuple(prompt), None)
@@ -121,10 +124,14 @@ class Bets:
         collected = _Collected([], [], [])
         self._bet_on_alternatives(collected, tokens, condensed)
         self._bet_on_transforms(collected, condensed, p_interval)
+        ratios, deviations = self.frequencies.bets(row.p, tokens)
+        for ratio in ratios:
+            collected.bet("token-bias", ratio)
+        collected.deviations.extend(deviations)
         self._bet_on_reused_uniforms(collected, tokens, p_interval, q_interval)
         if row.q is not None and q_mass is not None:
-            ratios = within_step_ratios(row.p, row.q, tokens, q_mass)
-            for name, ratio in zip(("one-uniform", "shared-noise"), ratios, strict=True):
+            within_step = within_step_ratios(row.p, row.q, tokens, q_mass)
+            for name, ratio in zip(("one-uniform", "shared-noise"), within_step, strict=True):
                 collected.bet(name, ratio)
         if row.suspected is not None:
             collected.bet("suspected-model", _ratio_at(row.suspected, row.p, tokens))

@@ -21,6 +21,7 @@ STRENGTHS = (0.9, 0.5, 0.2, 0.06, 0.02)
 0.02, one that affects every token with 0.9."""
 ALL_TOKENS_WEIGHT = 0.5  # weight of the bets on every token; the rest goes to bets on subsets of the tokens
 CHUNK = 64
+BEYOND = 2.0
 
 
 class Evidence:
@@ -75,18 +76,23 @@ class Evidence:
         return largest + np.log(np.add.reduceat(scaled.sum(axis=(1, 2)), self.starts, axis=-1))
 
     def detectable(self, delta: float, power: float = 0.9) -> dict[str, float]:
-        """For each alternative the total variation per token that would have been detected here with `power`.
+        """For each alternative the total variation per token from which on it would have been detected with `power`.
 
-        It is about samplers with the distribution (1 - e) p + e r, r one of the alternative's distributions: each
-        such sampler at least that far from p would have passed 1/delta by the last token. NaN where not even e = 1
-        would. Assumes that the tokens seen were drawn from p, and that the sum of the log factors is normal.
+        It is about samplers with the distribution (1 - e) p + e r, r one of the alternative's distributions and e the
+        same at every token: each such sampler at least that far from p would have passed 1/delta by the last token.
+        NaN where that holds for none. Assumes that the tokens seen were sampled from p, and that the sum of the log
+        factors is normal.
         """
         threshold = -np.log(delta) - self.log_weight[0] + np.log(len(self.names))
-        found = self.moments.detectable(threshold, power)
+        shares, distances = self.moments.detectable(threshold, power)
         result = {}
         for number, name in enumerate(self.names):
-            distances, detected = (values[self.alternative_of == number] for values in found)
-            result[name] = float(distances.max()) if detected.any() else float("nan")
+            share, distance = (values[self.alternative_of == number] for values in (shares, distances))
+            known = ~np.isnan(share)
+            figure = (share * distance)[known].max(initial=0.0)
+            # A distribution that is not detected counts unless it is nearer to p than the figure anyway.
+            is_figure = (share <= 1).any() and figure >= distance[~known].max(initial=0.0)
+            result[name] = float(figure) if is_figure else float("nan")
         return result
 
 
@@ -101,44 +107,57 @@ def log_mean(logs: Array) -> Array:
 
 
 class Moments:
-    """First two moments of each bet's log factor, under p and (weighted by r/p) under r; and TV(p, r)."""
+    """Moments of each bet's log factor g under p, and (weighted by r/p) under r; and TV(p, r)."""
 
     def __init__(self, bets: int) -> None:
-        shape = (len(STRENGTHS), bets)
         self.n = 0
         self.distance = np.zeros(bets)
-        self.mass = np.zeros(bets)
-        self.under_p = np.zeros((2, *shape))
-        self.under_r = np.zeros((2, *shape))
+        self.ratio = np.zeros((2, bets))  # sums of x = r/p - 1, and of its square
+        self.sums = np.zeros((3, 2, len(STRENGTHS), bets))  # of (r/p)^i g^j, i = 0, 1, 2 and j = 1, 2
 
     def add(self, ratios: Array, gains: Array) -> None:
         """Adds n tokens: `ratios` `(n, K)` and their log factors `gains` `(n, strengths, K)`."""
         self.n += len(ratios)
-        self.mass += ratios.sum(axis=0)
         self.distance += np.maximum(0, 1 - ratios).sum(axis=0)
-        self.under_p += np.stack([gains.sum(axis=0), np.einsum("nsk,nsk->sk", gains, gains)])
-        weighted = ratios[:, None] * gains
-        self.under_r += np.stack([weighted.sum(axis=0), np.einsum("nsk,nsk->sk", weighted, gains)])
+        self.ratio += np.stack([(ratios - 1).sum(axis=0), ((ratios - 1) ** 2).sum(axis=0)])
+        for order in range(3):
+            weighted = ratios[:, None] ** order * gains
+            self.sums[order] += np.stack([weighted.sum(axis=0), np.einsum("nsk,nsk->sk", weighted, gains)])
 
-    def detectable(self, threshold: Array, power: float) -> tuple[Array, NDArray[np.bool_]]:
-        """For each bet the total variation detected with `power`, and whether r itself (e = 1) is detected.
+    def detectable(self, threshold: Array, power: float) -> tuple[Array, Array]:
+        """For each bet the share e of r in (1 - e) p + e r that is detected with `power`, and TV(p, r).
 
-        Detected means that the log martingale passes `threshold` `(strengths, K)`. Where r is not detected, the
-        total variation is that of r.
+        Detected means that the log martingale passes `threshold` `(strengths, K)`. Shares up to `BEYOND` stand for
+        distributions farther out than r in its direction, as stronger ones of a kind are; NaN where not even that is
+        detected.
+
+        The tokens seen are only one sample. By chance they may favour r, and the figure would be too small. So the
+        means are corrected by regression on x = r/p - 1, whose mean under p is known to be 0, and the error that
+        remains counts as if it were spread of the log martingale.
         """
         n = max(self.n, 1)
         distance = self.distance / n
-        p = self.under_p / n
-        r = self.under_r / np.maximum(self.mass, 1e-300)
+        (mean_x, mean_xx), sums = self.ratio / n, self.sums / n
+        variance_x = np.maximum(mean_xx - mean_x**2, 0)
+        varies = variance_x > 1e-12 * mean_xx
+        corrected, error = [], []
+        for order in range(2):  # of g under p, and of g r/p under p, which is g under r
+            mean, square = sums[order, 0], sums[2 * order, 1]
+            covariance = sums[order + 1, 0] - mean - mean * mean_x
+            slope = np.where(varies, covariance, 0.0) / np.where(varies, variance_x, 1.0)
+            corrected.append(mean - slope * mean_x)
+            error.append(np.sqrt(np.maximum(square - mean**2 - slope**2 * variance_x, 0)))
         quantile = norm.isf(power)  # negative: with probability `power` the sum is larger
 
-        def excess(mixture: float, bet: int) -> float:
-            mean, square = (1 - mixture) * p[..., bet] + mixture * r[..., bet]
-            spread = np.sqrt(np.maximum(square - mean**2, 0) * n)
-            return float((n * mean + quantile * spread - threshold[:, bet]).max())
+        def excess(share: float, bet: int) -> float:
+            mean, square = ((1 - share) * p[..., bet] + share * r[..., bet] for p, r in (corrected, sums[:2, 1]))
+            unsure = abs(1 - share) * error[0][:, bet] + share * error[1][:, bet]
+            spread = np.sqrt(np.maximum(square - mean**2, 0) + unsure**2)
+            return float((n * mean + quantile * np.sqrt(n) * spread - threshold[:, bet]).max())
 
-        mixtures = np.ones(len(distance))
-        detected = np.array([distance[bet] > 0 and excess(1.0, bet) > 0 for bet in range(len(distance))])
-        for bet in np.flatnonzero(detected).tolist():
-            mixtures[bet] = brentq(excess, 0.0, 1.0, args=(bet,)) if excess(0.0, bet) < 0 else 0.0
-        return mixtures * distance, detected
+        shares = np.full(len(distance), np.nan)
+        for bet in np.flatnonzero(distance > 0).tolist():
+            detected = [share for share in (1.0, BEYOND) if excess(share, bet) > 0]
+            if detected:
+                shares[bet] = brentq(excess, 0.0, detected[0], args=(bet,)) if excess(0.0, bet) < 0 else 0.0
+        return shares, distance

@@ -10,11 +10,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import torch
+from transformers import PreTrainedModel
 
 from specnb.audit.alternatives import DEPENDENCE
 from specnb.audit.auditor import Auditor
 from specnb.audit.claimed import FILTERS, claimed_probs, other_orders
-from specnb.audit.numerics import Numerics, crossing
+from specnb.audit.numerics import Numerics, crossing, in_dtype
 from specnb.audit.report import Report
 from specnb.audit.teacher_forcing import Completion, Models, Source, teacher_forced_rows
 from specnb.sampling.distributions import Sampling
@@ -22,6 +24,7 @@ from specnb.sampling.distributions import Sampling
 REMEMBERED = 100_000
 """Tokens of sequences, prompts included, that are kept for explanations."""
 TRIED = 4_000
+BETTER = 20.0
 DEPENDENT = 100.0
 """A sequence whose e-value for dependence exceeds this is taken to share its noise with an earlier one."""
 
@@ -90,16 +93,45 @@ def _log_likelihoods(target: Source, completions: Sequence[Completion], settings
     return [float(total) for total in totals]
 
 
-def bfloat16_note(report: Report, measured: Numerics | None) -> list[str]:
-    """A note if the e-value is no more than the numerics of bfloat16 explain."""
-    if measured is None or report.violations or not len(report.running):
+@torch.inference_mode()
+def bfloat16_note(
+    report: Report, measured: Numerics | None, target: Source, sampling: Sampling, completions: Sequence[Completion]
+) -> list[str]:
+    """A note if the e-value is no more than the numerics of bfloat16 explain, and they do explain the tokens.
+
+    The first holds for any small deviation. So a copy of the target in bfloat16 is compared with the target: its
+    likelihood of the tokens (`TRIED` at most) must be `BETTER` times as large. For tokens that deviate in another way,
+    such as the temperature, it is smaller on average.
+    """
+    if measured is None or report.violations or not len(report.running) or not isinstance(target, PreTrainedModel):
         return []
     if crossing(report.running * np.log(10), report.delta, measured.nats) is not None:
         return []
+    if _bfloat16_gain(target, sampling, completions) < math.log(BETTER):
+        return []
     return [
-        f"numerics as large as those of bfloat16 would explain the e-value (error rate {report.delta:g}); if the "
-        "engine computes in bfloat16, give its dtype (--engine-dtype bfloat16)"
+        f"numerics as large as those of bfloat16 would explain the e-value (error rate {report.delta:g}), and the "
+        "target in bfloat16 fits the tokens better; if the engine computes in bfloat16, give its dtype "
+        "(--engine-dtype bfloat16)"
     ]
+
+
+def _bfloat16_gain(target: PreTrainedModel, sampling: Sampling, completions: Sequence[Completion]) -> float:
+    """The log-likelihood of the first tokens under the target in bfloat16, minus that under the target itself.
+
+    Tokens that either makes impossible are left out.
+    """
+    gain, left = 0.0, TRIED
+    rounded = in_dtype(target, torch.bfloat16)
+    for row in teacher_forced_rows(target, completions, sampling, None, Sampling(), suspected=rounded):
+        if left <= 0:
+            break
+        if row.suspected is not None:
+            at = row.p.new_tensor(row.tokens).long()[:, None]
+            logs = (row.suspected.gather(-1, at).double() / row.p.gather(-1, at).double()).log()
+            gain += float(logs[logs.isfinite()].sum())
+        left -= len(row.tokens)
+    return gain
 
 
 def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int]:

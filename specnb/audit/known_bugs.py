@@ -1,8 +1,9 @@
 """The registry of known bugs, and `generate` with one of them.
 
 `KNOWN_BUGS` are the bug suite: bugs of a step and of the loop, which `generate` can run. `HELD_OUT_BUGS` are more of
-them, which no bet of the audit was designed for. `registry` has all, and those of batch layouts. Beam search, tree
-attention and stand-alone samplers have known bugs too, in the tests alone.
+them, which no bet of the audit was designed for; `LATEST_BUGS` say of each whether it is held out. `registry` has all,
+and those of batch layouts. Beam search, tree attention and stand-alone samplers have known bugs too, in the tests
+alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 from specnb.audit.bugs.bug import Bug, KnownBug
 from specnb.audit.bugs.later import HELD_OUT_BUGS as HELD_OUT_BUGS
 from specnb.audit.bugs.later import LATER_BUGS
+from specnb.audit.bugs.latest import LATEST_BUGS as LATEST_BUGS
 from specnb.audit.bugs.layout import LAYOUT_BUGS
 from specnb.audit.bugs.loop import LOOP_BUGS, active, reseeded
 from specnb.audit.bugs.step import FILTERS, step_bugs
@@ -49,7 +51,7 @@ def registry() -> list[KnownBug]:
     >>> sorted({bug.kind for bug in registry()})
     ['layout', 'loop', 'step']
     """
-    return [*KNOWN_BUGS.values(), *LATER_BUGS.values(), *LAYOUT_BUGS.values()]
+    return [*KNOWN_BUGS.values(), *LATER_BUGS.values(), *LATEST_BUGS.values(), *LAYOUT_BUGS.values()]
 
 
 class BuggyDrafter(ModelDrafter):

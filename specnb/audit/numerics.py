@@ -120,7 +120,7 @@ def measure_numerics(
     """
     chosen = [completion for completion in completions if completion.tokens][:SEQUENCES]
     each = -(-positions // len(chosen))
-    engine = model if engine_dtype in (None, model.dtype) else _in_dtype(model, engine_dtype)
+    engine = model if engine_dtype in (None, model.dtype) else in_dtype(model, engine_dtype)
     pairs = [_many_and_one(model, engine, Completion(one.prompt, one.tokens[:each])) for one in chosen]
     many, one = (torch.cat(logits).double() for logits in zip(*pairs, strict=True))
     p, r = claimed_probs(many, sampling), claimed_probs(one, sampling)
@@ -143,7 +143,8 @@ def measure_numerics(
     return numerics._replace(source=f"forward passes over one token in {dtype} differ from the target's pass")
 
 
-def _in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy of `model` that computes in `dtype`."""
     copied: Any = copy.deepcopy(model)
     converted: PreTrainedModel = copied.to(dtype)
     return converted

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specnb.audit.alternatives import ALTERNATIVES, DEPENDENCE
+from specnb.audit.alternatives import ALTERNATIVES, DEPENDENCE, LEARNED
 from specnb.audit.impossible import Impossible
 from specnb.audit.numerics import Numerics
 from specnb.measure.statistics import Estimate
@@ -22,7 +23,7 @@ Array = NDArray[np.float64]
 
 SUSPICIOUS = 2.0  # decimal logarithm of an e-value from which on the report asks for more tokens
 FAMILIES = {
-    "temperature and filters": ("argmax", "sharper", "flatter", "tail-cut"),
+    "temperature and filters": ("argmax", "sharper", "flatter", "near-uniform", "tail-cut", "token-bias"),
     "context": ("shifted", "repeats", "avoids"),
     "verification of drafts": ("draft-leak", "no-residual", "redraw", "residual-only", "greedy-draft", "wrong-q"),
     "uniforms": ("one-uniform", "shared-noise", "noise-of-steps"),
@@ -36,6 +37,12 @@ VIOLATIONS = {
     "wrong-length": "a sequence is longer than claimed, or shorter and without an end token",
 }
 """What an exact sampler never does: one violation rejects exactness, without statistics."""
+KINDS = VIOLATIONS | ALTERNATIVES
+"""Every kind of deviation that a report can name, and what it means."""
+NOT_COVERED = (
+    f"deviations of another shape; kinds that are learnt from the sequences ({', '.join(LEARNED)}); noise without "
+    "direction (rounded logits, quantised weights), for which give the suspected model (--alternative)"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,9 @@ class Report:
     impossible_summary      how many tokens are impossible, of any of the three classes, and by how much
     breakdown               evidence of the leading alternative by position, token, ...: lists of (group, tokens,
                             decimal log e-value)
-    detectable              alternative -> total variation per token that would have been detected with power 0.9
+    detectable              kind -> total variation per token from which on a deviation of that kind alone would have
+                            been detected with power 0.9, if every token had deviated alike: with the distribution
+                            (1 - e) p + e r, r that of the kind and e the same at every token; NaN: not even r itself
     numerics                how far the target's distributions depend on the way they are computed
     control                 the comparison with the same engine without speculation (`specnb.audit.control`)
     rows_alone              where rows share noise, the report on those rows that share none with an earlier one
@@ -127,6 +136,9 @@ class Report:
 
     def lines(self) -> list[str]:
         """The report in words. Sequences and positions are counted from 0."""
+        return [*self._outcome_lines(), *self._detectable_lines(), *(f"note: {note}" for note in self.notes)]
+
+    def _outcome_lines(self) -> list[str]:
         sequences = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)}"
         impossible = f"; {self.impossible_summary}" if self.impossible_summary else ""
         lines = [f"audit of {self.tokens:,} tokens in {sequences}, false-alarm rate at most {self.delta:g}{impossible}"]
@@ -141,22 +153,47 @@ class Report:
         else:
             listed = "; the deviations that would have been detected are listed below"
             lines += [(self._suspicion or "no deviation was found") + listed * bool(self.detectable)]
+            lines += self._most_evidence_lines() if self._suspicion else []
         largest = "" if any(self.violations.values()) else f", largest {_power(self.log10_e_peak)}"
         lines += [f"e-value: {_power(self.log10_e)}{largest}"]
         lines += [f"impossible: {one}" for one in self.impossible[:5]]
         lines += [f"impossible by no more than the numerics explain: {one}" for one in self.borderline[:5]]
-        lines += [f"impossible, explained by {self._undeclared_by}: {one}" for one in self.undeclared[:5]]
+        by = self._undeclared_by
+        lines += [f"impossible by no more than {by} would explain: {one}" for one in self.undeclared[:5]]
         lines += [
-            f"total variation per token: at least about {self.tv.value:.4f} [{self.tv.low:.4f}, {self.tv.high:.4f}]"
+            f"total variation per token: a lower bound on it is estimated as {self.tv.value:.4f}, 95% interval "
+            f"[{self.tv.low:.4f}, {self.tv.high:.4f}]"
         ]
         if self.control is not None:
-            lines += self.control.lines()
-        if self.numerics is not None:
-            lines += [f"numerics: {self.numerics}"]
-        if self.detectable:
-            lines += ["total variation per token that would have been detected with power 0.9:"]
-            lines += [f"  {name:<17}{_distance(value)}" for name, value in self.detectable.items()]
-        return lines + [f"note: {note}" for note in self.notes]
+            lines += self.control.lines() + self._legend_lines([*self.control.shared, *self.control.only_here])
+        return lines if self.numerics is None else [*lines, f"numerics: {self.numerics}"]
+
+    def _detectable_lines(self) -> list[str]:
+        """What the outcome "no deviation was found" rules out, kind by kind."""
+        if not self.detectable:
+            return []
+        found = [value for _, value in self._figures if not math.isnan(value)]
+        lines = ["would have been found with probability 0.9 from this total variation per token on, each kind alone:"]
+        lines += [f"  {_distance(value):<6}  {name}: {KINDS[name]}" for name, value in self._figures]
+        if found:
+            lines += [f"  {max(found):.4f}  any one of the kinds with a figure"]
+        return [*lines, "  (mixed into every token alike; none: not at this length)", f"not covered: {NOT_COVERED}"]
+
+    @property
+    def _figures(self) -> list[tuple[str, float]]:
+        """`detectable`, the smallest first and NaN last."""
+        return sorted(self.detectable.items(), key=lambda item: (math.isnan(item[1]), item[1]))
+
+    def _legend_lines(self, kinds: Sequence[str]) -> list[str]:
+        """What the `kinds` mean that the lines on the diagnosis do not explain."""
+        explained = set(self._explained) if self.rejected else set()
+        return [f"  {kind}: {KINDS[kind]}" for kind in kinds if kind not in explained]
+
+    @property
+    def _explained(self) -> list[str]:
+        """The kinds that the diagnosis explains: the violations, and the three alternatives with the most evidence."""
+        threshold = -math.log10(self.delta) / 2
+        return [*self.violations, *[name for name, value in self.by_alternative.items() if value > threshold][:3]]
 
     def _dependence_lines(self) -> list[str]:
         assert self.rows_alone is not None
@@ -178,10 +215,14 @@ class Report:
             f"probability at most {10**-self.log10_e_peak:.1g}; audit more tokens"
         )
 
+    def _most_evidence_lines(self) -> list[str]:
+        name, value = next(iter(self.by_alternative.items()))
+        return [f"  most evidence is for {name} (e-value {_power(value)}): {ALTERNATIVES[name]}"]
+
     @property
     def _undeclared_by(self) -> str:
         alike = self.control is not None and self.control.alike and bool(self.control.control.impossible_summary)
-        return "numerics as in the control" if alike else "the numerics of bfloat16"
+        return "numerics as in the control" if alike else "those of bfloat16"
 
     def _numerics_lines(self) -> list[str]:
         """What the outcome `numerics` rests on, its own error rate, and what to do."""
@@ -190,8 +231,14 @@ class Report:
                 f"  an engine whose numerics are of the measured size is called rejected with probability at most "
                 f"{self.delta:g}"
             ]
-        if self._undeclared_by != "the numerics of bfloat16":
+        if self._undeclared_by != "those of bfloat16":
             return ["  the same engine without speculation has as many impossible tokens, and as large ones"]
+        if self._suspicion:  # noise has no direction, and gives no evidence where tokens are possible
+            return [
+                "  all impossible tokens lie within the noise of bfloat16; the possible ones deviate too, which that",
+                "  noise does not explain: compare the settings claimed with those of the engine",
+                *self._most_evidence_lines(),
+            ]
         return [
             "  all impossible tokens lie within the noise of bfloat16: if the engine computes in bfloat16, give its",
             "  dtype (--engine-dtype bfloat16, or --dtype bfloat16 for the target too);",
@@ -200,8 +247,7 @@ class Report:
 
     def _diagnosis_lines(self) -> list[str]:
         lines = [f"  {name}: {VIOLATIONS[name]} ({count:,})" for name, count in self.violations.items()]
-        threshold = -math.log10(self.delta) / 2
-        leading = [(name, value) for name, value in self.by_alternative.items() if value > threshold][:3]
+        leading = [(name, self.by_alternative[name]) for name in self._explained if name not in self.violations]
         lines += [f"  looks like {name} (e-value {_power(value)}): {ALTERNATIVES[name]}" for name, value in leading]
         families = [
             family
@@ -274,15 +320,23 @@ class Report:
         colour = {"rejected": "#b2182b", "dependent": "#b2182b", "numerics": "#b07c00", "not rejected": "#2166ac"}[
             self.verdict
         ]
-        words = html.escape("\n".join(line for line in self.lines() if not line.startswith("  ") or self.rejected))
-        table = self.detectable or {}
-        rows = "".join(f"<tr><td>{name}</td><td>{_distance(value)}</td></tr>" for name, value in table.items())
-        header = "<tr><th>alternative</th><th>total variation detected with power 0.9</th></tr>"
-        detectable = f"<table>{header}{rows}</table>" if rows else ""
+        notes = [f"note: {note}" for note in self.notes]
+        words = html.escape("\n".join([*self._outcome_lines(), *notes]))
         return (
             f'<div style="font-family:sans-serif;max-width:60em"><h2 style="color:{colour}">{self.verdict}</h2>'
-            f'{self._chart()}<pre style="white-space:pre-wrap">{words}</pre>{detectable}</div>'
+            f'{self._chart()}<pre style="white-space:pre-wrap">{words}</pre>{self._table()}</div>'
         )
+
+    def _table(self) -> str:
+        """What would have been found, as a table; empty where something was found."""
+        if not self.detectable:
+            return ""
+        title, *_, limits = self._detectable_lines()
+        rows = "".join(
+            f"<tr><td>{_distance(value)}</td><td>{name}</td><td>{html.escape(KINDS[name])}</td></tr>"
+            for name, value in self._figures
+        )
+        return f"<p>{html.escape(title)}</p><table>{rows}</table><p>{html.escape(limits)}</p>"
 
     def _chart(self) -> str:
         """The e-value against tokens on a log scale, with a line at 1/delta; empty without tokens."""
@@ -319,7 +373,7 @@ def _power(log10: float) -> str:
 
 
 def _distance(value: float) -> str:
-    return "none at this length" if math.isnan(value) else f"{value:.4f}"
+    return "none" if math.isnan(value) else f"{value:.4f}"
 
 
 def _json(value: Any) -> Any:

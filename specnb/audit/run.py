@@ -177,7 +177,7 @@ def _explanations(report: Report, auditor: Auditor, models: Models, completions:
     suspicious = {one.sequence for one in (*report.impossible, *report.undeclared)}
     notes += order_note(models.target, models.sampling, completions, suspicious, report.delta)
     if report.rejected:
-        notes += bfloat16_note(report, auditor.impossible.undeclared)
+        notes += bfloat16_note(report, auditor.impossible.undeclared, models.target, models.sampling, completions)
     return notes
 
 

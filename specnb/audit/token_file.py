@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +48,50 @@ def read_tokens(file: Path) -> list[Sequence]:
     if not sequences:
         raise ValueError(f"{file.name} is empty; each line is {LINE}")
     return sequences
+
+
+class Sample(NamedTuple):
+    """One sequence of a file of ids or of texts: its prompt, and its tokens, or words, in order."""
+
+    prompt: Hashable
+    tokens: tuple[Hashable, ...]
+
+
+TEXT_LINE = '{"prompt": "words", "text": "words"}'
+WORDS = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
+
+
+def read_samples(file: Path) -> list[Sample]:
+    """The sequences in `file`; besides lines as for `read_tokens` it may have texts, which are cut into words.
+
+    Raises `ValueError` and `OSError` as `read_tokens` does.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "texts.jsonl"
+    >>> file.write_text('{"prompt": "Say", "text": " one, two"}')
+    38
+    >>> read_samples(file)
+    [Sample(prompt='Say', tokens=(' one', ',', ' two'))]
+    """
+    lines = [
+        (line, f"{file.name}, line {number}")
+        for number, line in enumerate(_content(file).split(b"\n"), 1)
+        if line.strip()
+    ]
+    if not lines:
+        raise ValueError(f"{file.name} is empty; each line is {LINE} or {TEXT_LINE}")
+    return [_sample(line, where) for line, where in lines]
+
+
+def _sample(line: bytes, where: str) -> Sample:
+    entries = _parsed(line, where)
+    if not isinstance(entries, dict) or "text" not in entries:
+        one = read_line(line, where)
+        return Sample(tuple(one.prompt), tuple(one.tokens))
+    prompt, text = entries.get("prompt"), entries["text"]
+    if not isinstance(prompt, str) or not isinstance(text, str):
+        raise ValueError(f"{where}: 'prompt' and 'text' must both be strings; each line is {LINE} or {TEXT_LINE}")
+    return Sample(prompt, tuple(WORDS.findall(text)))
 
 
 def require_alike(first: Sequence, other: Sequence) -> None:

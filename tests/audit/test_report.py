@@ -6,27 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from reports import report
 
 from specnb.audit.alternatives import ALTERNATIVES
-from specnb.audit.numerics import Numerics
-from specnb.audit.report import VIOLATIONS, Impossible, Report
-from specnb.measure.statistics import Estimate
-
-
-def report(**changed: object) -> Report:
-    settings = {
-        "delta": 1e-6,
-        "tokens": 4,
-        "sequences": 1,
-        "found_after": None,
-        "numerics_only": False,
-        "running": np.array([0.1, -0.2, 0.3, -0.1]),
-        "running_by_alternative": {"argmax": np.zeros(4), "sharper": np.full(4, 0.5)},
-        "tv": Estimate(0.01, 0.0, 0.05, 4),
-        "detectable": {"argmax": 0.123, "sharper": float("nan")},
-        "numerics": Numerics(3, 1e-5, 1e-6, 1e-7, 0.0),
-    }
-    return Report(**(settings | changed))  # type: ignore[arg-type]
+from specnb.audit.control import ControlComparison
+from specnb.audit.report import KINDS, VIOLATIONS, Impossible
 
 
 def test_without_a_finding_the_report_lists_what_is_detectable() -> None:
@@ -38,9 +22,12 @@ def test_without_a_finding_the_report_lists_what_is_detectable() -> None:
     assert list(quiet.by_alternative) == ["sharper", "argmax"]
     words = str(quiet)
     assert "passed" not in words
-    assert "0.1230" in words
-    assert "none at this length" in words
-    assert "at least about 0.0100 [0.0000, 0.0500]" in words
+    lines = words.splitlines()
+    assert f"  0.1230  argmax: {ALTERNATIVES['argmax']}" in lines
+    assert f"  none    sharper: {ALTERNATIVES['sharper']}" in lines
+    assert "  0.1230  any one of the kinds with a figure" in lines
+    assert "noise without direction" in words
+    assert "a lower bound on it is estimated as 0.0100, 95% interval [0.0000, 0.0500]" in words
 
 
 def test_strong_evidence_short_of_a_rejection_asks_for_more_tokens() -> None:
@@ -49,6 +36,7 @@ def test_strong_evidence_short_of_a_rejection_asks_for_more_tokens() -> None:
     said = str(report(running=running, found_after=None))
     assert "suspicious: an exact sampler reaches an e-value of 10^5.9 with probability at most 1e-06" in said
     assert "no deviation was found" not in said
+    assert f"most evidence is for sharper (e-value 10^0.5): {ALTERNATIVES['sharper']}" in said
     assert "no deviation was found" in str(report(running=running.clip(max=1.9), found_after=None))
 
 
@@ -67,6 +55,22 @@ def test_a_rejection_names_the_alternative_and_its_breakdown() -> None:
     assert ALTERNATIVES["sharper"] not in words
     assert "after 3 tokens" in words
     assert "most evidence by token: 7 (10^6.0), 3 (10^2.0)" in words
+
+
+def test_every_kind_that_a_report_names_is_explained_in_it() -> None:
+    """Those of the diagnosis, of the control, and of what would have been found."""
+    control = ControlComparison(report(), ["argmax", "shifted"], ["impossible"], 1.0, 1e-6)
+    found = report(
+        found_after=3,
+        running_by_alternative={"argmax": np.full(4, 9.0), "sharper": np.zeros(4)},
+        control=control,
+        detectable={},
+    )
+    words = str(found)
+    for kind in ("argmax", "shifted", "impossible"):
+        assert words.count(f"{kind}: {KINDS[kind]}") == 1 or words.count(KINDS[kind]) == 1, kind
+    quiet = str(report(detectable=dict.fromkeys(KINDS, 0.1)))
+    assert all(f"{kind}: {meaning}" in quiet for kind, meaning in KINDS.items())
 
 
 def test_violations_come_first() -> None:

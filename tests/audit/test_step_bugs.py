@@ -9,6 +9,7 @@ import torch
 from distributions_for_tests import distribution_pair
 
 from specnb.audit.bugs.later import LATER_BUGS
+from specnb.audit.bugs.latest import LATEST_BUGS
 from specnb.audit.bugs.step import merged_distribution, step_bugs
 from specnb.audit.bugs.step_deviation import corrected, deviation, deviation_on_points, step
 from specnb.sampling.distributions import Sampling, residual
@@ -53,6 +54,21 @@ def test_points_and_enumeration_agree(name: str) -> None:
 @pytest.mark.parametrize("name", LATER_BUGS)
 def test_every_later_bug_is_found(name: str) -> None:
     wrong = step(LATER_BUGS[name], P, Q)
+    if wrong.rule is token_verification:
+        assert deviation(wrong, GAMMA) > 1e-6
+        return
+    found, unavoidable = deviation_on_points(wrong, GAMMA), deviation_on_points(corrected(wrong), GAMMA)
+    assert found > 3 * unavoidable
+
+
+def uneven(context: tuple[int, ...]) -> torch.Tensor:
+    """P with a tail that a top-p of 0.98, and of 0.999, cuts."""
+    return torch.softmax(6 * P(context).log(), dim=-1)
+
+
+@pytest.mark.parametrize("name", LATEST_BUGS)
+def test_every_latest_bug_is_found(name: str) -> None:
+    wrong = step(LATEST_BUGS[name], uneven, Q)
     if wrong.rule is token_verification:
         assert deviation(wrong, GAMMA) > 1e-6
         return

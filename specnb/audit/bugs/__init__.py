@@ -5,6 +5,7 @@
     step_deviation  how far the distribution of a step with a bug is from the target's, by enumeration
     loop            bugs that only a loop can have: end of sequence, uniforms, caches, positions
     later           more bugs of a step; no bet of the audit was designed for most of them, so they judge its power
+    latest          filters that nobody claimed, biased tokens, the last token of a step; half of them held out
     layout          bugs of the batch layouts of `specnb.decoding.batch_layouts`
 
 `specnb.audit.known_bugs` lists them all.
