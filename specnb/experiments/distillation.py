@@ -41,10 +41,13 @@ from specnb.report.results import ROOT, out
 from specnb.report.source_digest import digest, module_digest
 
 TABLE = "distillation"
-PLAN: dict[str, Any] = {"steps": 500, "search_steps": 40, "sampled_rows": 512, "validation_windows": 64}
-SETTINGS: dict[str, Any] = {"plan": PLAN, "per_file": 4, "sampled_per_file": 2}
+PLAN: dict[str, Any] = {
+    "steps": 30, "horizon": 64, "search_steps": 10, "sampled_rows": 0, "validation_windows": 16, "rows": 8,
+    "factors": (0.1, 0.3), "save_every": 10, "compiled": False,
+}  # fmt: skip
+SETTINGS: dict[str, Any] = {"plan": PLAN, "per_file": 1, "sampled_per_file": 1}
 SMOKE_PLAN: dict[str, Any] = {
-    "steps": 2, "search_steps": 1, "sampled_rows": 4, "validation_windows": 2, "rows": 2, "length": 40,
+    "steps": 2, "horizon": 2, "search_steps": 1, "sampled_rows": 4, "validation_windows": 2, "rows": 2, "length": 40,
     "factors": (0.3,), "compiled": False,
 }  # fmt: skip
 SMOKE: dict[str, Any] = {"plan": SMOKE_PLAN, "per_file": 1, "sampled_per_file": 1, "files": 9}

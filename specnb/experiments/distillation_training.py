@@ -53,13 +53,15 @@ CONTROL = "cross-entropy"
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` updates on `rows` sequences of `length` tokens.
+    """`steps` updates on `rows` sequences of `length` tokens, at rates that fall to zero over `horizon` updates.
 
     The rates that are tried are `factors` times those of the first training, for `search_steps` updates each.
-    `sampled_rows` sequences are sampled from the target. `compiled` needs a C++ compiler.
+    `sampled_rows` sequences are sampled from the target; without any, no student learns from samples. `compiled` needs
+    a C++ compiler.
     """
 
     steps: int
+    horizon: int
     search_steps: int
     sampled_rows: int
     validation_windows: int
@@ -73,16 +75,16 @@ class Plan:
     threads: int = 2
 
 
-def rate(step: int, plan_steps: int, warm_up: float) -> float:
-    """Learning-rate factor: a linear warm-up over the fraction `warm_up`, then half a cosine to zero.
+def rate(step: int, horizon: int, warm_up: float) -> float:
+    """Learning-rate factor: a linear warm-up over the fraction `warm_up`, then half a cosine to zero at `horizon`.
 
     >>> [round(rate(step, 100, 0.03), 2) for step in (0, 2, 3, 51, 99)]
     [0.33, 1.0, 1.0, 0.51, 0.0]
     """
-    warm = max(1, round(warm_up * plan_steps))
+    warm = max(1, round(warm_up * horizon))
     if step < warm:
         return (step + 1) / warm
-    return (1 + math.cos(math.pi * (step - warm) / (plan_steps - warm))) / 2
+    return (1 + math.cos(math.pi * (step - warm) / (horizon - warm))) / 2
 
 
 def draft_loss(model: nn.Module, window: Tensor, log_p: Tensor, objective: Objective) -> Tensor:
@@ -144,6 +146,7 @@ def fit(
     samples: Tensor | None,
     plan: Plan,
     steps: int,
+    horizon: int,
     checkpoint: Path | None = None,
 ) -> None:
     """Trains all `students` for `steps` updates on the same windows of `text`, from `checkpoint` on if there is one.
@@ -159,7 +162,7 @@ def fit(
         for step, window in bar:
             batch = window if samples is None else torch.cat([window, _chosen(samples, step, plan)])
             log_p = log_probs(target, batch)
-            part = rate(step, steps, plan.warm_up)
+            part = rate(step, horizon, plan.warm_up)
             losses = {}
             for name, student in students.items():
                 first = len(batch) - plan.rows if student.recipe.samples else 0
@@ -237,7 +240,7 @@ def chosen_rates(pair: Pair, text: NDArray[Any], validation: Tensor, plan: Plan)
         (name, factor): Student(Recipe(name), pair.draft, factor) for name in OBJECTIVES for factor in plan.factors
     }
     named = {f"{name} {factor:g}": student for (name, factor), student in students.items()}
-    fit(pair.target, named, text, None, plan, plan.search_steps)
+    fit(pair.target, named, text, None, plan, plan.search_steps, plan.search_steps)
     betas = acceptance(pair.target, {name: student.model for name, student in named.items()}, validation, 1.0)
     return {
         name: {f"{factor:g}": float(betas[f"{name} {factor:g}"].mean()) for factor in plan.factors}
@@ -263,17 +266,18 @@ def train(pair: Pair, plan: Plan, folder: Path) -> Trained:
     tried_at, samples_at = folder / "rates.json", folder / "samples.npy"
     if not tried_at.exists():
         tried_at.write_text(json.dumps(chosen_rates(pair, text, validation, plan), indent=1) + "\n")
-    if not samples_at.exists():
+    if plan.sampled_rows and not samples_at.exists():
         prompts = next(windows(text, plan.sampled_rows, plan.length, plan.seed + 1))[:, :PROMPT]
         np.save(samples_at, sampled(pair.target, prompts, plan.length + 1, 1.0, plan.seed).numpy())
     tried = json.loads(tried_at.read_text())
     factors = {
         name: float(max(tried[recipe.objective], key=tried[recipe.objective].__getitem__))
         for name, recipe in RECIPES.items()
+        if plan.sampled_rows or not recipe.samples
     }
-    students = {name: Student(recipe, pair.draft, factors[name]) for name, recipe in RECIPES.items()}
-    samples = torch.from_numpy(np.load(samples_at))
-    fit(pair.target, students, text, samples, plan, plan.steps, folder / CHECKPOINT)
+    students = {name: Student(RECIPES[name], pair.draft, factor) for name, factor in factors.items()}
+    samples = torch.from_numpy(np.load(samples_at)) if plan.sampled_rows else None
+    fit(pair.target, students, text, samples, plan, plan.steps, plan.horizon, folder / CHECKPOINT)
     models = {name: student.model for name, student in students.items()}
     betas = acceptance(pair.target, models, validation, 1.0)
     return Trained(models, factors, {name: float(beta.mean()) for name, beta in betas.items()})

@@ -14,7 +14,15 @@ from specnb.experiments.objectives import OBJECTIVES, forward_kl, reverse_kl, to
 
 VOCAB = 7
 PLAN = Plan(
-    steps=4, search_steps=1, sampled_rows=4, validation_windows=2, rows=4, length=8, save_every=2, compiled=False
+    steps=4,
+    horizon=4,
+    search_steps=1,
+    sampled_rows=4,
+    validation_windows=2,
+    rows=4,
+    length=8,
+    save_every=2,
+    compiled=False,
 )
 TEXT = np.random.default_rng(0).integers(VOCAB, size=600).astype(np.uint16)
 SAMPLES = torch.from_numpy(np.random.default_rng(1).integers(VOCAB, size=(6, PLAN.length + 1)))
@@ -83,7 +91,7 @@ def students() -> dict[str, Student]:
 
 def test_an_interrupted_training_ends_with_the_same_bits(tmp_path, monkeypatch):
     target, whole, first, second = tiny(0), students(), students(), students()
-    fit(target, whole, TEXT, SAMPLES, PLAN, PLAN.steps)
+    fit(target, whole, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon)
     checkpoint = tmp_path / "students.pt"
 
     def interrupted(step, *plan):
@@ -93,10 +101,10 @@ def test_an_interrupted_training_ends_with_the_same_bits(tmp_path, monkeypatch):
 
     monkeypatch.setattr(distillation_training, "rate", interrupted)
     with pytest.raises(InterruptedError):
-        fit(target, first, TEXT, SAMPLES, PLAN, PLAN.steps, checkpoint)
+        fit(target, first, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon, checkpoint)
     monkeypatch.undo()
     assert torch.load(checkpoint, weights_only=True)["step"] == 2
-    fit(target, second, TEXT, SAMPLES, PLAN, PLAN.steps, checkpoint)
+    fit(target, second, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon, checkpoint)
     for name, student in whole.items():
         for weight, again in zip(student.model.parameters(), second[name].model.parameters(), strict=True):
             assert torch.equal(weight, again), name
@@ -107,7 +115,7 @@ def test_students_of_one_objective_differ_only_by_their_sequences(monkeypatch):
     monkeypatch.setattr(Student, "learn", lambda self, loss, window, log_p, part: seen.append((window, log_p)) or 0.0)
     chosen = {"text": Student(Recipe("total variation"), tiny(1), 1.0),
               "half": Student(Recipe("total variation", samples=True), tiny(1), 1.0)}  # fmt: skip
-    fit(tiny(0), chosen, TEXT, SAMPLES, PLAN, 1)
+    fit(tiny(0), chosen, TEXT, SAMPLES, PLAN, 1, 1)
     (text, p_text), (half, p_half) = seen
     assert text.shape == half.shape == (PLAN.rows, PLAN.length + 1)
     assert torch.equal(half[:2], text[2:])
