@@ -490,12 +490,18 @@ WORLDS: dict[str, tuple[str, World, list[tuple[str, World]]]] = {
     ),
     "optimise-alpha": (
         "holds",
-        {"gain_low": [[0.01, 0.02], [0.02, 0.01]], "gain_high": [[0.02, 0.04], [0.04, 0.03]]},
+        {
+            "over_shipped_low": [0.01, 0.02],
+            "over_shipped_high": [0.02, 0.04],
+            "over_control_low": [0.02, 0.01],
+            "over_control_high": [0.04, 0.03],
+        },
         [
-            ("conditional", {"gain_low": [[0.01, -0.01], [0.02, 0.01]]}),
-            ("conditional", {"gain_low": [[-0.02, -0.01], [0.02, 0.01]]}),
-            ("open", {"gain_low": [[-0.02, -0.02], [-0.01, -0.01]]}),
-            ("refuted", {"gain_low": [[-0.02, -0.02], [-0.02, -0.02]], "gain_high": [[-0.01, -0.01], [0.0, -0.01]]}),
+            ("conditional", {"over_control_low": [0.01, -0.01]}),
+            ("conditional", {"over_shipped_low": [-0.01, 0.01]}),
+            ("open", {"over_shipped_low": [-0.02, -0.02]}),
+            ("refuted", {"over_shipped_low": [-0.02, -0.02], "over_shipped_high": [-0.01, -0.01]}),
+            ("refuted", {"over_control_low": [-0.02, -0.02], "over_control_high": [-0.01, 0.0]}),
         ],
     ),
 }

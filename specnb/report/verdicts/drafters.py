@@ -31,13 +31,16 @@ def vary_gamma(speed_low: ArrayLike, speed_high: ArrayLike) -> str:
     return named(False if np.all(np.asarray(speed_high) < 1) else None)
 
 
-def optimise_alpha(gain_low: ArrayLike, gain_high: ArrayLike) -> str:
-    """Intervals of alpha minus that of the draft which went on learning from the text alone, for distillation and for
-    training on alpha itself, in each setting.
+def optimise_alpha(
+    over_shipped_low: ArrayLike, over_shipped_high: ArrayLike, over_control_low: ArrayLike, over_control_high: ArrayLike
+) -> str:
+    """Intervals of the gain in alpha of distillation and of training on alpha itself, in each setting: over the shipped
+    draft, and over the control, which went on learning from the text for as many steps. A gain must be one over both.
 
     `conditional` on the trainings and settings with a gain above zero, where others have none.
     """
-    above = np.asarray(gain_low) > 0
-    if not np.any(above) and np.any(np.asarray(gain_high) > 0):
+    low, high = np.minimum(over_shipped_low, over_control_low), np.minimum(over_shipped_high, over_control_high)
+    above = low > 0
+    if not np.any(above) and np.any(high > 0):
         return "open"
     return named(bool(np.all(above)), holds_if=bool(np.any(above)))
