@@ -9,11 +9,11 @@ ifneq ($(shell test -d "$$HOME" && test -w "$$HOME" && echo yes),yes)
 export HOME := $(shell mkdir -p "$(CURDIR)/build/home")$(CURDIR)/build/home
 endif
 # Results of these targets are committed; those of explorations go to build/own.
-bench bench-gpu notebooks paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
+bench bench-gpu distilled notebooks paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: environment reproduce test fast wheel nbval lint lab docs bench bench-gpu experiments engines models notebooks paper lock clean
+.PHONY: environment reproduce test fast wheel nbval lint lab docs bench bench-gpu experiments engines models distilled notebooks paper lock clean
 
 reproduce: environment  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
 	snakemake --cores $(CORES) --quiet rules host
@@ -57,6 +57,9 @@ engines: environment  ## collect tokens from other engines, each in its own envi
 models: environment  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
 	python -m specnb.experiments.training --preset $(or $(PRESET),cpu)
 	python -m specnb.experiments.model_card
+
+distilled: environment  ## train copies of the draft for acceptance, with several objectives; run again, it goes on
+	python -m specnb.experiments.distillation
 
 notebooks: environment  ## execute the notebooks in place, as they are committed
 	python -m specnb.experiments.notebooks

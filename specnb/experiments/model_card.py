@@ -127,10 +127,30 @@ def card(pair: Pair, table: pd.DataFrame) -> str:
             f"```python\n{text}\n```\n"
             for text in samples(pair, ['def is_connected(G):\n    """', "class Polygon(GeometrySet):\n    def "])
         ],
+        *_distilled(),
         "The weights are bfloat16; they know nothing but this text, and are for studying decoding only.",
         "The text they learned from is under the BSD licences of its packages.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _distilled() -> list[str]:
+    folder = TRAINED_PAIR / "draft-distilled"
+    if not folder.exists():
+        return []
+    note = json.loads((folder / "training.json").read_text())
+    return [
+        f"`{folder.name}` is a copy of the draft that was trained on {note['tokens']:,} more tokens for the objective",
+        f'"{note["objective"]}" (`make distilled`, notebook 08). No other result uses it. To load it:',
+        "",
+        "```python",
+        "from specnb import load_pair",
+        "from specnb.models.loading import TRAINED_PAIR",
+        "",
+        f'pair = load_pair(draft=TRAINED_PAIR / "{folder.name}")',
+        "```",
+        "",
+    ]
 
 
 _FACTS = {

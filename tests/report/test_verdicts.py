@@ -473,6 +473,37 @@ WORLDS: dict[str, tuple[str, World, list[tuple[str, World]]]] = {
         {"errors": [1e-15, 0], "acceptance_errors": [1e-15]},
         [("refuted", {"errors": [1e-15, 0.1]}), ("refuted", {"acceptance_errors": [0.1]})],
     ),
+    "hierarchical": (
+        "holds",
+        {"exact": True, "speed_up_low": [1.1, 0.8], "drafting": [0.8, 1.1], "passes_high": 0.8},
+        [
+            ("refuted", {"exact": False}),
+            ("open", {"speed_up_low": [0.9, 0.8]}),
+            ("conditional", {"speed_up_low": [0.6, 0.5], "drafting": [1.5, 1.2]}),
+            ("refuted", {"speed_up_low": [0.6, 0.5], "drafting": [1.5, 1.2], "passes_high": 1.1}),
+        ],
+    ),
+    "vary-gamma": (
+        "holds",
+        {"speed_low": [0.7, 1.1], "speed_high": [0.9, 1.3]},
+        [("open", {"speed_low": [0.7, 0.9]}), ("refuted", {"speed_low": [0.7, 0.8], "speed_high": [0.9, 0.95]})],
+    ),
+    "optimise-alpha": (
+        "holds",
+        {
+            "over_shipped_low": [0.01, 0.02],
+            "over_shipped_high": [0.02, 0.04],
+            "over_control_low": [0.02, 0.01],
+            "over_control_high": [0.04, 0.03],
+        },
+        [
+            ("conditional", {"over_control_low": [0.01, -0.01]}),
+            ("conditional", {"over_shipped_low": [-0.01, 0.01]}),
+            ("open", {"over_shipped_low": [-0.02, -0.02]}),
+            ("refuted", {"over_shipped_low": [-0.02, -0.02], "over_shipped_high": [-0.01, -0.01]}),
+            ("refuted", {"over_control_low": [-0.02, -0.02], "over_control_high": [-0.01, 0.0]}),
+        ],
+    ),
 }
 
 CASES = [

@@ -17,6 +17,7 @@ from types import ModuleType
 
 from specnb.report.verdicts import (
     acceptance_and_beams,
+    drafters,
     exactness,
     implementations,
     lenience,
@@ -41,6 +42,7 @@ RULES: dict[str, Callable[..., str]] = {
         walltime_measured,
         acceptance_and_beams,
         lenience,
+        drafters,
         implementations,
     )
     for claim, rule in _rules_in(module).items()
