@@ -21,7 +21,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from specnb.experiments import corpus
 from specnb.models.checkpoints import write_checksums
@@ -159,7 +165,7 @@ def fit(role: str, tokens: np.ndarray, budget: Budget, device: str, seed: int, e
     return model
 
 
-def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes weights in bfloat16 (half the size, read back into any dtype), config and tokenizer."""
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -156,7 +156,8 @@ def optimal_tree(p: Conditional, trees: Mapping[Tree, float], depth: int) -> Opt
     """
     vocab = len(p(()))
     target = joint_distribution(p, depth + 1).flatten().tolist()
-    entries, gain = [], []
+    entries: Entries = []
+    gain: list[float] = []
     for row, tree in enumerate(trees):
         for accepted in sorted({(), *tree}):
             for y in range(vocab):

@@ -107,7 +107,9 @@ def asked_tree_distribution(
         return accepted, token, *path.unbind(-1)
 
     emitted: Emissions = {}
-    for tree, answers in zip(trees, _answers(columns, parts, lambda *part: plan(*part, parents)), strict=True):
+    for tree, answers in zip(
+        trees, _answers(columns, parts, lambda p, q, tokens: plan(p, q, tokens, parents)), strict=True
+    ):
         for (accepted, x, *path), volume in answers.items():
             key = (*(tree.tokens[node] for node in path[:accepted]), x)
             emitted[key] = emitted.get(key, 0.0) + tree.probability * volume
