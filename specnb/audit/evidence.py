@@ -147,10 +147,11 @@ class Moments:
             slope = np.where(varies, covariance, 0.0) / np.where(varies, variance_x, 1.0)
             corrected.append(mean - slope * mean_x)
             error.append(np.sqrt(np.maximum(square - mean**2 - slope**2 * variance_x, 0)))
+        moments = (np.stack(corrected), sums[:2, 1])
         quantile = norm.isf(power)  # negative: with probability `power` the sum is larger
 
         def excess(share: float, bet: int) -> float:
-            mean, square = ((1 - share) * p[..., bet] + share * r[..., bet] for p, r in (corrected, sums[:2, 1]))
+            mean, square = ((1 - share) * p[..., bet] + share * r[..., bet] for p, r in moments)
             unsure = abs(1 - share) * error[0][:, bet] + share * error[1][:, bet]
             spread = np.sqrt(np.maximum(square - mean**2, 0) + unsure**2)
             return float((n * mean + quantile * np.sqrt(n) * spread - threshold[:, bet]).max())

@@ -185,12 +185,13 @@ def compare_samples(
         raise ValueError("no prompt is in both files; generate both with the same prompts")
     memory = Memory()
     classifiers = [(view, Classifier(rate)) for view in VIEWS for rate in RATES]
-    log_e, peak, right, found_after, n = np.zeros(len(classifiers)), 0.0, 0.0, None, 0
+    log_e, peak, right, n = np.zeros(len(classifiers)), 0.0, 0.0, 0
+    found_after: int | None = None
     for n, pair in enumerate(pairs, 1):
         differences = {name: _difference(*(view(one, memory) for one in pair)) for name, view in VIEWS.items()}
         scores = np.array([classifier.learn(differences[view]) for view, classifier in classifiers])
         truth, opposite = (float(log_mean(log_e + np.log(2 * expit(sign * scores)))) for sign in (1, -1))
-        right += 0.5 * (1 + np.sign(truth - opposite))
+        right += 0.5 * float(1 + np.sign(truth - opposite))
         log_e += np.log(2 * expit(scores))
         peak = max(peak, truth)
         if found_after is None and truth >= -math.log(delta):
