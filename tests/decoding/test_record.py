@@ -89,3 +89,16 @@ def test_the_timer_has_the_seconds_of_each_part_of_each_step():
     seconds = timer.seconds
     assert list(seconds) == list(PARTS)
     assert all(times.shape == (2,) and (times > 0).all() for times in seconds.values())
+
+
+def test_in_a_tree_the_children_of_accepted_nodes_are_tested_up_to_the_accepted_one():
+    """Two steps: nodes 0 and then 3 are accepted; node 1, and no child of it."""
+    parents, path = (-1, -1, 0, 0, 1), [[0, 3], [1, -1]]
+    counts = np.array([[2, 1]])
+    draft_tokens = np.full((1, 2, 5), 7)
+    record = StepRecord(
+        draft_tokens, counts, counts, counts + 1, np.zeros((1, 2, 5)), parents=parents, path=np.array([path])
+    )
+    assert record.tested.tolist() == [[[True, False, True, True, False], [True, True, False, False, True]]]
+    draft_tokens[..., 2] = -1
+    assert not record.tested[..., 2].any()
