@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from specnb.experiments.engines import rows
 
-ENGINE = str(config.get("engine", ""))
+ENGINE = str(config.get("engine") or "")  # `--config engine=` is None
 STANDARD = ("openvino", "llama_cpp", "transformers")  # the others take longer: ask for them by name
 WANTED = (ENGINE,) if ENGINE else STANDARD
 CHOSEN = [row for row in rows().values() if row.environment in WANTED]
