@@ -10,24 +10,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from specnb.experiments.engines import rows
 
-ENGINE = str(config.get("engine", ""))
+ENGINE = str(config.get("engine") or "")  # `--config engine=` is None
 STANDARD = ("openvino", "llama_cpp", "transformers")  # the others take longer: ask for them by name
 WANTED = (ENGINE,) if ENGINE else STANDARD
-CHOSEN = [row for row in rows().values() if row.engine in WANTED]
+CHOSEN = [row for row in rows().values() if row.environment in WANTED]
 if not CHOSEN:
-    raise ValueError(f"no row of data/engines/rows.csv is of engine {ENGINE!r}; there are {sorted({r.engine for r in rows().values()})}")
+    raise ValueError(f"no row of data/engines/rows.csv is of engine {ENGINE!r}; there are {sorted({r.environment for r in rows().values()})}")
 
 
-def python(engine):
+def python(row):
     """transformers is in the project's own environment."""
-    return sys.executable if engine == "transformers" else f"build/engines/{engine}/bin/python"
+    return sys.executable if row.engine == "transformers" else f"build/engines/{row.environment}/bin/python"
 
 
 rule all:
     input:
         [f"build/engines/done/{row.name}.txt" for row in CHOSEN],
 
-for name in sorted({row.engine for row in CHOSEN} - {"transformers"}):
+for name in sorted({row.environment for row in CHOSEN} - {"transformers"}):
     rule:
         name: f"environment_{name}"
         input:
@@ -44,12 +44,12 @@ for number, row in enumerate(CHOSEN):
     rule:
         name: row.name
         input:
-            [] if row.engine == "transformers" else f"build/engines/{row.engine}/installed.txt",
+            [] if row.engine == "transformers" else f"build/engines/{row.environment}/installed.txt",
         output:
             touch(f"build/engines/done/{row.name}.txt"),
         params:
             row=row.name,
-            python=python(row.engine),
+            python=python(row),
         priority: -number
         threads: workflow.cores  # generations are timed
         shell:

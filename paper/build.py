@@ -68,7 +68,10 @@ def claims_table(results: Results) -> pd.DataFrame:
     )
 
 
-ENGINES = {"openvino": "OpenVINO", "llama_cpp": "llama.cpp", "transformers": "transformers"}
+ENGINES = {
+    "openvino": "OpenVINO", "llama_cpp": "llama.cpp", "transformers": "transformers", "vllm": "vLLM (CPU)",
+    "vllm_mended": "vLLM (CPU), mended", "onnxruntime": "ONNX Runtime", "mlx_lm": "mlx-lm",
+}  # fmt: skip
 
 
 def expected_table(results: Results) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from specnb.audit.api import audit
+from specnb.audit.claimed import ENGINE_ORDERS, Claimed, other_orders
 from specnb.audit.report import Report
 from specnb.audit.token_file import read_tokens
 from specnb.experiments.corpus import DATA
@@ -27,6 +28,7 @@ ROWS = DATA / "engines" / "rows.csv"
 TOKENS = DATA / "engines" / "tokens"
 DELTA = 1e-6
 NEW_TOKENS = 64  # of every completion that no end token ends
+ORDERS = {"llama_cpp": "llama.cpp", "mlx_lm": "mlx-lm"}  # of the filters, where it is not that of `Sampling`
 
 TABLE = "engines"
 SETTINGS: dict[str, Any] = {"completions": None}
@@ -53,8 +55,16 @@ class Row(NamedTuple):
 
     @property
     def sampling(self) -> Sampling:
-        """The settings claimed, as the audit takes them."""
-        return Sampling(self.temperature, self.top_k or None, self.top_p)
+        """The settings claimed, as the audit takes them, with the engine's order of filters where it matters."""
+        plain = Sampling(self.temperature, self.top_k or None, self.top_p)
+        if self.engine not in ORDERS or not other_orders(plain):
+            return plain
+        return Claimed(plain.temperature, plain.top_k, plain.top_p, order=ENGINE_ORDERS[ORDERS[self.engine]])
+
+    @property
+    def environment(self) -> str:
+        """The engine whose environment it runs in: that of the release, for a mended one."""
+        return self.engine.removesuffix("_mended")
 
     @property
     def file(self) -> Path:
@@ -81,13 +91,15 @@ def rows(path: Path = ROWS) -> dict[str, Row]:
 def control(row: Row) -> str | None:
     """The name of the row without speculation at the same settings; None for a control, and where there is none.
 
+    A mended engine has the control of the release: its mend changes nothing without speculation.
+
     >>> control(rows()["openvino-draft-t1"])
     'openvino-none-t1'
     """
     same = [
         other.name
         for other in rows().values()
-        if other.speculation == "none" and other.engine == row.engine and other[4:8] == row[4:8]
+        if other.speculation == "none" and other.engine == row.environment and other[4:8] == row[4:8]
     ]
     return None if row.speculation == "none" or not same else same[0]
 

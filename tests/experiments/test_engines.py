@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
+from specnb.audit.claimed import claimed_probs
 from specnb.audit.token_file import read_tokens
 from specnb.experiments import engines, openvino_rule
 from specnb.report.results import ROOT
@@ -27,6 +28,21 @@ def test_the_table_is_of_the_committed_tokens(name):
 def test_every_rejected_row_has_a_control_that_was_not():
     for name in TABLE.index[TABLE.verdict == "rejected"]:
         assert TABLE.verdict[engines.control(ROWS[name])] != "rejected"
+
+
+def test_a_mended_engine_has_the_control_of_the_release():
+    mended = [row for row in ROWS.values() if row.engine != row.environment]
+    assert mended
+    assert all(ROWS[engines.control(row)].engine == row.environment for row in mended)
+
+
+def test_the_order_of_filters_is_the_engines_where_it_matters():
+    """Temperature 0.7 and top-p 0.9: llama.cpp has the temperature last, so that top-p keeps more tokens."""
+    logits = torch.tensor([3.0, 2.0, 1.5])
+    first, last = (ROWS[name].sampling for name in ("openvino-none-t07-p09", "llamacpp-none-t07-p09"))
+    assert (claimed_probs(logits, first) > 0).tolist() == [True, True, False]
+    assert (claimed_probs(logits, last) > 0).tolist() == [True, True, True]
+    assert ROWS["llamacpp-none-t07-k40"].sampling.top_k == 40
 
 
 def test_rows_have_seeds_of_their_own_and_names_of_their_own():

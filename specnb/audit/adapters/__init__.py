@@ -9,7 +9,8 @@ and imports its engine inside that function, so that importing the adapter needs
     settings        `Settings`, `Request`, `Models`, and the interface `Adapter`
     tokens_out      the file of tokens: written line by line, continued after an interruption, the same bytes each time
     gguf            a Llama model as a GGUF file
-    openvino, llama_cpp, mlx_lm, transformers    one engine each
+    openvino, llama_cpp, mlx_lm, onnxruntime, transformers, vllm    one engine each
+    vllm_mended     vLLM's build for CPUs without its known error
     openai_server   any server with the OpenAI-compatible API that returns token ids: `collect`
 
     python -m specnb.audit.adapters openvino --target TARGET --draft DRAFT --prompts prompts.jsonl --out tokens.jsonl

@@ -18,7 +18,7 @@ from typing import Any, cast
 from specnb.audit.adapters.settings import DTYPES, SPECULATIONS, Adapter, Models, Settings, requests
 from specnb.audit.adapters.tokens_out import complete_lines, read_prompts, to_stderr, write_tokens
 
-ENGINES = ("llama_cpp", "mlx_lm", "openvino", "transformers")
+ENGINES = ("llama_cpp", "mlx_lm", "onnxruntime", "openvino", "transformers", "vllm", "vllm_mended")
 
 
 def adapter(engine: str) -> Adapter:

@@ -1,7 +1,7 @@
 """llama.cpp: its own server in this process, through the package xllamacpp, with a draft model, n-grams, or neither.
 
-llama.cpp applies top-k and top-p before the temperature unless told otherwise. The audit's order is that of
-transformers, temperature first, so requests name the filters in that order.
+Requests name the filters in llama.cpp's own order, the temperature last (`llama.cpp` in `ENGINE_ORDERS` of
+`specnb.audit.claimed`). In the order of transformers, temperature first, top-p keeps other tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PACKAGE = "xllamacpp"
 SUPPORTED = ("none", "draft", "probabilistic", "lookup")
 BATCH = 8
 CONTEXT = 256  # tokens of a row: prompt and completion
-FILTERS = ("temperature", "top_k", "top_p")
+FILTERS = ("top_k", "top_p", "temperature")
 
 
 def convert(model: Path, out: Path) -> Path:

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from specnb.audit.adapters import gguf
 from specnb.audit.adapters.__main__ import ENGINES, adapter, main
 from specnb.audit.adapters.settings import SPECULATIONS, Models, Request, Settings, requests
 from specnb.audit.adapters.tokens_out import compress, read_prompts
+from specnb.audit.claimed import ENGINE_ORDERS
 from specnb.audit.token_file import read_tokens
 from specnb.models.loading import TRAINED_PAIR
 
@@ -173,7 +175,7 @@ def test_other_architectures_are_refused(monkeypatch, tmp_path):
         gguf.write_gguf(tmp_path, tmp_path / "model.gguf")
 
 
-def test_llama_cpp_is_asked_for_the_audits_order_of_filters(monkeypatch, tmp_path):
+def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(monkeypatch, tmp_path):
     from specnb.audit.adapters import llama_cpp
 
     asked = []
@@ -188,7 +190,8 @@ def test_llama_cpp_is_asked_for_the_audits_order_of_filters(monkeypatch, tmp_pat
     given = [Request([0, 1], 5), Request([0, 2], 6)]
     settings = Settings(temperature=0.7, top_k=40)
     assert list(llama_cpp.generate(Models(tmp_path), given, settings)) == [[5], [6]]
-    assert asked[0]["samplers"] == ["temperature", "top_k", "top_p"]
+    audited = [name.replace("-", "_") for name in ENGINE_ORDERS["llama.cpp"] if name != "min-p"]
+    assert asked[0]["samplers"] == audited
     assert (asked[0]["min_p"], asked[0]["repeat_penalty"]) == (0.0, 1.0)
     assert asked[0]["ignore_eos"] is False, "it would remove the end token from the distribution"
 
@@ -208,3 +211,41 @@ def test_transformers_assisted_generation_keeps_the_prompt_apart():
     settings = Settings(speculation="draft", max_new_tokens=4)
     (tokens,) = transformers.generate(models, [Request([0, 5, 9], 1)], settings)
     assert len(tokens) == 4
+
+
+@pytest.mark.parametrize(("kind", "method", "sampled"), [
+    ("draft", "draft_model", "greedy"), ("probabilistic", "draft_model", "probabilistic"), ("lookup", "ngram", None),
+])  # fmt: skip
+def test_what_vllm_is_asked_for(kind, method, sampled):
+    from specnb.audit.adapters.vllm import speculation
+
+    given = speculation(Models(TRAINED_PAIR / "target", TRAINED_PAIR / "draft"), Settings(speculation=kind, gamma=3))
+    assert (given["method"], given.get("draft_sample_method")) == (method, sampled)
+    assert given["num_speculative_tokens"] == 3
+    assert speculation(Models(TRAINED_PAIR), Settings()) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_the_mend_of_vllm_repeats_each_value_for_its_draft_tokens(dtype):
+    from specnb.audit.adapters.vllm_mended import expanded
+
+    values, ends = torch.tensor([5, 0, 2], dtype=dtype), torch.tensor([2, 3, 6], dtype=torch.int32)
+    assert expanded(values, ends, 6, replace_from=0, replace_to=1).tolist() == [5, 5, 1, 2, 2, 2]
+    assert expanded(values, ends, 6).dtype == dtype
+
+
+def test_onnxruntime_gets_both_models_and_an_end_token_that_cannot_be_sampled(tmp_path):
+    from specnb.audit.adapters import onnxruntime
+
+    for name, layers in (("target", 16), ("draft", 2)):
+        (tmp_path / name).mkdir()
+        decoder = {"filename": "model.onnx", "num_hidden_layers": layers}
+        config = {"model": {"vocab_size": 4096, "eos_token_id": 0, "decoder": decoder}}
+        (tmp_path / name / onnxruntime.CONFIG).write_text(json.dumps(config))
+    for draft in (None, tmp_path / "draft"):
+        folder = onnxruntime.composite(tmp_path / "target", draft, tmp_path / "both")
+        model = json.loads((folder / onnxruntime.CONFIG).read_text())["model"]
+        assert model["eos_token_id"] >= model["vocab_size"]
+        assert model["decoder"] == {"filename": "../target/model.onnx", "num_hidden_layers": 16}
+        assert ("draft" in model) == (draft is not None)
+    assert model["draft"] == {"filename": "../draft/model.onnx", "num_hidden_layers": 2}
