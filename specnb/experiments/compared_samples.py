@@ -79,7 +79,7 @@ def ends_of(bug: Bug) -> list[int] | None:
     return list(ENDS) if bug.name in ENDING else None
 
 
-@lru_cache(maxsize=3)  # a block of the exact sampler is used twice
+@lru_cache(maxsize=32)  # the same exact samples are compared with most bugs
 def sampled(bug: Bug, pair: Pair, seed: int, completions: int) -> Sampled:
     """`completions` of the loop with `bug`; the same seed and prompts have the same uniforms, whatever the bug."""
     parts = []
@@ -104,15 +104,14 @@ def exact_like(bug: Bug) -> Bug:
 
 def greedy_mismatch(bug: Bug, pair: Pair, seed: int, completions: int) -> NDArray[np.bool_]:
     """Where the loop with `bug` at temperature 0 differs from plain greedy decoding, each from a prompt of its own."""
-    greedy, random = at_temperature_0(bug), np.random.default_rng([1, seed])
+    greedy, ends, random = at_temperature_0(bug), ends_of(bug), np.random.default_rng([1, seed])
     starts = [random.integers(VOCAB, size=4 + row % PROMPTS).tolist() for row in range(completions)]
     plain = plain_generate(
-        pair.target, starts, max_new_tokens=LENGTH, sampling=greedy.claimed, eos=ends_of(bug), progress=False
+        pair.target, starts, max_new_tokens=LENGTH, sampling=greedy.claimed, eos=ends, progress=False
     )
     made = generate(
-        greedy, pair.target, starts, pair.draft, gamma=GAMMA, max_new_tokens=LENGTH, eos=ends_of(bug),
-        batch_size=BATCH, progress=False,
-    )  # fmt: skip
+        greedy, pair.target, starts, pair.draft, gamma=GAMMA, max_new_tokens=LENGTH, eos=ends, progress=False
+    )
     return _padded(made.tokens) != _padded(plain.tokens)
 
 

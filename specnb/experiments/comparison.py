@@ -44,8 +44,8 @@ from specnb.sampling.verification import exact_match
 ALPHA = 1 / (relatives.PERMUTATIONS + 1)  # the smallest level that the permutation test reaches
 BUDGETS = (200, 500, 1000, 2000, 5000, 10_000, 20_000)
 PIECES, EXACT_PIECES = 20, 1000  # at most so many pieces are tried for each budget
-GREEDY_BLOCKS = 2  # greedy decoding is deterministic: only the prompts differ
-FIRST = 5  # blocks that are audited; others only if the audit found something in these
+GREEDY = 5000  # tokens of greedy decoding: it is deterministic, only the prompts differ
+SHORT = 5000  # tokens of the audits after the first of a block, which there are only if the first found something
 FILTERS = Sampling(top_k=20, top_p=0.9)  # both remove tokens of the small pair
 
 EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", "-", "step", rule=exact_match,
@@ -53,7 +53,7 @@ EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", 
 SUITE = {EXACT.name: EXACT, EXACT_MATCH.name: EXACT_MATCH} | known_bugs(FILTERS) | LATER_BUGS
 
 TABLE = "audit_comparison"
-SETTINGS: dict[str, Any] = {"blocks": 5, "exact_blocks": 50, "exact_audits": 20, "bugs": []}  # none named: all bugs
+SETTINGS: dict[str, Any] = {"blocks": 1, "exact_blocks": 5, "exact_audits": 3, "bugs": []}  # none named: all bugs
 SMOKE: dict[str, Any] = {"blocks": 1, "exact_blocks": 1, "exact_audits": 1, "bugs": ["exact", "no-residual"]}
 
 PValue = Callable[[slice], float]
@@ -131,17 +131,30 @@ def block_of_tests(bug: Bug, pair: Pair, block: int, count: int, audit: bool) ->
     )
     rows, ends = rows_of(mine, pair, bug.claimed), ends_of(bug)
     tests = tests_of(mine, judge(rows, ends, block), same, other, block)
-    if block < GREEDY_BLOCKS:
-        differs = greedy_mismatch(bug, pair, block, size)
-        tests["greedy"] = lambda at: float(not differs[at].any())
-    found = []
-    for budget in BUDGETS:
-        for at in pieces(budget, count):
-            found += [(name, budget, test(at)) for name, test in tests.items()]
+    found = [
+        (name, budget, test(at)) for budget in BUDGETS for at in pieces(budget, count) for name, test in tests.items()
+    ]
+    if block == 0:
+        differs = greedy_mismatch(bug, pair, block, GREEDY // LENGTH)
+        found += [
+            ("greedy", budget, float(not differs[at].any()))
+            for budget in BUDGETS
+            for at in pieces(budget, min(count, GREEDY // budget))
+        ]
     if audit:
-        for name, seen in (("audit", rows), ("audit, no draft", [without_draft(row) for row in rows])):
-            p_values = audited(seen, ends, block)
-            found += [(name, budget, float(p_values[:budget][-1])) for budget in BUDGETS]
+        found += audits("audit", rows, ends, block)
+        found += audits("audit, no draft", [without_draft(row) for row in rows], ends, block)
+    return found
+
+
+def audits(name: str, rows: Sequence[Row], ends: list[int] | None, seed: int) -> list[tuple[str, int, float]]:
+    """The audit of a block, and if it rejects, audits of the later pieces of `SHORT` tokens."""
+    whole = audited(rows, ends, seed)
+    found = [(name, budget, float(whole[:budget][-1])) for budget in BUDGETS]
+    if whole[-1] <= ALPHA:
+        for at in list(pieces(SHORT, BUDGETS[-1] // SHORT))[1:]:
+            piece = audited(rows[at], ends, seed)
+            found += [(name, budget, float(piece[:budget][-1])) for budget in BUDGETS if budget <= SHORT]
     return found
 
 
@@ -158,11 +171,10 @@ def measure(item: str, blocks: int, exact_blocks: int, exact_audits: int, **_: A
     if item not in SUITE:
         raise ValueError(f"no bug is called {item!r}; there are {', '.join(SUITE)}")
     pair, bug, is_exact = random_pair(), SUITE[item], item == EXACT.name
-    blocks, audits, most = (exact_blocks, exact_audits, EXACT_PIECES) if is_exact else (blocks, FIRST, PIECES)
+    blocks, audited_blocks, most = (exact_blocks, exact_audits, EXACT_PIECES) if is_exact else (blocks, blocks, PIECES)
     found: list[tuple[str, int, float]] = []
     for block in range(blocks):
-        detected = any(name.startswith("audit") and p_value <= ALPHA for name, _, p_value in found)
-        found += block_of_tests(bug, pair, block, -(-most // blocks), audit=block < audits or detected)
+        found += block_of_tests(bug, pair, block, -(-most // blocks), audit=block < audited_blocks)
     return counted(item, found)
 
 
