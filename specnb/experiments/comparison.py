@@ -1,10 +1,10 @@
 """The audit beside other tests, at the same number of tokens and the same false-alarm rate: `make experiments
 ONLY=comparison`.
 
-Each bug of the bug suite, the later bugs (most of them held out: no bet of the audit was designed for them) and two
-more lossless samplers write `blocks` times 20,000 tokens of a small random pair. A test gets a budget of tokens and
-rejects if its p-value is at most `ALPHA`. A smaller budget is tried on disjoint pieces of the blocks. The audit rejects
-when its e-value has reached 1/`ALPHA` within the budget; it alone may look after every token.
+Samplers write blocks of tokens of a small random pair: 20,000 with the exact loop and the later bugs, most of which
+are held out (no bet of the audit was designed for them), `tokens` with the bugs of the suite. A test gets a budget of
+tokens and rejects if its p-value is at most `ALPHA`. A smaller budget is tried on disjoint pieces of the blocks. The
+audit rejects when its e-value has reached 1/`ALPHA` within the budget; it alone may look after every token.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from specnb.sampling.verification import exact_match
 ALPHA = 1 / (relatives.PERMUTATIONS + 1)  # the smallest level that the permutation test reaches
 BUDGETS = (200, 500, 1000, 2000, 5000, 10_000, 20_000)
 PIECES, EXACT_PIECES = 20, 1000  # at most so many pieces are tried for each budget
-GREEDY = 5000  # tokens of greedy decoding: it is deterministic, only the prompts differ
-SHORT = 5000  # tokens of the audits after the first of a block, which there are only if the first found something
+GREEDY = 2000  # tokens of greedy decoding: it is deterministic, only the prompts differ
+SHORT = 5000  # tokens of an audit without the draft, and of audits after the first, which are made if that rejects
 FILTERS = Sampling(top_k=20, top_p=0.9)  # both remove tokens of the small pair
 
 EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", "-", "step", rule=exact_match,
@@ -53,8 +53,8 @@ EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", 
 SUITE = {EXACT.name: EXACT, EXACT_MATCH.name: EXACT_MATCH} | known_bugs(FILTERS) | LATER_BUGS
 
 TABLE = "audit_comparison"
-SETTINGS: dict[str, Any] = {"blocks": 1, "exact_blocks": 5, "exact_audits": 3, "bugs": []}  # none named: all bugs
-SMOKE: dict[str, Any] = {"blocks": 1, "exact_blocks": 1, "exact_audits": 1, "bugs": ["exact", "no-residual"]}
+SETTINGS: dict[str, Any] = {"tokens": 5000, "exact_blocks": 4, "exact_audits": 2, "bugs": []}  # none named: all bugs
+SMOKE: dict[str, Any] = {"tokens": 2000, "exact_blocks": 1, "exact_audits": 1, "bugs": ["exact", "no-residual"]}
 
 PValue = Callable[[slice], float]
 """The p-value of a test on the completions of a slice of a block."""
@@ -95,14 +95,14 @@ def tests_of(mine: Sampled, seen: Judged, same: Sampled, other: Sampled, seed: i
     }
 
 
-def pieces(budget: int, count: int) -> Iterator[slice]:
-    """The slices of a block with `budget` tokens each: `count` of them, or as many as there are.
+def pieces(budget: int, count: int, tokens: int = BUDGETS[-1]) -> Iterator[slice]:
+    """The slices of a block of `tokens` with `budget` tokens each: `count` of them, or as many as there are.
 
     >>> list(pieces(10_000, count=4))
     [slice(0, 200, None), slice(200, 400, None)]
     """
     size = budget // LENGTH
-    for number in range(min(count, BUDGETS[-1] // budget)):
+    for number in range(min(count, tokens // budget)):
         yield slice(number * size, (number + 1) * size)
 
 
@@ -122,37 +122,45 @@ def without_draft(row: Row) -> Row:
 
 
 @torch.inference_mode()
-def block_of_tests(bug: Bug, pair: Pair, block: int, count: int, audit: bool) -> list[tuple[str, int, float]]:
-    """The name of the test, the budget and the p-value of every test on `count` pieces of a block; audits where asked
-    for."""
-    size, right = BUDGETS[-1] // LENGTH, exact_like(bug)
+def block_of_tests(
+    bug: Bug, pair: Pair, block: int, count: int, audit: bool, tokens: int = BUDGETS[-1]
+) -> list[tuple[str, int, float]]:
+    """The name of the test, the budget and the p-value of every test on `count` pieces of a block of `tokens`;
+    audits where asked for."""
+    size, right = tokens // LENGTH, exact_like(bug)
     mine, same, other = (
         sampled(one, pair, seed, size) for one, seed in ((bug, block), (right, block), (right, block + 1))
     )
     rows, ends = rows_of(mine, pair, bug.claimed), ends_of(bug)
     tests = tests_of(mine, judge(rows, ends, block), same, other, block)
     found = [
-        (name, budget, test(at)) for budget in BUDGETS for at in pieces(budget, count) for name, test in tests.items()
+        (name, budget, test(at))
+        for budget in BUDGETS
+        for at in pieces(budget, count, tokens)
+        for name, test in tests.items()
     ]
     if block == 0:
         differs = greedy_mismatch(bug, pair, block, GREEDY // LENGTH)
         found += [
             ("greedy", budget, float(not differs[at].any()))
             for budget in BUDGETS
-            for at in pieces(budget, min(count, GREEDY // budget))
+            for at in pieces(budget, count, GREEDY)
         ]
     if audit:
-        found += audits("audit", rows, ends, block)
-        found += audits("audit, no draft", [without_draft(row) for row in rows], ends, block)
+        blind = [without_draft(row) for row in rows]
+        found += audits("audit", rows, ends, block, tokens)
+        found += audits("audit, no draft", blind, ends, block, min(tokens, SHORT))
     return found
 
 
-def audits(name: str, rows: Sequence[Row], ends: list[int] | None, seed: int) -> list[tuple[str, int, float]]:
-    """The audit of a block, and if it rejects, audits of the later pieces of `SHORT` tokens."""
-    whole = audited(rows, ends, seed)
-    found = [(name, budget, float(whole[:budget][-1])) for budget in BUDGETS]
-    if whole[-1] <= ALPHA:
-        for at in list(pieces(SHORT, BUDGETS[-1] // SHORT))[1:]:
+def audits(
+    name: str, rows: Sequence[Row], ends: list[int] | None, seed: int, longest: int
+) -> list[tuple[str, int, float]]:
+    """The audit of the first `longest` tokens of a block; if it rejects, audits of later pieces of `SHORT` tokens."""
+    first = audited(rows[: longest // LENGTH], ends, seed)
+    found = [(name, budget, float(first[:budget][-1])) for budget in BUDGETS if budget <= longest]
+    if first[-1] <= ALPHA:
+        for at in list(pieces(SHORT, len(rows), len(rows) * LENGTH))[1:]:
             piece = audited(rows[at], ends, seed)
             found += [(name, budget, float(piece[:budget][-1])) for budget in BUDGETS if budget <= SHORT]
     return found
@@ -163,7 +171,7 @@ def items(bugs: Sequence[str], **_: Any) -> list[str]:
     return list(bugs or SUITE)
 
 
-def measure(item: str, blocks: int, exact_blocks: int, exact_audits: int, **_: Any) -> pd.DataFrame:
+def measure(item: str, tokens: int, exact_blocks: int, exact_audits: int, **_: Any) -> pd.DataFrame:
     """One line for each test and budget of the bug `item`: how often it was tried, and how often it rejected.
 
     Raises `ValueError` for an unknown bug.
@@ -171,10 +179,11 @@ def measure(item: str, blocks: int, exact_blocks: int, exact_audits: int, **_: A
     if item not in SUITE:
         raise ValueError(f"no bug is called {item!r}; there are {', '.join(SUITE)}")
     pair, bug, is_exact = random_pair(), SUITE[item], item == EXACT.name
-    blocks, audited_blocks, most = (exact_blocks, exact_audits, EXACT_PIECES) if is_exact else (blocks, blocks, PIECES)
+    blocks, audited_blocks, most = (exact_blocks, exact_audits, EXACT_PIECES) if is_exact else (1, 1, PIECES)
+    tokens = BUDGETS[-1] if is_exact or item in LATER_BUGS else tokens
     found: list[tuple[str, int, float]] = []
     for block in range(blocks):
-        found += block_of_tests(bug, pair, block, -(-most // blocks), audit=block < audited_blocks)
+        found += block_of_tests(bug, pair, block, -(-most // blocks), block < audited_blocks, tokens)
     return counted(item, found)
 
 
