@@ -30,7 +30,7 @@ def p_values(found):
 
 @pytest.mark.usefixtures("few")
 def test_an_exact_sampler_is_rejected_by_no_test(pair):
-    found = p_values(block_of_tests(SUITE["exact"], pair, 0, 1, audit=True))
+    found = p_values(block_of_tests(SUITE["exact"], pair, 0, 1, audit=True, tokens=1000))
     assert {name for name, _ in found} == {
         "ranks", "surprise", "marginals", "kernel", "acceptance", "same seed", "greedy", "audit", "audit, no draft",
     }  # fmt: skip
@@ -39,7 +39,7 @@ def test_an_exact_sampler_is_rejected_by_no_test(pair):
 
 @pytest.mark.usefixtures("few")
 def test_a_gross_bug_is_found_by_the_tests_that_can(pair):
-    found = p_values(block_of_tests(SUITE["always-argmax"], pair, 0, 1, audit=True))
+    found = p_values(block_of_tests(SUITE["always-argmax"], pair, 0, 1, audit=True, tokens=1000))
     for name in ("audit", "audit, no draft", "ranks", "surprise", "same seed", "kernel", "acceptance"):
         assert found[name, 1000] <= ALPHA, name
     assert found["greedy", 1000] == 1.0
@@ -47,15 +47,17 @@ def test_a_gross_bug_is_found_by_the_tests_that_can(pair):
 
 @pytest.mark.usefixtures("few")
 def test_greedy_equality_finds_a_cache_bug_and_tokens_after_the_end_are_impossible(pair):
-    assert p_values(block_of_tests(SUITE["rejected-stays"], pair, 0, 1, audit=False))["greedy", 1000] == 0.0
-    late = p_values(block_of_tests(SUITE["after-the-end"], pair, 0, 1, audit=False))
+    assert (
+        p_values(block_of_tests(SUITE["rejected-stays"], pair, 0, 1, audit=False, tokens=1000))["greedy", 1000] == 0.0
+    )
+    late = p_values(block_of_tests(SUITE["after-the-end"], pair, 0, 1, audit=False, tokens=1000))
     assert late["ranks", 1000] == late["surprise", 1000] == late["marginals", 1000] == 0.0
     assert late["greedy", 200] in (0.0, 1.0)
 
 
 def test_a_lossless_sampler_with_other_acceptance_fails_the_tests_of_its_implementation(pair, monkeypatch):
     monkeypatch.setattr(comparison, "BUDGETS", (2000,))
-    found = p_values(block_of_tests(SUITE["exact-match"], pair, 0, 1, audit=False))
+    found = p_values(block_of_tests(SUITE["exact-match"], pair, 0, 1, audit=False, tokens=2000))
     assert found["acceptance", 2000] <= ALPHA
     assert found["same seed", 2000] == 0.0
     assert found["ranks", 2000] > ALPHA
