@@ -87,7 +87,7 @@ def test_the_kernel_test_is_uniform_and_finds_another_distribution():
     ranks_of = np.bincount((np.array(found) * 100).round().astype(int) // 10, minlength=11)
     assert ranks_of[:10].max() < 80  # of 400: an even share is 40
     assert np.mean(np.array(found) <= 0.05) < 0.09
-    wrong, prompts = completions(random, bias=0.25)
+    wrong, prompts = completions(random, bias=0.6)
     assert kernel(wrong, completions(random)[0], prompts, random) == 1 / (relatives.PERMUTATIONS + 1)
 
 
