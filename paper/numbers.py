@@ -328,7 +328,7 @@ def lenience(results: Results) -> Named:
 def audit(results: Results) -> Named:
     bugs, wild = known_bugs(results), results.table("transformers_audit")
     unseen = bugs[bugs["median"].isna()]
-    kept = results.table("11_bug_suite").set_index("bug")
+    kept = results.table("16_bug_suite").set_index("bug")
     in_a_step = kept["exact TV of a step"]
     greedy = results.table("11_greedy_drafts").set_index("draft_tokens")
     large = bugs[bugs.tv >= LARGE]
