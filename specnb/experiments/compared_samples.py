@@ -145,10 +145,14 @@ def judge(rows: Sequence[Row], ends: Sequence[int] | None, seed: int) -> Judged:
     entropy = -(flat * log).sum(dim=-1)
     variance = (flat * log**2).sum(dim=-1) - entropy**2
     w = np.random.default_rng([2, seed]).random(len(flat))
-    columns = (own.clamp_min(1e-300).log().numpy(), entropy.numpy(), variance.clamp_min(0).numpy())
-    columns = tuple(column.reshape(tokens.shape) for column in (*columns, pit.transform(flat, flat, at, w)))
+    u = pit.transform(flat, flat, at, w)
+    log_p, entropies, variances = (
+        x.numpy().reshape(tokens.shape) for x in (own.clamp_min(1e-300).log(), entropy, variance)
+    )
     zero |= judged & (own.numpy() == 0).reshape(tokens.shape)
-    return Judged(judged, zero, *columns, shared, p.numpy())
+    return Judged(
+        judged, zero, log_p, entropies, variances.clip(min=0), u.reshape(tokens.shape), shared, p.numpy()
+    )  # fmt: skip
 
 
 def _padded(completions: Sequence[Sequence[int]]) -> Integers:

@@ -34,7 +34,7 @@ def random_pair(seed: int = 0) -> Pair:
         config = LlamaConfig(
             vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=LAYERS,
             num_attention_heads=2, max_position_embeddings=POSITIONS, initializer_range=SPREAD / WIDTH**0.5,
-            bos_token_id=None, eos_token_id=None, pad_token_id=None, attn_implementation="sdpa",
+            bos_token_id=None, eos_token_id=None, pad_token_id=None,
         )  # fmt: skip
         target = LlamaForCausalLM(config).double().eval()
         target.lm_head.weight.mul_(LOGITS / SPREAD)  # the last norm gives numbers of size 1
