@@ -115,6 +115,7 @@ def greedy_mismatch(bug: Bug, pair: Pair, seed: int, completions: int) -> NDArra
     return _padded(made.tokens) != _padded(plain.tokens)
 
 
+@torch.inference_mode()
 def rows_of(made: Sampled, pair: Pair, claimed: Sampling) -> list[Row]:
     """The distributions of target and draft along the completions, one row for each."""
     target: PreTrainedModel = pair.target
@@ -125,6 +126,7 @@ def rows_of(made: Sampled, pair: Pair, claimed: Sampling) -> list[Row]:
     return list(teacher_forced_rows(target, completions, claimed, pair.draft, claimed))
 
 
+@torch.inference_mode()
 def judge(rows: Sequence[Row], ends: Sequence[int] | None, seed: int) -> Judged:
     """What the tests read of `rows`; `seed` is that of the transform's own uniforms."""
     tokens, judged = np.zeros((len(rows), LENGTH), dtype=np.int64), np.zeros((len(rows), LENGTH), dtype=bool)
