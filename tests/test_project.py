@@ -131,7 +131,7 @@ def test_links_in_notebooks_lead_somewhere(path: Path) -> None:
     assert any(link.endswith(".ipynb") for link in links), "no link to another notebook"
     for file, _, heading in (link.partition("#") for link in links):
         assert (path.parent / file).exists(), f"{path.name} links to {file}"
-        assert not heading or f"## {heading.capitalize()}\n" in index
+        assert not heading or file != "README.md" or f"## {heading.capitalize()}\n" in index
 
 
 def test_every_command_of_the_readme_is_installed() -> None:
@@ -239,3 +239,14 @@ def test_notebooks_hold_no_trace_of_a_machine() -> None:
         content = json.loads(path.read_text())
         assert set(content["metadata"]) <= {"kernelspec", "language_info", "specnb"}
         assert not re.search(r"/(home|root|tmp|Users)/\w", path.read_text()), path.name
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
+def test_every_notebook_links_to_its_neighbours_at_both_ends(path: Path) -> None:
+    """In the order of the index."""
+    order = re.findall(r"^\| \[\d\d [^\]]*\]\((\S+\.ipynb)\)", (ROOT / "notebooks/README.md").read_text(), re.MULTILINE)
+    at = order.index(path.name)
+    neighbours = [order[other] for other in (at - 1, at + 1) if 0 <= other < len(order)]
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    for cell in (cells[0], cells[-1]):
+        assert re.findall(r"\]\((\S+?)\)", cell.splitlines()[-1]) == [*neighbours, "README.md"]
