@@ -430,7 +430,13 @@ def engines(results: Results) -> Named:
     controls = table[table.speculation == "none"]
     draft, filtered = table.loc["openvino-draft-t1"], table.loc["openvino-draft-t07-k40"]
     passed = table[(table.engine == "llama_cpp") & (table.speculation != "none")]
+    vllm, mended = table.loc["vllm-draft-t1"], table.loc["vllmmended-probabilistic-t1"]
     return {
+        "vllm-version": str(vllm.version),
+        "vllm-after": count(vllm.found_after),
+        "vllm-tv": interval(vllm, "tv", "tv_low", "tv_high"),
+        "mended-verdict": mended.verdict.replace("_", " "),
+        "mended-tokens": f"{mended.tokens:,}",
         "rows": count(len(table)),
         "tokens": f"{table.tokens.sum():,}",
         "controls": count(len(controls)),
@@ -447,7 +453,24 @@ def engines(results: Results) -> Named:
     }
 
 
+def relatives(results: Results) -> Named:
+    """How many bugs the audit and other tests of the same tokens find, at one false-alarm rate."""
+    table = results.table("16_detection").set_index("bug")
+    harmful, held_out = table[table.group != "lossless"], table[table.group == "held out"]
+    tests = ("audit", "surprise", "ranks", "marginals", "kernel", "acceptance", "greedy", "same seed")
+    found = {name.replace(" ", "-"): count(harmful[name].notna().sum()) for name in tests}
+    lossless = table[table.group == "lossless"]
+    return found | {
+        "bugs": count(len(harmful)),
+        "held-out": count(len(held_out)),
+        "audit-held-out": count(held_out["audit"].notna().sum()),
+        "lossless": count(len(lossless)),
+        "same-seed-lossless": count(lossless["same seed"].notna().sum()),
+    }
+
+
 PARTS = {
+    "relatives": relatives,
     "rules": verification_rules,
     "loop": rules_in_the_loop,
     "engines": engines,
