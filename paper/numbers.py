@@ -279,8 +279,8 @@ def batches(results: Results) -> Named:
         return f"{right:.0f} of {cases:.0f}"
 
     named = {
-        "redrawn": f"{cuts['the same, last token drawn anew']:.3f}",
-        "stays": f"{cuts['only n_max - n drafts dropped']:.3f}",
+        "redrawn": f"{cuts['the same, last token sampled again']:.3f}",
+        "stays": f"{cuts['only n_max - n draft tokens dropped']:.3f}",
         "rows": count(results.number("batch-padding", "rows")),
         "shortest": f"{results.number('batch-padding', 'tokens_shortest'):.2f}",
         "own": f"{results.number('batch-padding', 'tokens_own'):.2f}",
