@@ -262,7 +262,7 @@ def first_run_helps_nothing(results: Results) -> bool:
 @remark("exact if the last accepted draft token is kept")
 def the_shortest_may_decide(results: Results) -> bool:
     cuts = results.table("10_truncation").set_index("cut")
-    return bool((cuts.loc["all keep the shortest's, drafts included"] == 0).all())
+    return bool((cuts.loc["all keep the shortest's, draft tokens included"] == 0).all())
 
 
 @remark("whether sequences become less diverse depends on the draft model")
