@@ -84,7 +84,7 @@ def test_every_committed_table_has_a_record(name):
 
 
 def test_an_unknown_experiment_is_refused():
-    with pytest.raises(ValueError, match="no experiment is called 'other'; there are detection, "):
+    with pytest.raises(ValueError, match="no experiment is called 'other'; there are comparison, detection, "):
         experiment("other")
 
 

@@ -24,8 +24,9 @@ def run_stages(stages: Sequence[str], repetitions: int, names: Sequence[str] = P
     stamps = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for stage in stages:
         STAGES[stage](repetitions, names)
-        under = {"repetitions": repetitions, "machine": machine(), "new_tokens": NEW_TOKENS, "pairs": list(names)}
+        under = {"repetitions": repetitions, "machine": machine(), "new_tokens": NEW_TOKENS}
         made = stamp(under) | {"code": module_digest(ROOT, "specnb.experiments.bench.stages")}
+        made["parameters"]["pairs"] = list(names)
         stamps.setdefault(machine(), {})[stage] = made
         write(path, json.dumps(stamps, indent=1) + "\n")
 
