@@ -14,13 +14,12 @@ from typing import Any
 import pandas as pd
 
 from specnb.experiments import run
-from specnb.experiments.bench.generators import prompts_for
+from specnb.experiments.bench.generators import pair_named, prompts_for
 from specnb.experiments.bench.tables import columns, settings
 from specnb.measure.recommend import recommend_gamma
 from specnb.measure.speed import measure_speeds
 from specnb.measure.statistics import Estimate
-from specnb.models.loading import Pair, load_pair
-from specnb.models.synthetic import synthetic_pair
+from specnb.models.loading import Pair
 
 LAYOUTS = {"saved": False, "chosen": True}
 PROMPTS = {"trained": ("held-out", "stdlib"), "synthetic": ("random",)}
@@ -50,8 +49,7 @@ def measure(
     The first `advised_on` prompts are for the recommendation, the `repetitions` that follow are timed.
     """
     name, layout, kind = item.split("-", maxsplit=2)
-    packed = LAYOUTS[layout]
-    pair = load_pair(packed=packed) if name == "trained" else synthetic_pair(packed=packed)
+    pair = pair_named(name, packed=LAYOUTS[layout])
     prompts = prompts_of(pair, kind, advised_on + repetitions, prompt_tokens)
     advice = recommend_gamma(
         pair, prompts[:advised_on], largest=largest, new_tokens=new_tokens, repetitions=max(repetitions, 3)
@@ -76,14 +74,12 @@ def gather(parts: pd.DataFrame) -> pd.DataFrame:
 
 def prompts_of(pair: Pair, kind: str, count: int, length: int) -> list[list[int]]:
     """`count` prompts of `length` tokens. Raises `ValueError` where there are not so many."""
-    if kind == "stdlib":
-        sources = [inspect.getsource(import_module(name)) for name in MODULES[:count]]
-        found = [pair.encode(source[:4000])[:length] for source in sources]
-    else:
-        found = prompts_for(pair, "trained" if kind == "held-out" else "synthetic", count, length)
-    if len(found) < count:
-        raise ValueError(f"there are {len(found)} {kind} prompts, fewer than {count}; ask for fewer repetitions")
-    return found
+    if kind != "stdlib":
+        return prompts_for(pair, "trained" if kind == "held-out" else "synthetic", count, length)
+    if count > len(MODULES):
+        raise ValueError(f"there are {len(MODULES)} {kind} prompts, fewer than {count}; ask for fewer repetitions")
+    sources = [inspect.getsource(import_module(name)) for name in MODULES[:count]]
+    return [pair.encode(source[:4000])[:length] for source in sources]
 
 
 def main() -> None:

@@ -24,10 +24,15 @@ Generator = Callable[[list[int]], Any]
 """Generates a fixed number of tokens after a prompt."""
 
 
-def pairs_named(names: Sequence[str], **how: Any) -> dict[str, Pair]:
-    """The pairs of these names of `PAIRS`, loaded with `how` (`dtype`, `packed`)."""
+def pair_named(name: str, **how: Any) -> Pair:
+    """The pair of this name of `PAIRS`, loaded with `how` (`dtype`, `packed`)."""
     loaders: dict[str, Callable[..., Pair]] = {"synthetic": synthetic_pair, "trained": load_pair}
-    return {name: loaders[name](**how) for name in names}
+    return loaders[name](**how)
+
+
+def pairs_named(names: Sequence[str], **how: Any) -> dict[str, Pair]:
+    """The pairs of these names by name, each as `pair_named` loads it."""
+    return {name: pair_named(name, **how) for name in names}
 
 
 def prompts_for(pair: Pair, name: str, count: int, length: int = PROMPT_TOKENS) -> list[list[int]]:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from specnb.decoding.loop import generate
 from specnb.decoding.timing import PARTS
 from specnb.experiments.bench.against_transformers import measure_against_transformers
-from specnb.experiments.bench.generators import PAIRS, PROMPT_TOKENS, pairs_named, prompts_for
+from specnb.experiments.bench.generators import PAIRS, PROMPT_TOKENS, pair_named, pairs_named, prompts_for
 from specnb.experiments.bench.tables import (
     NEW_TOKENS,
     Rows,
@@ -192,7 +192,7 @@ def measure_curves(repetitions: int, names: Sequence[str] = PAIRS) -> None:
     """Cost curves of both pairs in every layout; `walltime` measures the compiled ones in float32."""
     half = torch.bfloat16
     pairs = [
-        (name, layout, pairs_named([name], **how)[name])
+        (name, layout, pair_named(name, **how))
         for layout, how in (("plain", {"packed": False}), ("packed", {}), ("packed", {"dtype": half}))
         for name in names
     ]
@@ -217,10 +217,8 @@ def measure_walltime(repetitions: int, names: Sequence[str] = PAIRS) -> None:
 
 def measure_greedy(repetitions: int, names: Sequence[str] = PAIRS) -> None:
     """The same at temperature 0, as in the other half of Table 4."""
-    pairs = {
-        name: synthetic_pair(temperature=0.0) if name == "synthetic" else pair
-        for name, pair in pairs_named(names).items()
-    }
+    made_for_it = {"synthetic": {"temperature": 0.0}}  # its alpha holds at one temperature
+    pairs = {name: pair_named(name, **made_for_it.get(name, {})) for name in names}
     keep_walltime([walltime(name, pair, repetitions, sampling=Sampling(0.0))[0] for name, pair in pairs.items()])
 
 
