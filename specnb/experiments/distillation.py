@@ -32,6 +32,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.experiments import corpus, run
+from specnb.experiments.bench.tables import columns
 from specnb.experiments.distillation_training import CONTROL, PROMPT, RECIPES, Plan, Trained, acceptance, sampled, train
 from specnb.experiments.training import encode, save
 from specnb.measure.statistics import Estimate, ratio_of_sums
@@ -119,7 +120,7 @@ def measure(
         for along, sequences, of in ((TEXT, text, numbers), (OWN, own, prompt_numbers)):
             betas = acceptance(pair.target, drafts, sequences, temperature)
             parts.append(lines(betas, of).assign(along=along, temperature=temperature))
-    label = pd.DataFrame([_label(name, found, chosen) | _columns("bits_per_byte", bits[name]) for name in drafts])
+    label = pd.DataFrame([_label(name, found, chosen) | columns("bits_per_byte", bits[name]) for name in drafts])
     return label.merge(pd.concat(parts), on="draft")
 
 
@@ -129,14 +130,10 @@ def lines(betas: Mapping[str, Tensor], numbers: NDArray[Any]) -> pd.DataFrame:
     for name, beta in betas.items():
         line: dict[str, Any] = {"draft": name}
         differences = {"alpha": beta, "over_shipped": beta - betas[SHIPPED], "over_control": beta - betas[CONTROL]}
-        for column, values in differences.items():
-            line |= _columns(column, ratio_of_sums(*sums_per_file(values, numbers)))
+        for quantity, values in differences.items():
+            line |= columns(quantity, ratio_of_sums(*sums_per_file(values, numbers)))
         found.append(line | {"files": len(np.unique(numbers)), "positions": beta.numel()})
     return pd.DataFrame(found)
-
-
-def _columns(name: str, estimate: Estimate) -> dict[str, float]:
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def _label(name: str, found: Trained, plan: Plan) -> dict[str, Any]:
@@ -166,11 +163,11 @@ def is_better(table: pd.DataFrame, name: str) -> bool:
 
 def ship(table: pd.DataFrame, folder: Path = DISTILLED) -> Path | None:
     """Saves the student that was best on the files set aside, if `is_better` says so; returns the folder."""
-    plan = Plan(**SETTINGS["plan"])
-    found, pair = trained(plan), load_pair(packed=False)
-    name = max(found.validation, key=found.validation.__getitem__)
+    name = str(table.draft[table.set_aside_alpha.idxmax()])
     if not is_better(table, name):
         return None
+    plan, pair = Plan(**SETTINGS["plan"]), load_pair(packed=False)
+    found = trained(plan)
     model = found.students[name]
     save(model, pair.tokenizer, folder)
     note = _label(name, found, plan) | {

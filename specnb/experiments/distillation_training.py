@@ -237,11 +237,12 @@ def _texts(pair: Pair) -> tuple[NDArray[Any], NDArray[Any]]:
 def chosen_rates(pair: Pair, text: NDArray[Any], validation: Tensor, plan: Plan) -> dict[str, dict[str, float]]:
     """For each objective the acceptance probability on `validation` that each factor led to, by the factor's digits."""
     students = {
-        (name, factor): Student(Recipe(name), pair.draft, factor) for name in OBJECTIVES for factor in plan.factors
+        f"{name} {factor:g}": Student(Recipe(name), pair.draft, factor)
+        for name in OBJECTIVES
+        for factor in plan.factors
     }
-    named = {f"{name} {factor:g}": student for (name, factor), student in students.items()}
-    fit(pair.target, named, text, None, plan, plan.search_steps, plan.search_steps)
-    betas = acceptance(pair.target, {name: student.model for name, student in named.items()}, validation, 1.0)
+    fit(pair.target, students, text, None, plan, plan.search_steps, plan.search_steps)
+    betas = acceptance(pair.target, {name: student.model for name, student in students.items()}, validation, 1.0)
     return {
         name: {f"{factor:g}": float(betas[f"{name} {factor:g}"].mean()) for factor in plan.factors}
         for name in OBJECTIVES
