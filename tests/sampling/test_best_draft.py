@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from distributions_for_tests import PAIRS, distribution_pair
+from distributions_for_tests import PAIRS, distance, distribution_pair, first_distributions
 from torch import Tensor
 
 from specnb.sampling import best_draft as module
@@ -25,14 +25,10 @@ P, Q = torch.tensor([0.05, 0.35, 0.2, 0.4]).double(), torch.tensor([0.4, 0.3, 0.
 P, Q = P / P.sum(), Q / Q.sum()
 
 
-def distance(emitted: Tensor, p: Tensor) -> float:
-    return float((emitted - p).abs().sum()) / 2
-
-
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_emitted_token_has_the_targets_distribution(kind: str, k: int) -> None:
-    p, q = (probs(()) for probs in distribution_pair(kind, vocab=3))
+    p, q = first_distributions(kind, vocab=3)
     emitted, _ = asked_selection(best_draft, best_draft_plan, p, independent(q, k))
     assert distance(emitted, p) < 1e-12
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from distributions_for_tests import PAIRS, distribution_pair
-from torch import Tensor
+from distributions_for_tests import PAIRS, distance, first_distributions
 
 from specnb.sampling import global_resolution as module
 from specnb.sampling.draft_schemes import independent
@@ -16,22 +15,13 @@ from specnb.sampling.threshold_enumeration import asked_selection, planned_selec
 every_kind = pytest.mark.parametrize("kind", PAIRS)
 
 
-def pair(kind: str, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    p, q = distribution_pair(kind, vocab, seed)
-    return p(()), q(())
-
-
-def distance(emitted: Tensor, p: Tensor) -> float:
-    return float((emitted - p).abs().sum()) / 2
-
-
 @every_kind
 @pytest.mark.parametrize(("vocab", "k"), [(3, 2), (4, 3)])
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-3])
 def test_the_deviation_and_the_acceptance_are_within_the_papers_bounds(
     kind: str, vocab: int, k: int, tolerance: float
 ) -> None:
-    p, q = pair(kind, vocab)
+    p, q = first_distributions(kind, vocab)
     emitted, accepted = planned_selection(GlobalResolution(tolerance).plan, p, independent(q, k))
     assert distance(emitted, p) <= 7.5 * tolerance
     assert abs(accepted - optimal_independent(p, q, k)) <= 10 * tolerance
@@ -39,14 +29,14 @@ def test_the_deviation_and_the_acceptance_are_within_the_papers_bounds(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_at_small_tolerance_it_reaches_the_optimum(seed: int) -> None:
-    p, q = pair("dense", 4, seed)
+    p, q = first_distributions("dense", 4, seed)
     emitted, accepted = planned_selection(GlobalResolution(1e-9).plan, p, independent(q, 3))
     assert distance(emitted, p) < 1e-7
     assert accepted == pytest.approx(optimal_independent(p, q, 3), abs=1e-7)
 
 
 def test_the_rule_does_what_its_plan_says() -> None:
-    p, q = pair("dense", 3)
+    p, q = first_distributions("dense", 3)
     rule = GlobalResolution(1e-3)
     asked, planned = (
         asked_selection(rule, rule.plan, p, independent(q, 2)),
@@ -59,7 +49,7 @@ def test_the_rule_does_what_its_plan_says() -> None:
 @every_kind
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_the_optimal_set_has_the_value_of_the_closed_form(kind: str, k: int) -> None:
-    p, q = pair(kind, 4)
+    p, q = first_distributions(kind, 4)
     chosen = sorted(optimal_set(tuple(p.tolist()), tuple(q.tolist()), k))
     value = float(p[chosen].sum()) + 1 - float(q[chosen].sum()) ** k
     assert value == pytest.approx(optimal_independent(p, q, k), abs=1e-12)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from distributions_for_tests import PAIRS, distribution_pair
+from distributions_for_tests import PAIRS, distance, first_distributions
 from torch import Tensor
 
 from specnb.sampling.distributions import normalise, one_hot, overlap, residual
@@ -73,15 +73,6 @@ def methods(q: Tensor, k: int) -> dict[str, Method]:
 
 NAMES = list(methods(float64(0.5, 0.5), 2))
 every_kind = pytest.mark.parametrize("kind", PAIRS)
-
-
-def first_distributions(kind: str, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    p, q = distribution_pair(kind, vocab, seed)
-    return p(()), q(())
-
-
-def distance(emitted: Tensor, p: Tensor) -> float:
-    return float((emitted - p).abs().sum()) / 2
 
 
 # Exactness
