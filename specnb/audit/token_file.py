@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,14 +39,9 @@ def read_tokens(file: Path) -> list[Sequence]:
     >>> read_tokens(file)
     [Sequence(where='tokens.jsonl, line 1', prompt=[1], tokens=[5, 7], steps=None)]
     """
-    sequences: list[Sequence] = []
-    # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a line.
-    for number, line in enumerate(_content(file).split(b"\n"), 1):
-        if line.strip():
-            sequences.append(read_line(line, f"{file.name}, line {number}"))
-            require_alike(sequences[0], sequences[-1])
-    if not sequences:
-        raise ValueError(f"{file.name} is empty; each line is {LINE}")
+    sequences = [_sequence(entries, where) for entries, where in _entries(file, LINE)]
+    for sequence in sequences:
+        require_alike(sequences[0], sequence)
     return sequences
 
 
@@ -73,20 +68,12 @@ def read_samples(file: Path) -> list[Sample]:
     >>> read_samples(file)
     [Sample(prompt='Say', tokens=(' one', ',', ' two'))]
     """
-    lines = [
-        (line, f"{file.name}, line {number}")
-        for number, line in enumerate(_content(file).split(b"\n"), 1)
-        if line.strip()
-    ]
-    if not lines:
-        raise ValueError(f"{file.name} is empty; each line is {LINE} or {TEXT_LINE}")
-    return [_sample(line, where) for line, where in lines]
+    return [_sample(entries, where) for entries, where in _entries(file, f"{LINE} or {TEXT_LINE}")]
 
 
-def _sample(line: bytes, where: str) -> Sample:
-    entries = _parsed(line, where)
-    if not isinstance(entries, dict) or "text" not in entries:
-        one = read_line(line, where)
+def _sample(entries: dict[str, Any], where: str) -> Sample:
+    if "text" not in entries:
+        one = _sequence(entries, where)
         return Sample(tuple(one.prompt), tuple(one.tokens))
     prompt, text = entries.get("prompt"), entries["text"]
     if not isinstance(prompt, str) or not isinstance(text, str):
@@ -98,6 +85,19 @@ def require_alike(first: Sequence, other: Sequence) -> None:
     """Raises `ValueError` where one of two lines has steps and the other has none."""
     if (other.steps is None) != (first.steps is None):
         raise ValueError(f"{other.where}: give steps in all lines or in none")
+
+
+def _entries(file: Path, form: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """What each line of `file` holds, and where it is; `form` is how the lines should look."""
+    lines = 0
+    # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a line.
+    for number, line in enumerate(_content(file).split(b"\n"), 1):
+        if line.strip():
+            lines += 1
+            where = f"{file.name}, line {number}"
+            yield _parsed(line, where), where
+    if not lines:
+        raise ValueError(f"{file.name} is empty; each line is {form}")
 
 
 def _content(file: Path) -> bytes:
@@ -118,9 +118,10 @@ def read_line(line: bytes, where: str) -> Sequence:
     >>> read_line(b'{"prompt": [1], "tokens": [5]}', "line 1").tokens
     [5]
     """
-    entries = _parsed(line, where)
-    if not isinstance(entries, dict):
-        raise ValueError(f"{where} is {_short(line.decode('utf-8').strip())}; each line is {LINE}")
+    return _sequence(_parsed(line, where), where)
+
+
+def _sequence(entries: dict[str, Any], where: str) -> Sequence:
     prompt, tokens = (_integers(entries, key, where) for key in ("prompt", "tokens"))
     if "steps" not in entries:
         return Sequence(where, prompt, tokens)
@@ -133,9 +134,9 @@ def read_line(line: bytes, where: str) -> Sequence:
     return Sequence(where, prompt, tokens, steps)
 
 
-def _parsed(line: bytes, where: str) -> Any:
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
     try:
-        return json.loads(line.decode("utf-8"), object_pairs_hook=_without_duplicates)
+        entries = json.loads(line.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from None
     except json.JSONDecodeError as error:
@@ -144,6 +145,9 @@ def _parsed(line: bytes, where: str) -> Any:
         raise ValueError(f"{where} is nested too deeply; each line is {LINE}") from None
     except ValueError as error:  # duplicate keys, and integers longer than Python reads
         raise ValueError(f"{where}: {str(error).split(';')[0]}; each line is {LINE}") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f"{where} is {_short(line.decode('utf-8').strip())}; each line is {LINE}")
+    return entries
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
