@@ -158,7 +158,7 @@ class Report:
         lines += [f"e-value: {_power(self.log10_e)}{largest}"]
         lines += [f"impossible: {one}" for one in self.impossible[:5]]
         lines += [f"impossible by no more than the numerics explain: {one}" for one in self.borderline[:5]]
-        by = self._undeclared_by
+        by = "numerics as in the control" if self._like_control else "those of bfloat16"
         lines += [f"impossible by no more than {by} would explain: {one}" for one in self.undeclared[:5]]
         lines += [
             f"total variation per token: a lower bound on it is estimated as {self.tv.value:.4f}, 95% interval "
@@ -220,9 +220,9 @@ class Report:
         return [f"  most evidence is for {name} (e-value {_power(value)}): {ALTERNATIVES[name]}"]
 
     @property
-    def _undeclared_by(self) -> str:
-        alike = self.control is not None and self.control.alike and bool(self.control.control.impossible_summary)
-        return "numerics as in the control" if alike else "those of bfloat16"
+    def _like_control(self) -> bool:
+        """Whether the control has as many impossible tokens, and as large ones."""
+        return self.control is not None and self.control.alike and bool(self.control.control.impossible_summary)
 
     def _numerics_lines(self) -> list[str]:
         """What the outcome `numerics` rests on, its own error rate, and what to do."""
@@ -231,7 +231,7 @@ class Report:
                 f"  an engine whose numerics are of the measured size is called rejected with probability at most "
                 f"{self.delta:g}"
             ]
-        if self._undeclared_by != "those of bfloat16":
+        if self._like_control:
             return ["  the same engine without speculation has as many impossible tokens, and as large ones"]
         if self._suspicion:  # noise has no direction, and gives no evidence where tokens are possible
             return [
