@@ -14,7 +14,7 @@ FIRST, EVERY = 3.0, 10.0  # seconds until the first line, and between lines
 Progress = bool | Callable[[str], None]
 """True: a bar on stderr. False: nothing. A function: gets a line now and then, and one at a rejection."""
 Show = Callable[[int, float, int | None], None]
-"""Is told after each row: tokens in all, decimal logarithm of the e-value, tokens at the rejection or None."""
+"""Called after each row with: tokens in all, decimal logarithm of the e-value, tokens at the rejection or None."""
 
 
 @contextmanager
@@ -40,17 +40,17 @@ def shown(progress: Progress, expected: int | None) -> Iterator[Show]:
 
 
 def _lines(say: Callable[[str], None], expected: int | None) -> Show:
-    next_at, told = time.monotonic() + FIRST, False
+    next_at, announced = time.monotonic() + FIRST, False
     total = "" if expected is None else f" of {expected:,}"
 
     def show(tokens: int, log10_e: float, found_after: int | None) -> None:
-        nonlocal next_at, told
-        rejected = found_after is not None and not told
+        nonlocal next_at, announced
+        rejected = found_after is not None and not announced
         if not rejected and time.monotonic() < next_at:
             return
         verdict = "" if found_after is None else f"; rejected after {found_after:,}"
         e_value = f"10^{log10_e:.1f}" if math.isfinite(log10_e) else "infinite"
         say(f"audited {tokens:,}{total} tokens, e = {e_value}{verdict}")
-        next_at, told = time.monotonic() + EVERY, found_after is not None
+        next_at, announced = time.monotonic() + EVERY, found_after is not None
 
     return show

@@ -39,7 +39,7 @@ class Row(NamedTuple):
     """One row of the table: what an engine was asked for.
 
     `number` from 1 is also the seed of its run. `eos` is the token that ends a completion, for an engine that cannot be
-    told to go on without taking that token out of the distribution.
+    asked to go on without taking that token out of the distribution.
     """
 
     number: int

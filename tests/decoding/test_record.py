@@ -65,11 +65,11 @@ def test_cut_steps_do_not_bias_the_mean():
 
 
 def test_a_record_is_as_long_as_the_longest_row():
-    def told(steps):
+    def of_steps(steps):
         record = np.arange(steps * 5).reshape(steps, 5)  # two drafts, accepted, token, emitted
         return CompletedRow([7] * steps, record, np.full((steps, 2), 0.5))
 
-    record = merge_rows([told(3), told(1)], {})
+    record = merge_rows([of_steps(3), of_steps(1)], {})
     assert record.draft_tokens[0].tolist() == [[0, 1], [5, 6], [10, 11]]
     assert record.accepted[0].tolist() == [2, 7, 12]
     assert record.token[0].tolist() == [3, 8, 13]

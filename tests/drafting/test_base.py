@@ -18,7 +18,7 @@ STEPS = 3
 
 
 def batch(prompts, slots=16):
-    """Texts with room behind them, filled with tokens that mean nothing."""
+    """Sequences with unused slots behind them, filled with arbitrary tokens."""
     tokens = torch.full((len(prompts), slots), VOCAB - 1)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)

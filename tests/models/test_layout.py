@@ -188,10 +188,10 @@ def test_a_processor_without_packed_products_warns_once(fresh, measured, monkeyp
         raise RuntimeError("bf16 path needs the cpu support avx_ne_convert\nand more")
 
     monkeypatch.setattr(layout, "reordered", refuse)
-    with pytest.warns(RuntimeWarning, match=r"cannot pack bfloat16 weights .* as saved.*avx_ne_convert$") as told:
+    with pytest.warns(RuntimeWarning, match=r"cannot pack bfloat16 weights .* as saved.*avx_ne_convert$") as warned:
         made = [*choices([weight().bfloat16()] * 3), *choices([weight()])]
     assert made == [AS_SAVED] * 4
-    assert len(told) == 1
+    assert len(warned) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert choices([weight().bfloat16()]) == [AS_SAVED]
@@ -201,16 +201,16 @@ def test_a_processor_without_packed_products_warns_once(fresh, measured, monkeyp
 PROGRAM = """
 import torch, warnings
 from specnb.models.layout import choices, reordered
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     made = choices([torch.ones(300, 300, dtype=torch.bfloat16)]) + choices([torch.ones(400, 300, dtype=torch.bfloat16)])
 try:
     reordered(torch.ones(16, 16, dtype=torch.bfloat16))
 except RuntimeError:
     assert not any(map(any, made))
-    assert len(told) == 1 and "cannot pack bfloat16" in str(told[0].message), told
+    assert len(warned) == 1 and "cannot pack bfloat16" in str(warned[0].message), warned
 else:
-    assert not told, told
+    assert not warned, warned
 """
 
 

@@ -177,11 +177,11 @@ def check_record(made: loop.Generation) -> None:
     assert (record.emitted <= record.accepted + 1).all()
     assert (record.target_passes <= [len(text) for text in made.tokens]).all()
     for row in range(0, len(made.tokens), 7):
-        told: list[int] = []
+        emitted: list[int] = []
         for step in range(record.emitted.shape[1]):
             accepted = record.draft_tokens[row, step, : record.accepted[row, step]].tolist()
-            told += [*accepted, int(record.token[row, step])][: record.emitted[row, step]]
-        assert told == made.tokens[row]
+            emitted += [*accepted, int(record.token[row, step])][: record.emitted[row, step]]
+        assert emitted == made.tokens[row]
 
 
 def smaller(case: Case, rows: int) -> Case:
