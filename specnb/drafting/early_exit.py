@@ -7,6 +7,7 @@ on unless the target was trained for early exit, so measure the acceptance befor
 from __future__ import annotations
 
 import copy
+from typing import cast
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -31,7 +32,7 @@ def early_exit(target: PreTrainedModel, layers: int) -> PreTrainedModel:
     depth = target.config.num_hidden_layers
     if not 1 <= layers < depth:
         raise ValueError(f"{layers} layers are asked for; the target has {depth}, so give 1 to {depth - 1}")
-    draft, body = _shallow(target), _shallow(target.base_model)
+    draft, body = _shallow(target), _shallow(cast(PreTrainedModel, target.base_model))
     name = _name_of_layers(body, depth)
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = layers

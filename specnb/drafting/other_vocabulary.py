@@ -44,6 +44,7 @@ class OtherVocabularyDrafter(ChainDrafter):
     """
 
     runner: CachedModel
+    slots: Tensor
 
     def __init__(
         self,
