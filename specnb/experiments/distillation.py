@@ -44,7 +44,7 @@ from specnb.report.source_digest import digest, module_digest
 TABLE = "distillation"
 PLAN: dict[str, Any] = {
     "steps": 500, "horizon": 500, "search_steps": 25, "sampled_rows": 512, "validation_windows": 32, "rows": 16,
-    "factors": (0.1, 0.3, 1.0), "save_every": 25,
+    "factors": (0.1, 0.3), "save_every": 25, "compiled": False,
 }  # fmt: skip
 SETTINGS: dict[str, Any] = {"plan": PLAN, "per_file": 4, "sampled_per_file": 2}
 SMOKE_PLAN: dict[str, Any] = {
