@@ -384,9 +384,7 @@ answers = st.one_of(
     st.builds(lambda found: {"choices": [{"prompt_token_ids": found, "token_ids": [1]}]}, values),
     values,
 ).map(_dumped)
-replies = st.one_of(
-    answers.map(lambda text: text.encode("utf-8", "surrogatepass")), st.just(b"[" * 5000), st.binary()
-)
+replies = st.one_of(answers.map(lambda text: text.encode("utf-8", "surrogatepass")), st.just(b"[" * 5000), st.binary())
 collect_options = st.one_of(
     st.tuples(
         st.sampled_from(
