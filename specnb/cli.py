@@ -10,6 +10,7 @@ there were any, unless that rejects exactness.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -59,16 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["audit", "missing.jsonl", "--target", "."])  # prints one line to stderr
     2
     """
-    options = _parser().parse_args(argv)
     try:
+        options = _parser().parse_args(argv)
         with _sigterm_raises() as terminated:
             if hasattr(options, "run"):  # a command other than audit
-                status: int = options.run(options)
+                with redirect_stdout(io.StringIO()) as printed:
+                    status: int = options.run(options)
+                _print(printed.getvalue())
                 return status
             report = _audited(options)
             if options.html is not None:
                 _write_page(options.html, report.to_html())
-            _print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else str(report))
+            _print(json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n" if options.json else f"{report}\n")
     except Terminated:
         print("specnb: terminated", file=sys.stderr)
         return TERMINATED
@@ -119,11 +122,14 @@ def _audited(options: argparse.Namespace) -> Report:
     sampling, draft_sampling = _claimed(options), _draft_sampling(options)
     Auditor(options.delta, options.seed, options.eos, options.max_new_tokens, ignore=options.ignore)
     _require_limit(options.limit)
+    if options.numerics_positions < 0:
+        raise ValueError(f"--numerics-positions is {options.numerics_positions}; give a number of positions, or 0")
     dtype = None if options.engine_dtype is None else DTYPES[options.engine_dtype]
     engine = Engine(dtype, options.logit_tolerance)
     _require_device(options.device)
     if options.html is not None:
-        _require_writable(options.html, options.tokens)
+        _require_writable(options.html)
+        _require_other_file(options.html, options)
     sequences = None if options.tokens == STDIN else read_tokens(options.tokens)[: options.limit]
     control = [] if options.control is None else read_tokens(options.control)
     target = _loaded(options.target, options)
@@ -131,7 +137,7 @@ def _audited(options: argparse.Namespace) -> Report:
         None if name is None else _loaded(name, options) for name in (options.draft, options.alternative)
     )
     models = Models(target, sampling, draft, draft_sampling or sampling, suspected)
-    ignore, progress = tuple(options.ignore), True if sys.stderr.isatty() else _say
+    ignore, progress = tuple(options.ignore), True if sys.stderr is not None and sys.stderr.isatty() else _say
     try:
         engine = replace(engine, control=_completions(control, models))
         if sequences is None:
@@ -198,6 +204,8 @@ def _completions(sequences: Sequence[Line], models: Models) -> list[Completion]:
 
 
 def _from_stdin(models: Models, limit: int | None) -> Iterator[Completion | None]:
+    if sys.stdin is None:
+        raise ValueError("stdin is closed; give a file, or a pipe that writes to this command")
     count = 0
     for sequence in read_stream(lines_of(sys.stdin.fileno())):
         yield None if sequence is None else _completions([sequence], models)[0]
@@ -220,13 +228,11 @@ def _require_device(name: str) -> None:
         raise ValueError(f"--device {name} cannot be used ({_one_line(error)}); give cpu, or cuda on a GPU") from None
 
 
-def _require_writable(page: Path, tokens: Path) -> None:
+def _require_writable(page: Path) -> None:
     """Raises `OSError` or `ValueError` unless `page` can be written; leaves nothing behind and changes no file."""
     if page.is_fifo():
         return  # opening it would wait for a reader
     if page.exists():
-        if tokens.exists() and page.samefile(tokens):
-            raise ValueError(f"--html {page} is the file of tokens; give another one")
         with page.open("ab"):
             return
     if not page.parent.is_dir():
@@ -238,6 +244,15 @@ def _require_writable(page: Path, tokens: Path) -> None:
         return  # the file does not exist yet; any other OSError names it
     except OSError as error:
         raise ValueError(f"--html {page} cannot be written: {error.strerror}") from None
+
+
+def _require_other_file(page: Path, options: argparse.Namespace) -> None:
+    """Raises `ValueError` where `page` is a file that the audit reads: it would be replaced."""
+    read = [options.tokens, *([] if options.control is None else [options.control])]
+    for name in (options.target, options.draft, options.alternative):
+        read += Path(name).iterdir() if name and Path(name).is_dir() else []
+    if page.is_file() and any(file.is_file() and page.samefile(file) for file in read):
+        raise ValueError(f"--html {page} is a file that the audit reads; give another one")
 
 
 def _write_page(page: Path, content: str) -> None:
@@ -252,9 +267,10 @@ def _write_page(page: Path, content: str) -> None:
 
 
 def _print(report: str) -> None:
+    if sys.stdout is None:
+        raise ValueError("the report cannot be printed: stdout is closed")
     try:
-        print(report)
-        sys.stdout.flush()
+        print(report, end="", flush=True)
     except BrokenPipeError:  # the reader closed the pipe; the exit status still holds the verdict
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
@@ -299,6 +315,9 @@ def _require_files(folder: Path) -> None:
     config, tensors = folder / "config.json", 0
     if not config.is_file():
         raise ValueError(f"{folder} has no config.json; give the folder that holds it and the weights")
+    for file in folder.iterdir():
+        if not file.is_file() and not file.is_dir():  # opening a pipe would wait for ever
+            raise ValueError(f"{file} is neither a file nor a folder; copy it again")
     for file in [config, *sorted(folder.glob("*.index.json"))]:
         _require_json(file)
     for file in sorted(folder.glob("*.safetensors")):

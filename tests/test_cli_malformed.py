@@ -24,6 +24,8 @@ from hypothesis import strategies as st
 from tiny import llama
 
 from specnb import cli
+from specnb.audit.adapters import openai_server
+from specnb.audit.token_file import read_tokens
 from specnb.cli import main
 
 EXAMPLES = int(os.environ.get("SPECNB_EXAMPLES", "40"))
@@ -62,16 +64,22 @@ def run(arguments: list[str]) -> tuple[int, str, str]:
     return status, out.getvalue(), "".join(shown)  # a slow machine shows progress
 
 
+def require_refusal(out: str, err: str) -> None:
+    """No report, and one line of the command's own, or argparse's usage."""
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith("usage: ") or (err.startswith("specnb: ") and err.count("\n") == 1 and err.endswith("\n")), (
+        err
+    )
+
+
 def require_sane(folder: Path, arguments: list[str], page: Path | None = None) -> int:
     """Runs the command in `folder` and checks everything that must hold whatever the input; returns the status."""
     before = files(folder)
     status, out, err = run(["audit", *arguments, "--json"])
-    assert "Traceback" not in err
     after = files(folder)
     if status == 2:
-        assert out == ""
-        usage = err.startswith("usage: ")
-        assert usage or (err.startswith("specnb: ") and err.count("\n") == 1 and err.endswith("\n")), err
+        require_refusal(out, err)
         assert after == before
     else:
         assert status == (1 if json.loads(out)["rejected"] else 0)
@@ -174,6 +182,7 @@ option = st.one_of(
     st.tuples(st.just("--ignore"), st.sampled_from(["impossible", "wrong-length", "draft-leak", "x", ""])),
     st.tuples(st.just("--engine-dtype"), st.sampled_from(["float32", "bfloat16", "float8", ""])),
     st.tuples(st.just("--control"), st.sampled_from(["tokens.jsonl", "none.jsonl", ".", ""])),
+    st.tuples(st.sampled_from(["--logit-tolerance", "--numerics-positions"]), numeric),
     st.tuples(st.just("--device"), st.sampled_from(["cpu", "cuda", "cuda:99", "meta", "nonsense", "", "xpu", "mps"])),
     st.tuples(st.just("--html"), st.sampled_from(["page.html", "none/page.html", ".", "tokens.jsonl", "", "p" * 300])),
     st.tuples(
@@ -275,3 +284,185 @@ def test_models(fault: Callable[[Path], None], as_draft: bool, model: Path, tmp_
     (tmp_path / "tokens.jsonl").write_bytes(VALID)
     models = ["--target", str(model), "--draft", str(broken)] if as_draft else ["--target", str(broken)]
     require_sane(tmp_path, [str(tmp_path / "tokens.jsonl"), *models])
+
+
+# Files that must be left alone, and those that cannot be read
+
+
+@pytest.mark.parametrize("page", ["tokens.jsonl", "control.jsonl", "tiny/config.json", "tiny/model.safetensors"])
+def test_a_page_never_replaces_a_file_that_is_read(page: str, model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "tiny")
+    for name in ("tokens.jsonl", "control.jsonl"):
+        (tmp_path / name).write_bytes(VALID)
+    (tmp_path / "link.html").symlink_to(tmp_path / page)
+    for html in (page, "link.html"):
+        given = [str(tmp_path / "tokens.jsonl"), "--control", str(tmp_path / "control.jsonl")]
+        given += ["--target", str(tmp_path / "tiny"), "--html", str(tmp_path / html)]
+        assert require_sane(tmp_path, given) == 2
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "generation_config.json"])
+def test_a_pipe_in_a_models_folder_is_not_waited_for(name: str, model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "tiny")
+    (tmp_path / "tiny" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "tiny" / name)
+    (tmp_path / "tokens.jsonl").write_bytes(VALID)
+    assert require_sane(tmp_path, [str(tmp_path / "tokens.jsonl"), "--target", str(tmp_path / "tiny")]) == 2
+
+
+def test_a_file_without_lines_is_not_read_to_its_end(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a compressed file of zeros, which is a thousand times larger when it is unpacked."""
+    monkeypatch.setattr("specnb.audit.token_file.LONGEST_LINE", 1000)
+    bomb = tmp_path / "bomb.gz"
+    bomb.write_bytes(gzip.compress(b" " * 100_000, mtime=0))
+    status, out, err = run(["audit", str(bomb), "--target", str(model)])
+    assert (status, out) == (2, "")
+    assert "bomb.gz, line 1 is longer than 1,000 bytes" in err
+
+
+def test_without_stderr_and_stdin(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `2>&-` and `<&-`: no stderr is no error, and no stdin is one."""
+    (tmp_path / "tokens.jsonl").write_bytes(VALID)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["audit", str(tmp_path / "tokens.jsonl"), "--target", str(model)]) == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["audit", "-", "--target", str(model)]) == 2
+
+
+# specnb compare
+
+
+@given(first=encoded, second=st.none() | encoded, delta=numeric, flags=st.sets(st.sampled_from(["--stop", "--json"])))
+@many
+def test_samples_to_compare(first: bytes, second: bytes | None, delta: str, flags: set[str], tmp_path: Path) -> None:
+    names = [tmp_path / "samples.jsonl", tmp_path / "reference.jsonl"]
+    for name, content in zip(names, (first, first if second is None else second), strict=True):
+        name.write_bytes(content)
+    before = files(tmp_path)
+    status, out, err = run(["compare", *map(str, names), f"--delta={delta}", *sorted(flags)])
+    assert files(tmp_path) == before
+    if status == 2:
+        require_refusal(out, err)
+        assert "Error: " not in err
+    else:
+        rejected = json.loads(out)["rejected"] if "--json" in flags else "REJECTED" in out
+        assert (status, err) == (int(rejected), "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_comparison_that_finds_no_room_is_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokens.jsonl").write_bytes(VALID)
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert main(["compare", *[str(tmp_path / "tokens.jsonl")] * 2]) == 2
+    assert capsys.readouterr().err == "specnb: the report cannot be printed: No space left on device\n"
+
+
+# specnb collect
+
+PROMPTS = b"[1]\n[2, 3]\n"
+OURS = b'{"prompt": [1], "tokens": [7]}\n'
+OTHERS = b'{"prompt": [9], "tokens": [7]}\n'
+out_contents = st.one_of(
+    st.none(),
+    st.integers(0, len(OURS)).map(lambda at: OURS[:at]),
+    st.integers(0, len(OURS)).map(lambda at: OURS + OURS[:at]),
+    st.sampled_from([OTHERS, OURS + OTHERS, b"notes", b"\x1f\x8b\x00", b"\n\n", b"[" * 5000, b"[1]\n"]),
+    encoded,
+)
+ids = st.lists(st.integers(-1, 5) | numbers, max_size=3)
+answers = st.one_of(
+    st.builds(lambda found: {"choices": [{"token_ids": found}]}, ids),
+    st.builds(
+        lambda key, found: {key: found}, st.sampled_from(["choices", "tokens", "__verbose", "meta_info"]), values
+    ),
+    st.builds(lambda found: {"choices": [found]}, values),
+    st.builds(lambda found: {"choices": [{"prompt_token_ids": found, "token_ids": [1]}]}, values),
+    values,
+).map(_dumped)
+replies = st.one_of(answers.map(lambda text: text.encode("utf-8", "surrogatepass")), st.just(b"[" * 5000), st.binary())
+collect_options = st.one_of(
+    st.tuples(
+        st.sampled_from(
+            [
+                *("--temperature", "--top-k", "--top-p", "--max-new-tokens", "--seed", "--gamma"),
+                *("--count", "--parallel", "--retries"),
+            ]
+        ),
+        numeric,
+    ),
+    st.tuples(st.just("--extra"), st.sampled_from(["", "{", "[1]", "5", "null", "{}", '{"a": 1}', "[" * 5000])),
+    st.tuples(st.just("--model"), st.sampled_from(["", "name", "\n"])),
+    st.tuples(st.just("--speculation"), st.sampled_from(["draft", "x"])),
+    st.tuples(
+        st.just("--url"),
+        st.sampled_from(["", "name", "http://[::1", "http://a b", "http://", "\n", "http://127.0.0.1:x", "data:,x"]),
+    ),
+)
+
+
+@given(
+    prompts=st.just(PROMPTS) | encoded, old=out_contents, reply=replies, options=st.lists(collect_options, max_size=3)
+)
+@many
+def test_collected_tokens(
+    prompts: bytes, old: bytes | None, reply: bytes, options: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    """What is not the beginning of the same collection is never changed, whatever server and options are."""
+    asked, out = tmp_path / "prompts.jsonl", tmp_path / "tokens.jsonl"
+    asked.write_bytes(prompts)
+    out.unlink(missing_ok=True)
+    if old is not None:
+        out.write_bytes(old)
+
+    def answered(request: Any, timeout: float) -> io.BytesIO:
+        listed = request.full_url.endswith("/v1/models") and not request.full_url.startswith("data:")
+        return io.BytesIO(b'{"data": [{"id": "name"}]}' if listed else reply)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openai_server.urllib.request, "urlopen", answered)
+        patch.setattr(openai_server.time, "sleep", lambda seconds: None)
+        given = [f"{name}={value}" for name, value in [("--url", "http://localhost"), *options]]
+        status, printed, err = run(["collect", "--prompts", str(asked), "--out", str(out), *given])
+    assert asked.read_bytes() == prompts
+    now = out.read_bytes() if out.exists() else b""
+    if status == 2:
+        require_refusal(printed, err)
+        assert "Error: " not in err  # of Python, which names nothing that was given
+        kept = (old or b"")[: (old or b"").rfind(b"\n") + 1]
+        assert now in (old or b"", kept) or now.startswith(kept)
+        assert now.startswith(old or b"") or OURS.startswith((old or b"")[len(kept) :]) or b"prompt" in (old or b"")
+    else:
+        assert (status, printed) == (0, "")
+        assert all(one.tokens for one in read_tokens(out))
+
+
+@pytest.mark.parametrize("content", [b"notes", OURS + b"notes", OTHERS + OURS[:9], b"\x1f\x8b\x00", PROMPTS, b"[1]"])
+def test_a_file_of_something_else_is_never_cut(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_bytes(PROMPTS)
+    (tmp_path / "notes").write_bytes(content)
+    given = ["collect", "--url", "http://127.0.0.1:9", "--retries", "0", "--out", str(tmp_path / "notes")]
+    status, out, err = run([*given, "--prompts", str(tmp_path / "prompts.jsonl")])
+    assert (status, out) == (2, "")
+    assert "is not for prompt" in err
+    assert (tmp_path / "notes").read_bytes() == content
+
+
+def test_the_file_of_prompts_is_not_the_file_of_tokens(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_bytes(OURS)
+    status, _, err = run(["collect", "--url", "http://127.0.0.1:9", "--prompts", str(prompts), "--out", str(prompts)])
+    assert status == 2
+    assert "is the file of prompts" in err
+    assert prompts.read_bytes() == OURS
+
+
+def test_tokens_are_not_collected_into_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_bytes(PROMPTS)
+    os.mkfifo(tmp_path / "pipe")
+    given = ["collect", "--url", "http://127.0.0.1:9", "--out", str(tmp_path / "pipe")]
+    assert "is a pipe or a device" in run([*given, "--prompts", str(tmp_path / "prompts.jsonl")])[2]

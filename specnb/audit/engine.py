@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -56,7 +55,7 @@ class Engine:
     def __post_init__(self) -> None:
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
             raise TypeError(f"dtype is {self.dtype!r}; give a dtype of floating point, such as torch.bfloat16, or None")
-        if self.logit_tolerance is not None and not 0 <= self.logit_tolerance < math.inf:
+        if self.logit_tolerance is not None and not 0 <= self.logit_tolerance <= torch.finfo(torch.float32).max:
             raise ValueError(f"logit_tolerance is {self.logit_tolerance}; it must be 0 or more, in units of logits")
 
     def numerics(

@@ -14,6 +14,8 @@ LINE = '{"prompt": [ids], "tokens": [ids]}'
 GZIP = b"\x1f\x8b"
 UTF8_MARK = b"\xef\xbb\xbf"
 WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16 and UTF-32
+LONGEST_LINE = 2**26  # bytes; no sequence is as long, and a device or a damaged file may have no end
+ONE_EACH = "each line is one sequence"
 LARGEST = 2**63 - 1  # of int64, the dtype of token ids
 
 
@@ -90,8 +92,7 @@ def require_alike(first: Sequence, other: Sequence) -> None:
 def _entries(file: Path, form: str) -> Iterator[tuple[dict[str, Any], str]]:
     """What each line of `file` holds, and where it is; `form` is how the lines should look."""
     lines = 0
-    # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a line.
-    for number, line in enumerate(_content(file).split(b"\n"), 1):
+    for number, line in enumerate(_lines(file), 1):
         if line.strip():
             lines += 1
             where = f"{file.name}, line {number}"
@@ -100,16 +101,25 @@ def _entries(file: Path, form: str) -> Iterator[tuple[dict[str, Any], str]]:
         raise ValueError(f"{file.name} is empty; each line is {form}")
 
 
-def _content(file: Path) -> bytes:
-    content = file.read_bytes()
-    if content.startswith(GZIP):
+def _lines(file: Path) -> Iterator[bytes]:
+    """The lines of `file`, unpacked, without its byte-order mark; one at a time, as it may be larger than memory."""
+    with file.open("rb") as raw:
+        packed = raw.peek(len(GZIP)).startswith(GZIP)
+        stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+        number = 0
         try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
+            # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a line.
+            while line := stream.readline(LONGEST_LINE):
+                number += 1
+                if number == 1 and line.startswith(WIDE_MARKS):
+                    raise ValueError(f"{file.name} is UTF-16 or UTF-32; save it as UTF-8")
+                if len(line) == LONGEST_LINE:
+                    raise ValueError(f"{file.name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
+                yield line.removeprefix(UTF8_MARK) if number == 1 else line
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{file.name} is a damaged gzip file ({error}); compress it again") from None
-    if content.startswith(WIDE_MARKS):
-        raise ValueError(f"{file.name} is UTF-16 or UTF-32; save it as UTF-8")
-    return content.removeprefix(UTF8_MARK)
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
 
 
 def read_line(line: bytes, where: str) -> Sequence:

@@ -26,6 +26,7 @@ from specnb.decoding.request import (
     listed_rows,
     require_compile,
     require_context,
+    require_flags,
     require_models,
     require_probs,
     require_refill,
@@ -111,12 +112,13 @@ def generate(
     keep_probs  return the target's distribution of every new token: that many tokens times the vocabulary
 
     Raises, before anything is run, `ValueError` or `TypeError` for: no prompts, an empty prompt, tokens outside the
-    vocabulary, numbers that are not whole (truth values among them), a negative `gamma`, `seed` or row,
-    `max_new_tokens` or `batch_size` < 1, an invalid `sampling`, `rule` or `compile`, a context beyond a model's limit,
-    different vocabularies or devices, and a model, cache or drafter that the loop cannot run, encoder-decoder models
-    among them; `MemoryError`, naming a batch size that would fit (`specnb.models.memory`); `RuntimeError` for
-    `compile` without a compiler. Raises during generation `FloatingPointError` for a model that produces NaN, and
-    `ValueError` for a drafter whose proposal is not valid (see `Drafter.propose`).
+    vocabulary, numbers that are not whole (truth values among them), flags that are not True or False, a negative
+    `gamma`, `seed` or row, `max_new_tokens` or `batch_size` < 1, an invalid `sampling`, `rule` or `compile`, a context
+    beyond a model's limit, different vocabularies or devices, and a model, cache or drafter that the loop cannot run,
+    encoder-decoder models among them; `MemoryError`, naming a batch size that would fit (`specnb.models.memory`);
+    `RuntimeError` for `compile` without a compiler. Raises during generation `FloatingPointError` for a model that
+    produces NaN, `ValueError` or `TypeError` for a drafter whose proposal is not valid (see `Drafter.propose`), and
+    `TypeError` for a rule that returns no `Outcome`.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
@@ -127,8 +129,9 @@ def generate(
     [6, 6]
     """
     require_sampling(sampling)
+    require_flags(timed=timed, progress=progress, keep_probs=keep_probs)
     prompts, ends = listed_prompts(prompts), as_list(eos)
-    numbers = list(range(len(prompts))) if rows is None else listed_rows(rows)
+    numbers = list(range(len(prompts))) if rows is None else listed_rows(rows, len(prompts) + 1)
     batch_size = max(1, len(prompts)) if batch_size is None else batch_size
     require_whole(gamma=(gamma, 0), max_new_tokens=(max_new_tokens, 1), seed=(seed, 0), batch_size=(batch_size, 1))
     gamma, max_new_tokens, seed, batch_size = map(index, (gamma, max_new_tokens, seed, batch_size))

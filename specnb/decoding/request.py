@@ -6,8 +6,10 @@ and what to do.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Iterable, Mapping, Set
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +27,7 @@ Tokens = int | Iterable[int] | None
 
 LARGEST_SPARE_GAMMA = 32
 """A gamma up to this is never reduced, so that short sequences have whole steps too."""
+METHODS = ("start", "propose", "update")  # of a drafter
 SHOWN = 200  # characters of a value in a message
 
 
@@ -37,6 +40,16 @@ def require_whole(**numbers: tuple[Any, int]) -> None:
         whole = _whole(value)
         if whole is None or whole < least:
             raise ValueError(f"{name} is {_shown(value)}; it must be a whole number from {least}")
+
+
+def require_flags(**flags: Any) -> None:
+    """Each of `flags` is True or False.
+
+    >>> require_flags(timed=False)
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} is {_shown(value)}; it must be True or False")
 
 
 def require_sampling(sampling: Any) -> None:
@@ -55,7 +68,7 @@ def rule_for(rule: Any, drafter: Drafter | None, gamma: int) -> Rule | TreeRule:
     tree = drafter is not None and gamma > 0 and drafter.parents is not None
     if rule is None:
         return recursive_rejection if tree else token_verification
-    if not callable(rule):
+    if not _takes(rule, 6 if isinstance(rule, TreeRule) else 5):
         raise TypeError(
             f"rule is {_shown(rule)}; it must be an acceptance rule of specnb.sampling.verification, or such a function"
         )
@@ -65,6 +78,19 @@ def rule_for(rule: Any, drafter: Drafter | None, gamma: int) -> Rule | TreeRule:
             f"{type(drafter).__name__} proposes {kind}, and rule is {_shown(rule)}; it must be a {other}, or None"
         )
     return rule
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Whether `function` can be called with `count` arguments, as far as its signature says."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
 
 
 def useful_gamma(gamma: int, max_new_tokens: int, drafter: Drafter | None) -> int:
@@ -95,16 +121,39 @@ def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
         raise ValueError("the target is on the device meta, where it has no weights; load it on another")
     if drafter is None:
         return
-    missing = missing_members(drafter)
-    if missing:
-        raise TypeError(
-            f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None. It lacks "
-            f"{', '.join(missing)}: inherit from specnb.drafting.base.Drafter, which has defaults"
-        )
+    require_drafter(drafter)
     require_same_vocabulary(target, drafter.vocab)
     model = drafter.draft_model
     if model is not None and model.device != target.device:
         raise ValueError(f"the target is on {target.device} and the draft on {model.device}; move one of them")
+
+
+def require_drafter(drafter: Any) -> None:
+    """An object, not a class, with all members of `Drafter`, each of the type that `Drafter` says."""
+    name = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
+    if isinstance(drafter, type):
+        raise TypeError(f"draft is the class {name}; it must be a model, a Drafter, or None: give {name}(...)")
+    missing = missing_members(drafter)
+    if missing:
+        raise TypeError(
+            f"draft is a {name}; it must be a model, a Drafter, or None. It lacks {', '.join(missing)}: inherit from "
+            "specnb.drafting.base.Drafter, which has defaults"
+        )
+    parents, layers, model = drafter.parents, drafter.hidden_layers, drafter.draft_model
+    suitable = {
+        "vocab": (_whole(drafter.vocab) is not None, "a whole number"),
+        "parents": (parents is None or _are_whole(parents), "None or a tuple of whole numbers"),
+        "hidden_layers": (_are_whole(layers), "a tuple of whole numbers"),
+        "draft_model": (model is None or isinstance(model, PreTrainedModel), "None or a model of transformers"),
+        **{each: (_takes(getattr(drafter, each), 2), "a method that takes two arguments") for each in METHODS},
+    }
+    for member, (right, allowed) in suitable.items():
+        if not right:
+            raise TypeError(f"{name}.{member} is {_shown(getattr(drafter, member))}; it must be {allowed}")
+
+
+def _are_whole(values: Any) -> bool:
+    return isinstance(values, tuple | list) and _whole_numbers(list(values)) is not None
 
 
 def require_refill(drafter: Drafter | None, prompts: int, batch_size: int) -> None:
@@ -185,13 +234,15 @@ def _prompt(number: int, prompt: Any) -> list[int]:
     return tokens
 
 
-def listed_rows(rows: Any) -> list[int]:
+def listed_rows(rows: Any, most: int | None = None) -> list[int]:
     """The numbers of the prompts as a list. Raises `ValueError` unless they are whole numbers from 0.
+
+    No more than `most` are read, because they may come from an endless generator.
 
     >>> listed_rows(range(2))
     [0, 1]
     """
-    items = _items(rows)
+    items = _items(rows, most)
     numbers = None if items is None else _whole_numbers(items)
     if numbers is None or any(number < 0 for number in numbers):
         raise ValueError(f"rows are {_shown(rows if items is None else items)}; they must be whole numbers from 0")
@@ -217,13 +268,16 @@ def as_list(eos: Any) -> list[int]:
     return tokens
 
 
-def _items(values: Any) -> list[Any] | None:
-    """The items of `values`; None if it is no ordered collection."""
+def _items(values: Any, most: int | None = None) -> list[Any] | None:
+    """The items of `values`, the first `most` of them; None if it is no ordered collection."""
     if hasattr(values, "tolist"):  # of arrays and tensors; iterating over them is a thousand times slower
-        values = values.tolist()
+        try:
+            values = values.tolist()
+        except RuntimeError:  # tensors without values of their own: sparse, nested, or on the device meta
+            return None
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, bytearray, Set, Mapping)):
         return None
-    return list(values)
+    return list(values if hasattr(values, "__len__") else islice(values, most))
 
 
 def _whole_numbers(values: list[Any]) -> list[int] | None:
@@ -247,6 +301,6 @@ def _shown(value: Any) -> str:
     """`repr(value)`, cut if it is long."""
     try:
         shown = repr(value)
-    except ValueError:  # Python prints no integer of more than some thousand digits
+    except Exception:  # an integer of more than some thousand digits, lists nested too deeply, a __repr__ that fails
         return f"a {type(value).__name__} too long to show"
     return shown if len(shown) <= SHOWN else shown[:SHOWN] + "..."

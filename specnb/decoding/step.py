@@ -258,6 +258,7 @@ class Batch:
         p = standardise(logits, self.sampling, check=False)
         proposal = Proposal(draft_tokens, q)
         outcome = self.rule(p, q, draft_tokens, accept, final)
+        require_outcome(outcome, len(p))
         beta = overlap(p[:, :-1], q)
         # A distribution with a NaN is NaN throughout, and so is its overlap with any other.
         self.state.has_nan |= (p[:, -1, 0] + beta.sum(dim=1)).isnan()
@@ -300,6 +301,8 @@ def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int) -> Non
 
     >>> require_shapes(Proposal(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, 5)), rows=2, gamma=3, vocab=5)
     """
+    if not isinstance(proposal, tuple) or len(proposal) != len(Proposal._fields):
+        raise TypeError(f"a drafter proposed a {type(proposal).__name__}; it must return a Proposal(draft_tokens, q)")
     draft_tokens, q = proposal
     if not (isinstance(draft_tokens, Tensor) and isinstance(q, Tensor)):
         raise TypeError(
@@ -311,6 +314,20 @@ def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int) -> Non
     if draft_tokens.dtype != torch.int64 or q.dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"a drafter proposed {draft_tokens.dtype} and {q.dtype}; tokens are int64, and q float32 or float64"
+        )
+
+
+def require_outcome(outcome: Any, rows: int) -> None:
+    """Raises `TypeError` unless a rule returned two int64 tensors `(rows,)`, as `Outcome` and `TreeOutcome` have.
+
+    >>> require_outcome(Outcome(torch.tensor([1]), torch.tensor([2])), rows=1)
+    """
+    found = [getattr(outcome, name, None) for name in Outcome._fields]
+    if not all(isinstance(one, Tensor) and one.dtype == torch.int64 and one.shape == (rows,) for one in found):
+        given = [(tuple(one.shape), one.dtype) if isinstance(one, Tensor) else type(one).__name__ for one in found]
+        raise TypeError(
+            f"the rule returned a {type(outcome).__name__} with accepted and token {given}; it must return an Outcome "
+            f"of two int64 tensors of the shape {(rows,)}"
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding.step import Batch
+from specnb.decoding.step import Batch, require_outcome
 from specnb.drafting.base import Drafter, Proposal
 from specnb.models.token_tree import TokenTree
 from specnb.sampling.distributions import Sampling, overlap, standardise
@@ -60,6 +60,7 @@ class TreeBatch(Batch):
             draft_tokens = self.checked(draft_tokens, q)
         p = standardise(logits, self.sampling, check=False)
         outcome: TreeOutcome = self.rule(p, q, draft_tokens, self.tree.parents, *self.verification_uniforms())
+        require_outcome(outcome, len(p))
         beta = overlap(p.index_select(1, self.tree.parent_entry), q)
         self.state.has_nan |= (p[..., 0].sum(dim=1) + beta.sum(dim=1)).isnan()
 

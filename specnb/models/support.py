@@ -34,6 +34,12 @@ def require_supported(model: PreTrainedModel) -> None:
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
     if model.get_output_embeddings() is None or "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise TypeError(f"{name} gives no next-token logits; load it with load_pair or as a ...ForCausalLM")
+    embedded = getattr(model.get_input_embeddings(), "num_embeddings", model.config.vocab_size)
+    if embedded != model.config.vocab_size:
+        raise TypeError(
+            f"the configuration of {name} has {model.config.vocab_size} tokens, and its embedding {embedded}; "
+            "change both with its resize_token_embeddings()"
+        )
     attention = model.config._attn_implementation
     if attention not in ("eager", "sdpa"):
         raise TypeError(f"{name} runs {attention} attention; load it with attn_implementation='sdpa' or 'eager'")

@@ -80,13 +80,13 @@ def standardise(
         return _argmax_distribution(logits)
     if sampling.temperature != 1:
         # Subtract the maximum first: divided by a low temperature, large logits would overflow.
-        logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
+        logits = (logits - logits.amax(dim=-1, keepdim=True)) / float(sampling.temperature)
     probs = torch.softmax(logits, dim=-1)
     if sampling.top_k is not None and sampling.top_k < probs.shape[-1]:
         smallest_kept = probs.topk(sampling.top_k, dim=-1).values[..., -1:]
         probs = normalise(probs.where(probs >= smallest_kept, 0.0))
     if sampling.top_p < 1:
-        probs = normalise(probs.where(_nucleus(probs, sampling.top_p), 0.0))
+        probs = normalise(probs.where(_nucleus(probs, float(sampling.top_p)), 0.0))
     return probs
 
 
@@ -109,7 +109,8 @@ def _argmax_distribution(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor,
 def _nucleus(probs: Float[Tensor, "*batch vocab"], top_p: float) -> Bool[Tensor, "*batch vocab"]:
     ordered, index = probs.sort(dim=-1, descending=True, stable=True)
     mass_before = ordered.cumsum(dim=-1) - ordered
-    return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, index, mass_before < top_p)
+    # A top_p below the range of float32 would round to 0 and keep no token.
+    return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, index, mass_before < max(top_p, FLOAT32.tiny))
 
 
 def standardise_probs(probs: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float[Tensor, "*batch vocab"]:

@@ -1,6 +1,9 @@
 """Bad input to `generate`: either it works, or it is refused before any model runs, with a message that says why."""
 
+import itertools
 import os
+from contextlib import contextmanager
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,9 +17,10 @@ from transformers import LlamaModel
 
 from specnb.decoding.loop import generate
 from specnb.decoding.request import LARGEST_SPARE_GAMMA
-from specnb.drafting.base import Drafter, Proposal
+from specnb.drafting.base import MEMBERS, Drafter, Proposal
 from specnb.sampling.distributions import Sampling
-from specnb.sampling.verification import token_verification
+from specnb.sampling.tree_verification import TreeRule
+from specnb.sampling.verification import Outcome, token_verification
 
 TARGET = llama()
 DRAFT = near_copy(TARGET, 0.1)
@@ -61,7 +65,56 @@ def test_large_seeds_and_rows_give_sequences_of_their_own(large):
     assert len({str(tokens) for tokens in near + position_ids_of}) == 5
 
 
+@pytest.mark.parametrize(
+    ("sampling", "same"),
+    [
+        (Sampling(Fraction(1, 2), np.int64(3), Fraction(3, 4)), Sampling(0.5, 3, 0.75)),
+        (Sampling(np.float16(0.5), None, np.float32(0.5)), Sampling(0.5, None, 0.5)),
+        (Sampling(-0.0), Sampling(0)),
+        (Sampling(1, 10**30), Sampling()),
+        (Sampling(1, None, 5e-324), Sampling(0)),
+    ],
+    ids=str,
+)
+def test_numbers_of_any_type_are_settings(sampling, same):
+    """The least top_p keeps the most probable token, although it is 0 in float32."""
+    assert plain(sampling=sampling) == plain(sampling=same)
+
+
 # Invalid values are refused.
+
+
+def deep():
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    return nested
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+
+def of_another_vocabulary():
+    model = llama()
+    model.config.vocab_size = 9
+    return model
+
+
+@contextmanager
+def untouched(*models):
+    """Fails if one of `models` runs."""
+
+    def fail(*arguments):
+        raise AssertionError("a model ran")
+
+    hooks = [model.register_forward_pre_hook(fail) for model in models]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @pytest.mark.parametrize(
@@ -88,12 +141,24 @@ def test_large_seeds_and_rows_give_sequences_of_their_own(large):
         ({"seed": np.True_}, "seed is np.True_"),
         ({"compile": 1}, "compile is 1; it must be False, True"),
         ({"compile": None}, "compile is None"),
+        ({"timed": "no"}, "timed is 'no'; it must be True or False"),
+        ({"progress": np.array([1, 2])}, r"progress is array\(\[1, 2\]\); it must be True or False"),
+        ({"keep_probs": None}, "keep_probs is None; it must be True or False"),
+        ({"prompts": torch.ones(1, 2, dtype=torch.int64, device="meta")}, "prompts is tensor.*a list of prompts"),
+        ({"prompts": [torch.ones(2, dtype=torch.int64).to_sparse()]}, r"prompt 0 is tensor[\s\S]*a list of tokens"),
+        ({"prompts": deep()}, "prompt 0 is a list too long to show"),
+        ({"eos": [Unprintable()]}, "eos is a list too long to show"),
+        ({"rows": itertools.count()}, "there are 1 prompts and 2 rows"),
+        ({"rule": len}, "rule is <built-in function len>; it must be an acceptance rule"),
+        ({"rule": Sampling}, "rule is <class .*; it must be an acceptance rule"),
+        ({"draft": Drafter}, r"draft is the class Drafter; .*: give Drafter\(...\)"),
+        ({"target": of_another_vocabulary()}, "LlamaForCausalLM has 9 tokens, and its embedding 4"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_invalid_value_is_refused_by_name(wrong, message):
+def test_an_invalid_value_is_refused_by_name_before_a_model_runs(wrong, message):
     asked = {"target": TARGET, "prompts": [PROMPT], "draft": DRAFT, **ASKED, **wrong}
-    with pytest.raises((TypeError, ValueError), match=message):
+    with untouched(TARGET, DRAFT), pytest.raises((TypeError, ValueError), match=message):
         generate(**asked)
 
 
@@ -124,7 +189,7 @@ def test_a_gamma_up_to_the_limit_is_not_reduced():
     assert generate(TARGET, [PROMPT], DRAFT, gamma=7, **ASKED).record.gamma == 7
 
 
-# Invalid proposals.
+# Invalid drafters, rules and proposals.
 
 
 class Proposing(Drafter):
@@ -137,7 +202,47 @@ class Proposing(Drafter):
 
     def propose(self, context, uniforms):
         draft_tokens = torch.ones(uniforms.shape, dtype=torch.int64)
-        return Proposal(*self.change(draft_tokens, torch.full((*uniforms.shape, VOCAB), 1 / VOCAB)))
+        changed = self.change(draft_tokens, torch.full((*uniforms.shape, VOCAB), 1 / VOCAB))
+        return Proposal(*changed) if len(changed) == 2 else changed
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        *(("vocab", value) for value in (None, "4", 4.0, True)),
+        *(("parents", value) for value in ((-1.0, 0), "ab", 2, [None])),
+        *(("hidden_layers", value) for value in (None, -1, ("a",), (0.5,))),
+        *(("draft_model", value) for value in ("x", 1)),
+        *((name, value) for name in ("start", "propose", "update") for value in (None, 3, lambda: None)),
+    ],
+    ids=repr,
+)
+def test_a_drafter_with_an_improper_member_is_refused_before_a_model_runs(member, value):
+    drafter = Proposing()
+    setattr(drafter, member, value)
+    with untouched(TARGET), pytest.raises(TypeError, match=rf"Proposing\.{member} is .*; it must be "):
+        generate(TARGET, [PROMPT], drafter, gamma=2, **ASKED)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda rows: None,
+        lambda rows: (rows, rows),
+        lambda rows: Outcome(rows.float(), rows),
+        lambda rows: Outcome(rows[:, None], rows),
+        lambda rows: Outcome(rows, rows.tolist()),
+    ],
+)
+@pytest.mark.parametrize("parents", [None, (-1,)], ids=["chain", "tree"])
+def test_a_rule_that_returns_no_outcome_is_reported(returned, parents):
+    def rule(p, *others):
+        return returned(torch.zeros(len(p), dtype=torch.int64))
+
+    drafter = Proposing()
+    drafter.parents = parents
+    with pytest.raises(TypeError, match=r"the rule returned a .*; it must return an Outcome of two int64 tensors"):
+        generate(TARGET, [PROMPT], drafter, gamma=1, rule=TreeRule(rule) if parents else rule, **ASKED)
 
 
 def negative(draft_tokens, q):
@@ -170,8 +275,9 @@ def test_a_q_that_is_no_distribution_is_reported(name):
         (lambda draft_tokens, q: (draft_tokens.float(), q), "int64"),
         (lambda draft_tokens, q: (draft_tokens, q.bfloat16()), "float32 or float64"),
         (lambda draft_tokens, q: (draft_tokens.tolist(), q), "both must be tensors"),
+        (lambda draft_tokens, q: (draft_tokens, q, q), "must return a Proposal"),
     ],
-    ids=["draft_tokens", "vocabulary", "float drafts", "bfloat16", "lists"],
+    ids=["draft_tokens", "vocabulary", "float drafts", "bfloat16", "lists", "three"],
 )
 def test_a_proposal_of_another_shape_or_type_is_reported(change, message):
     with pytest.raises((TypeError, ValueError), match=message):
@@ -240,7 +346,9 @@ scalars = (
     st.none() | st.booleans() | st.integers(-3, 6) | st.integers() | st.floats() | st.text(max_size=3)
     | st.binary(max_size=3) | st.complex_numbers() | st.fractions() | st.decimals()
     | st.sampled_from([2**63, 2**64, -(2**63), 10**4000, np.int64(2), np.float32(1), np.True_, np.datetime64("nat"),
-                       torch.tensor(1), torch.tensor(1.0), torch.tensor(True), torch.tensor([]), object(), int])
+                       torch.tensor(1), torch.tensor(1.0), torch.tensor(True), torch.tensor([]), object(), int,
+                       torch.ones(1, 1, device="meta"), torch.eye(2).to_sparse(), Drafter, len, slice(3), -0.0,
+                       np.int8(-1), np.ma.masked, range(2)])
 )  # fmt: skip
 arrays = st.lists(st.integers(-1, VOCAB) | st.floats(), max_size=3).flatmap(
     lambda values: st.sampled_from(
@@ -266,10 +374,23 @@ good = {
     "rows": st.none(),
     "batch_size": st.none() | st.integers(1, 3),
     "compile": st.just(False),
+    "timed": st.booleans(),
+    "progress": st.just(False),
+    "keep_probs": st.booleans(),
 }
+own_sampling = [scalars | st.just(usual) for usual in (0.5, None, 0.5)]
+
+
+def drafter_with(member, value):
+    drafter = Proposing()
+    setattr(drafter, member, value)
+    return drafter
+
+
 bad = dict.fromkeys(good, anything) | {
-    "draft": anything | improper,
-    "sampling": anything | st.builds(lambda *values: values, scalars, scalars, scalars),
+    "draft": anything | improper | st.builds(drafter_with, st.sampled_from(MEMBERS), anything),
+    "sampling": anything | st.builds(lambda *values: values, *own_sampling),
+    "rows": anything | st.just(itertools.count()),
     "compile": anything.filter(lambda value: value is not True),
 }
 
@@ -297,7 +418,7 @@ def said_of(call):
     values = call["sampling"]
     try:
         sampling = Sampling(*values) if isinstance(values, tuple) and len(values) == 3 else values
-        made = generate(**{**call, "sampling": sampling}, progress=False)
+        made = generate(**{"progress": False, **call, "sampling": sampling})
     except (ValueError, TypeError, FloatingPointError, MemoryError) as error:
         return str(error)
     assert all(0 <= token < VOCAB for tokens in made.tokens for token in tokens)

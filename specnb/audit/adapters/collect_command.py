@@ -38,8 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--count", type=int, default=0, help="completions; prompts are repeated (default: one for each prompt)")
     add("--parallel", type=int, default=PARALLEL, help="requests at the same time (default: %(default)s)")
     add("--retries", type=int, default=RETRIES, help="further attempts for a request (default: %(default)s)")
-    add("--extra", type=json.loads, default={}, metavar="JSON", help="more entries of each request")
+    add("--extra", type=_object, default={}, metavar="JSON", help="more entries of each request")
     add_settings(add)
+
+
+def _object(words: str) -> dict[str, Any]:
+    try:
+        found = json.loads(words)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError("give a JSON object, such as '{\"ignore_eos\": true}'")
+    return found
 
 
 def run(options: argparse.Namespace) -> int:

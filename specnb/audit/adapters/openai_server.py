@@ -7,6 +7,7 @@ not determine its tokens.
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -22,6 +23,8 @@ from specnb.audit.adapters.tokens_out import complete_lines, read_prompts, to_st
 RETRIES = 5
 TIMEOUT = 300.0  # seconds for one completion
 PARALLEL = 4
+MOST = 10_000_000  # completions: all their prompts are in memory
+MOST_RETRIES = 20  # the last would come after days
 TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 BLOCK = 64  # requests waiting at most, so that memory does not grow with the number of prompts
 
@@ -61,7 +64,14 @@ def collect(
     Called again with the same arguments it continues `out`. Raises `ValueError` for an answer without token ids and for
     a request that the server refuses, `OSError` where it cannot be reached.
     """
-    prompts = read_prompts(prompts) if isinstance(prompts, Path) else prompts
+    ranges = {"count": (count, 0, MOST), "parallel": (parallel, 1, MOST), "retries": (retries, 0, MOST_RETRIES)}
+    for what, (value, least, most) in ranges.items():
+        if not least <= value <= most:
+            raise ValueError(f"{what} is {value}; it must be from {least} to {most:,}")
+    if isinstance(prompts, Path):
+        if prompts.exists() and out.exists() and out.samefile(prompts):
+            raise ValueError(f"{out} is the file of prompts; give another file for the tokens")
+        prompts = read_prompts(prompts)
     asked = requests(prompts, settings, count)
     done = complete_lines(out, [one.prompt for one in asked])
     rest = asked[done:]
@@ -113,28 +123,36 @@ def token_ids(answer: dict[str, Any], prompt: Sequence[int]) -> list[int]:
     >>> token_ids({"choices": [{"text": "a", "token_ids": [5, 7]}]}, [1])
     [5, 7]
     """
-    choice = (answer.get("choices") or [{}])[0]
+    choice = _first(answer, "choices")
     seen = choice.get("prompt_token_ids")
-    if seen is not None and list(seen) != list(prompt):
+    if seen is not None and seen != list(prompt):
+        count = f"{len(seen)} tokens" if isinstance(seen, list) else "another kind"
         raise ValueError(
-            f"the server saw a prompt of {len(seen)} tokens, not the {len(prompt)} that were sent; "
+            f"the server saw a prompt of {count}, not the {len(prompt)} that were sent; "
             "switch off what it adds, such as a begin-of-text token"
         )
     places = [
         choice.get("token_ids"),
         choice.get("tokens"),
-        (answer.get("__verbose") or {}).get("tokens"),
+        _first(answer, "__verbose").get("tokens"),
         answer.get("tokens"),
-        (answer.get("meta_info") or {}).get("output_ids"),
+        _first(answer, "meta_info").get("output_ids"),
         answer.get("output_ids"),
     ]
     for ids in places:
-        if isinstance(ids, list) and ids and all(type(one) is int for one in ids):
+        if isinstance(ids, list) and ids and all(type(one) is int and one >= 0 for one in ids):
             return ids
     raise ValueError(
         f"the server's answer has no token ids, only {sorted(choice) or sorted(answer)}; vLLM returns them from 0.10.2 "
         "(return_token_ids), llama.cpp with return_tokens; text alone cannot be audited"
     )
+
+
+def _first(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    """The object at `name` in an answer, or the first of a list of them; an empty one for anything else."""
+    found = answer.get(name)
+    found = found[0] if isinstance(found, list) and found else found
+    return found if isinstance(found, dict) else {}
 
 
 class Sender:
@@ -146,27 +164,35 @@ class Sender:
     def __call__(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer, decoded. Raises `ValueError` if the server refuses, `OSError` after the last attempt."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.base}/{path}", data, {"Content-Type": "application/json"})
+        try:
+            request = urllib.request.Request(f"{self.base}/{path}", data, {"Content-Type": "application/json"})
+        except ValueError as error:
+            raise ValueError(f"{self.base}/{path} is no URL ({error}); it begins with http://") from None
         for attempt in range(self.retries + 1):
             try:
                 with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                    found: dict[str, Any] = json.loads(answer.read())
-                    return found
+                    found = json.loads(answer.read())
             except urllib.error.HTTPError as error:
                 with error:
                     words = error.read(500).decode("utf-8", "replace")
                 if error.code not in TRY_AGAIN:
                     raise ValueError(f"{self.base}/{path} answered {error.code}: {words}") from None
                 last: Exception = OSError(f"{self.base}/{path} answered {error.code}: {words}")
-            except (OSError, json.JSONDecodeError) as error:
+            except http.client.InvalidURL as error:
+                raise ValueError(f"{self.base}/{path} is no URL ({error})") from None
+            except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
                 last = error
+            else:
+                if not isinstance(found, dict):
+                    raise ValueError(f"{self.base}/{path} answered with JSON that is no object; is this the right URL?")
+                return found
             if attempt < self.retries:
                 time.sleep(self.wait * 2**attempt)
         raise OSError(f"{self.base}/{path} failed {self.retries + 1} times; the last time: {last}")
 
     def first_model(self) -> str:
         """The name of the first model that the server lists. Raises `ValueError` if it lists none."""
-        models = self("models").get("data") or []
-        if not models:
+        name = _first(self("models"), "data").get("id")
+        if not name:
             raise ValueError(f"{self.base}/models lists no model; name one with --model")
-        return str(models[0]["id"])
+        return str(name)

@@ -33,7 +33,7 @@ class Settings:
     >>> Settings(temperature=-1)
     Traceback (most recent call last):
         ...
-    ValueError: temperature is -1; it must be 0 (greedy) or positive
+    ValueError: temperature is -1; it must be 0 (greedy) or positive and finite
     """
 
     temperature: float = 1.0
@@ -46,7 +46,8 @@ class Settings:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        _require(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or positive")
+        finite = 0 <= self.temperature < float("inf")
+        _require(finite, "temperature", self.temperature, "0 (greedy) or positive and finite")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (none) or positive")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (none)")
         _require(self.speculation in SPECULATIONS, "speculation", self.speculation, f"one of {', '.join(SPECULATIONS)}")

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ def read_prompts(file: Path) -> list[list[int]]:
     [[0, 5], [0, 7]]
     """
     content = file.read_bytes()
-    lines = (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8").split("\n")
+    try:
+        lines = (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8").split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{file.name} is damaged ({error}); each line is a list of token ids, in UTF-8") from None
     prompts = [_prompt(line, f"{file.name}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise ValueError(f"{file.name} has no prompts; each line is a list of token ids")
@@ -34,8 +38,10 @@ def read_prompts(file: Path) -> list[list[int]]:
 def _prompt(line: str, where: str) -> list[int]:
     try:
         found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON ({error}); each line is a list of token ids") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{where} is not JSON ({str(error).split(';')[0]}); each line is a list of token ids"
+        ) from None
     ids = found.get("prompt") if isinstance(found, dict) else found
     if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
         raise ValueError(f'{where} is neither a list of token ids nor {{"prompt": [ids]}}')
@@ -45,22 +51,42 @@ def _prompt(line: str, where: str) -> list[int]:
 def complete_lines(file: Path, prompts: Sequence[Sequence[int]]) -> int:
     """The number of prompts that `file` already has a complete line for; a partial line at its end is cut off.
 
-    Raises `ValueError` if the file's lines are not for the first of these prompts.
+    Raises `ValueError`, and changes nothing, if the file's lines are not for the first of these prompts, and for what
+    is no regular file.
     """
     if not file.exists():
         return 0
+    if not file.is_file() and not file.is_dir():
+        raise ValueError(f"{file} is a pipe or a device; give a file, which can be continued")
     content = file.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        file.write_bytes(whole)
     lines = [line for line in whole.split(b"\n") if line.strip()]
-    for number, line in enumerate(lines):
-        if number >= len(prompts) or json.loads(line).get("prompt") != list(prompts[number]):
-            raise ValueError(
-                f"{file.name}, line {number + 1} is not for prompt {number + 1}: the file is of other prompts. "
-                "Delete it or give another one"
-            )
+    wrong = [n for n, line in enumerate(lines) if n >= len(prompts) or not _is_for(line, prompts[n])]
+    rest = content[len(whole) :]
+    if rest and not (len(lines) < len(prompts) and _begins(rest, prompts[len(lines)])):
+        wrong.append(len(lines))
+    if wrong:
+        raise ValueError(
+            f"{file.name}, line {wrong[0] + 1} is not for prompt {wrong[0] + 1}: the file is of other prompts. "
+            "Delete it or give another one"
+        )
+    if rest:
+        file.write_bytes(whole)
     return len(lines)
+
+
+def _is_for(line: bytes, prompt: Sequence[int]) -> bool:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("prompt") == list(prompt)
+
+
+def _begins(rest: bytes, prompt: Sequence[int]) -> bool:
+    """Whether `rest` is the beginning of a line for `prompt`, as `write_tokens` writes it."""
+    line = json.dumps({"prompt": list(prompt), "tokens": []}).removesuffix("]}").encode()
+    return rest[: len(line)] == line[: len(rest)]
 
 
 def write_tokens(
