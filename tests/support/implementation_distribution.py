@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from specnb.decoding import loop
 from specnb.decoding.loop import generate
+from specnb.decoding.record import StepRecord
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
@@ -76,7 +77,7 @@ def measure(case: Case, generate: Callable[..., loop.Generation] | None = None) 
     target.set_attn_implementation(case.attention)
     write = generate or partial(loop.generate, sampling=case.sampling)
     made = write(
-        target.to(case.device),
+        target.to(case.device),  # type: ignore[arg-type]
         PROMPTS * (case.rows // len(PROMPTS)),
         made_drafter(case),
         gamma=case.gamma,
@@ -96,9 +97,9 @@ def made_drafter(case: Case) -> Drafter | PreTrainedModel | None:
     model, near = make(VOCAB, seed=100, layers=1), near_copy(make(VOCAB), noise=0.2)
     for one in (model, near):
         one.set_attn_implementation(case.attention)
-        one.to(case.device)
+        one.to(case.device)  # type: ignore[arg-type]
     counted = np.random.default_rng(0).integers(0, VOCAB, 200)
-    return {
+    drafters: dict[str, Drafter | PreTrainedModel | None] = {
         "model": model,
         "near": near,
         "sharp": ModelDrafter(model, SHARP),
@@ -106,7 +107,8 @@ def made_drafter(case: Case) -> Drafter | PreTrainedModel | None:
         "patchy": PatchyDrafter(model),
         "ngram": NgramDrafter(NgramModel(counted, 3, VOCAB)),
         "alone": None,
-    }[case.drafter]
+    }
+    return drafters[case.drafter]
 
 
 class PatchyDrafter(ModelDrafter):
@@ -158,7 +160,7 @@ def codes(sequences: list[list[int]]) -> np.ndarray:
     return padded @ (VOCAB + 1) ** np.arange(longest)
 
 
-def acceptance_p_value(record: loop.StepRecord) -> float:
+def acceptance_p_value(record: StepRecord) -> float:
     """Whether drafts were accepted as often as `beta` says: at each draft tested, the chance given all before.
 
     The differences are martingale increments, so their sum has the summed variance beta (1 - beta).
@@ -234,7 +236,7 @@ TESTS = 60
 LEVEL = FALSE_ALARMS / TESTS
 
 
-def overlap_error(architecture):
+def overlap_error(architecture: str) -> tuple[float, int]:
     """The largest difference between a recorded overlap and that of both models run without a cache,
     and how often all drafts of a step were accepted."""
     target = ARCHITECTURES[architecture](VOCAB, dtype=torch.float64)
