@@ -7,9 +7,16 @@ import numpy as np
 import pytest
 import torch
 from drafters_for_tests import DEEP, DEPTH_2, DRAFTERS, TWO_DRAFTS, VOCAB, ModelTreeDrafter, TableTreeDrafter, table
-from implementation_distribution import FALSE_ALARMS, PROMPTS, Case, fit
-from tape import Tape
-from tiny import ARCHITECTURES, gpt2, llama, near_copy, next_distributions
+from implementation_distribution import (
+    FALSE_ALARMS,
+    PROMPTS,
+    assert_rows_do_not_interact,
+    completions_p_value,
+    eager,
+    refilled,
+)
+from tape import taped
+from tiny import gpt2, llama, near_copy, next_distributions
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -37,34 +44,12 @@ def emitted_by_the_record(made: Generation, row: int) -> list[int]:
     return tokens
 
 
-def p_value(architecture: str, made: Generation, eos: int | None = None) -> float:
-    case = Case(architecture, "-", 1, eos=eos, tokens=4)
-    return fit(case, ARCHITECTURES[architecture](VOCAB), made.tokens)[0].p_value
-
-
-def many(
-    architecture: str,
-    drafter: Drafter | PreTrainedModel | None,
-    gamma: int,
-    rows: int = ROWS,
-    eos: int | None = None,
-    **more: Any,
-) -> Generation:
-    """Completions of 4 tokens by a batch of a third of the rows, so that most prompts take over a row."""
-    target = ARCHITECTURES[architecture](VOCAB)
-    target.set_attn_implementation("eager")
-    return generate(
-        target, PROMPTS * (rows // 3), drafter, gamma=gamma, max_new_tokens=4, eos=eos, seed=6, batch_size=rows // 3,
-        progress=False, **more,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_kind_of_drafter_leaves_the_distribution_exact(name: str) -> None:
     drafter, gamma = DRAFTERS[name]()
     architecture, eos = [("llama", None), ("gpt2", 1)][list(DRAFTERS).index(name) % 2]
-    made = many(architecture, drafter, gamma, eos=eos)
-    assert p_value(architecture, made, eos) > LEVEL
+    made = refilled(eager(architecture), drafter, ROWS, gamma=gamma, eos=eos, seed=6)
+    assert completions_p_value(made, architecture, eos) > LEVEL
     assert made.record.accepted.max() == (TokenTree(drafter.parents).depth if drafter.parents else gamma)
     for row in range(0, ROWS, 50):
         assert emitted_by_the_record(made, row) == made.tokens[row]
@@ -72,13 +57,8 @@ def test_every_kind_of_drafter_leaves_the_distribution_exact(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_refilled_rows_get_the_tokens_they_would_get_together(name: str) -> None:
-    target = llama(dtype=torch.float64)
-    asked: dict[str, Any] = {"max_new_tokens": 8, "eos": 2, "seed": 3, "progress": False}
-    (drafter, gamma), (again, _) = DRAFTERS[name](), DRAFTERS[name]()
-    together = generate(target, PROMPTS * 4, drafter, gamma=gamma, **asked)
-    in_turn = generate(target, PROMPTS * 4, again, gamma=gamma, batch_size=2, **asked)
-    assert in_turn.tokens == together.tokens
-    assert np.array_equal(in_turn.record.draft_tokens, together.record.draft_tokens)
+    _, gamma = DRAFTERS[name]()
+    assert_rows_do_not_interact(llama(dtype=torch.float64), lambda: DRAFTERS[name]()[0], gamma=gamma)
 
 
 # Trees
@@ -174,12 +154,7 @@ def test_a_tree_step_is_static(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {"gamma": len(DEPTH_2), "max_new_tokens": 10, "seed": 4, "eos": 2, "progress": False}
     plain = generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked)
 
-    class Taped(TreeBatch):
-        def __init__(self, *settings: Any) -> None:
-            super().__init__(*settings)
-            self.wrap(Tape, "step")
-
-    monkeypatch.setattr(loop, "TreeBatch", Taped)
+    monkeypatch.setattr(loop, "TreeBatch", taped(TreeBatch))
     assert generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked).tokens == plain.tokens
 
 
@@ -222,8 +197,9 @@ def test_bugs_of_trees_are_found(
     bug: Callable[[pytest.MonkeyPatch], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parents = TWO_DRAFTS if bug is no_residual else DEPTH_2
-    made = many("llama", TableTreeDrafter(parents), len(parents), **bug(monkeypatch))
-    assert p_value("llama", made) < LEVEL
+    drafter = TableTreeDrafter(parents)
+    made = refilled(eager("llama"), drafter, ROWS, gamma=len(parents), seed=6, **bug(monkeypatch))
+    assert completions_p_value(made, "llama") < LEVEL
 
 
 # What is refused
@@ -245,7 +221,7 @@ def test_a_tree_has_the_gamma_of_its_nodes() -> None:
 
 
 @pytest.mark.parametrize("rule", [None, recursive_rejection, token_verification])
-def test_without_draft_tokens_a_tree_drafter_and_any_exact_rule_decode_plainly(rule: Rule) -> None:
+def test_without_draft_tokens_a_tree_drafter_and_any_exact_rule_decode_plainly(rule: Rule | TreeRule | None) -> None:
     asked: dict[str, Any] = {"gamma": 0, "max_new_tokens": 6, "seed": 2, "progress": False}
     plain = generate(llama(), PROMPTS, **asked)
     assert generate(llama(), PROMPTS, TableTreeDrafter(TWO_DRAFTS), rule=rule, **asked).tokens == plain.tokens

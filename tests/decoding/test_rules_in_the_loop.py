@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from implementation_distribution import FALSE_ALARMS, PROMPTS, Case, fit
-from tape import Tape
-from tiny import ARCHITECTURES, llama, near_copy
+from implementation_distribution import (
+    FALSE_ALARMS,
+    PROMPTS,
+    assert_rows_do_not_interact,
+    completions_p_value,
+    eager,
+    refilled,
+)
+from tape import taped
+from tiny import llama, near_copy
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -83,41 +90,22 @@ LEVEL = FALSE_ALARMS / len(LOOPS)
 def made_by(
     case: Loop, architecture: str = "llama", rule: Rule | TreeRule | None = None, rows: int = ROWS, **more: Any
 ) -> Generation:
-    target = ARCHITECTURES[architecture](4)
-    target.set_attn_implementation("eager")
-    return generate(
-        target, PROMPTS * (rows // 3), case.drafter(target), gamma=case.gamma, max_new_tokens=4, rule=rule or case.rule,
-        seed=11, batch_size=rows // 3, progress=False, **more,
-    )  # fmt: skip
-
-
-def p_value(made: Generation, architecture: str = "llama", eos: int | None = None) -> float:
-    return fit(Case(architecture, "-", 1, eos=eos, tokens=4), ARCHITECTURES[architecture](4), made.tokens)[0].p_value
+    target = eager(architecture)
+    return refilled(target, case.drafter(target), rows, gamma=case.gamma, rule=rule or case.rule, seed=11, **more)
 
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_completions_have_the_target_s_joint_distribution(name: str) -> None:
     architecture, eos = [("llama", None), ("gpt2", 1)][list(LOOPS).index(name) % 2]
     made = made_by(LOOPS[name], architecture, eos=eos)
-    assert p_value(made, architecture, eos) > LEVEL
+    assert completions_p_value(made, architecture, eos) > LEVEL
     assert made.record.accepted.max() >= 2
 
 
 @pytest.mark.parametrize("name", ["block", "k-sequential", "traversal", "best path", "exact match"])
 def test_tokens_do_not_depend_on_the_batch(name: str) -> None:
     target, case = llama(dtype=torch.float64), LOOPS[name]
-    asked: dict[str, Any] = {
-        "gamma": case.gamma,
-        "max_new_tokens": 8,
-        "eos": 2,
-        "seed": 3,
-        "rule": case.rule,
-        "progress": False,
-    }
-    together = generate(target, PROMPTS * 4, case.drafter(target), **asked)
-    in_turn = generate(target, PROMPTS * 4, case.drafter(target), batch_size=2, **asked)
-    assert in_turn.tokens == together.tokens
-    assert np.array_equal(in_turn.record.draft_tokens, together.record.draft_tokens)
+    assert_rows_do_not_interact(target, lambda: case.drafter(target), gamma=case.gamma, rule=case.rule)
 
 
 @pytest.mark.parametrize("name", ["traversal", "best path", "SpecHub", "exact match"])
@@ -127,12 +115,7 @@ def test_a_step_is_static(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {"gamma": case.gamma, "max_new_tokens": 8, "seed": 4, "rule": case.rule, "progress": False}
     plain = generate(target, PROMPTS, case.drafter(target), **asked)
 
-    class Taped(TreeBatch):
-        def __init__(self, *settings: Any) -> None:
-            super().__init__(*settings)
-            self.wrap(Tape, "step")
-
-    monkeypatch.setattr(loop, "TreeBatch", Taped)
+    monkeypatch.setattr(loop, "TreeBatch", taped(TreeBatch))
     assert generate(target, PROMPTS, case.drafter(target), **asked).tokens == plain.tokens
 
 
@@ -205,4 +188,4 @@ def no_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, fina
     ids=["path", "bonus", "order", "path of a tree of samples", "bonus of k-sequential", "residual of block"],
 )
 def test_bugs_are_found(name: str, bug: Rule | TreeRule) -> None:
-    assert p_value(made_by(replace(LOOPS[name], noise=1.0), rule=bug)) < LEVEL
+    assert completions_p_value(made_by(replace(LOOPS[name], noise=1.0), rule=bug), "llama") < LEVEL

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from implementation_distribution import PROMPTS, SHARP
-from tape import Tape
+from tape import Tape, taped
 from tiny import gpt2, llama, near_copy, neox, qwen2
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -89,18 +90,12 @@ def test_replaying_the_operations_of_one_step_gives_the_whole_completion(
             "progress": False,
         }
         plain = generate(target, PROMPTS, draft, **asked, eos=[2])
-
-        class Taped(Batch):
-            def __init__(self, *settings: Any) -> None:
-                super().__init__(*settings)
-                self.step = Tape(super().step)  # type: ignore[method-assign]
-
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "Batch", Taped)
-            taped = generate(target, PROMPTS, draft, **asked, eos=[2])
-        assert taped.tokens == plain.tokens
-        assert (taped.record.draft_tokens == plain.record.draft_tokens).all()
-        assert np.allclose(taped.record.beta, plain.record.beta, rtol=0, atol=1e-12)
+            patch.setattr(loop, "Batch", taped(Batch))
+            replayed = generate(target, PROMPTS, draft, **asked, eos=[2])
+        assert replayed.tokens == plain.tokens
+        assert (replayed.record.draft_tokens == plain.record.draft_tokens).all()
+        assert np.allclose(replayed.record.beta, plain.record.beta, rtol=0, atol=1e-12)
 
 
 def test_a_tape_shows_what_a_step_does_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +106,7 @@ def test_a_tape_shows_what_a_step_does_on_the_host(monkeypatch: pytest.MonkeyPat
             super().__init__(*settings)
             self.count = 0
             self.state.prepare_next_step = self.prepare_next_step  # type: ignore[method-assign]
-            self.step = Tape(super().step)  # type: ignore[method-assign]
+            self.wrap(Tape, "step")
 
         def prepare_next_step(self) -> None:
             State.prepare_next_step(self.state)
@@ -179,7 +174,7 @@ def test_a_whole_step_compiles_in_one_piece() -> None:
     class Whole(Batch):
         def __init__(self, *settings: Any) -> None:
             super().__init__(*settings)
-            self.step = torch.compile(super().step, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+            self.wrap(partial(torch.compile, fullgraph=True, dynamic=False), "step")
 
     draft = near_copy(target, noise=0.3)
     asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": TOKENS, "seed": 4, "progress": False}
