@@ -144,7 +144,7 @@ def test_any_sampled_completion_is_as_long_as_asked_or_ends_with_its_eos(
 @pytest.mark.parametrize("prompt", [(1,), (2, 0, 1, 3, 0, 2), (1,) * (LIMIT - 1)])
 @pytest.mark.parametrize("gamma", [0, 1, 5])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_sequence_may_fill_every_position(architecture: str, gamma: int, prompt: list[int]) -> None:
+def test_a_sequence_may_fill_every_position(architecture: str, gamma: int, prompt: tuple[int, ...]) -> None:
     """Draft tokens then exceed the model's last position; that must neither fail nor change a token."""
     target, draft = PAIRS[architecture]
     remaining = LIMIT - len(prompt)

@@ -4,6 +4,7 @@ import json
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +31,7 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         *((verdict, False, verdict) for verdict in claims.VERDICTS),
     ],
 )
-def test_a_verdict_follows_from_its_checks(holds: bool | str | None, holds_if: bool, verdict: str) -> None:
+def test_a_verdict_follows_from_its_checks(holds: Any, holds_if: bool, verdict: str) -> None:
     assert results.Findings("00").verdict("lanes-figure", holds, "9 runs", holds_if) == verdict
 
 
