@@ -15,14 +15,7 @@ from specnb.experiments.bench.generators import (
     transformers_generate,
 )
 from specnb.models.loading import Pair, load_pair
-from specnb.models.shapes import Shape
-from specnb.models.synthetic import synthetic_pair
 from specnb.sampling.distributions import Sampling
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
 
 
 def test_every_generator_runs_on_every_prompt_in_random_order() -> None:

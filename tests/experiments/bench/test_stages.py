@@ -10,13 +10,6 @@ from specnb.experiments.bench.tables import settings
 from specnb.measure.cost import Costs
 from specnb.measure.speed import Speeds
 from specnb.models.loading import Pair
-from specnb.models.shapes import Shape
-from specnb.models.synthetic import synthetic_pair
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
 
 
 def test_the_overhead_is_the_time_beyond_both_models_forward_passes() -> None:

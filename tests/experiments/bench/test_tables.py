@@ -11,15 +11,8 @@ from specnb.experiments.bench.tables import curve, goal_row, keep, keep_goals, s
 from specnb.measure.cost import Costs
 from specnb.measure.statistics import Estimate
 from specnb.models.loading import Pair
-from specnb.models.shapes import Shape
-from specnb.models.synthetic import synthetic_pair
 
 COLUMNS = ["name", "ratio", "low", "high", "goal", "machine", "threads", "dtype", "compiled"]
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
 
 
 @pytest.fixture
