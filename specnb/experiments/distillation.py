@@ -43,10 +43,10 @@ from specnb.report.source_digest import digest, module_digest
 
 TABLE = "distillation"
 PLAN: dict[str, Any] = {
-    "steps": 30, "horizon": 64, "search_steps": 10, "sampled_rows": 0, "validation_windows": 16, "rows": 8,
-    "factors": (0.1, 0.3), "save_every": 10, "compiled": False,
+    "steps": 500, "horizon": 500, "search_steps": 25, "sampled_rows": 512, "validation_windows": 32, "rows": 16,
+    "factors": (0.1, 0.3), "save_every": 25, "compiled": False,
 }  # fmt: skip
-SETTINGS: dict[str, Any] = {"plan": PLAN, "per_file": 1, "sampled_per_file": 1}
+SETTINGS: dict[str, Any] = {"plan": PLAN, "per_file": 4, "sampled_per_file": 2}
 SMOKE_PLAN: dict[str, Any] = {
     "steps": 2, "horizon": 2, "search_steps": 1, "sampled_rows": 4, "validation_windows": 2, "rows": 2, "length": 40,
     "factors": (0.3,), "compiled": False,

@@ -192,7 +192,7 @@ def test_a_trained_pair_without_its_checksums_or_a_file_is_refused(shipped: Path
 
 
 def test_the_committed_pair_is_the_one_that_its_checksums_name() -> None:
-    for role in ("target", "draft"):
+    for role in ("target", "draft", "draft-distilled"):
         as_list = (loading.TRAINED_PAIR / role / CHECKSUMS).read_text()
         assert {line.split()[1] for line in as_list.splitlines()} >= {
             "config.json",

@@ -8,15 +8,21 @@ import numpy as np
 import torch
 from drafters_for_tests import VOCAB, near_model, table
 from tiny import ARCHITECTURES
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.chain import ChainDrafter
+from specnb.drafting.early_exit import early_exit
 from specnb.drafting.fallback import FallbackDrafter
 from specnb.drafting.hierarchical import HierarchicalDrafter
 from specnb.drafting.mixture import MixtureDrafter
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
+from specnb.drafting.other_vocabulary import OtherVocabularyDrafter
 from specnb.drafting.prompt_lookup import PromptLookupDrafter
 from specnb.drafting.skip_gram import SkipGramDrafter
 from specnb.drafting.stopping import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter, UnlikelySoFar
@@ -66,6 +72,8 @@ WITH_MODEL: dict[str, Callable[[], Drafter]] = {
     "copy, otherwise a model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, shortest=2), near("llama")),
     "copy and a model": lambda: MixtureDrafter(PromptLookupDrafter(VOCAB), near("llama"), weight=0.4),
     "model until unsure": lambda: StoppingDrafter(near("llama"), LowConfidence(0.4)),
+    "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
+    "other vocabulary": lambda: other_vocabulary(),
     "hierarchical": lambda: HierarchicalDrafter(near("llama"), far("llama"), inner_gamma=2),
     "hierarchical over a table": lambda: HierarchicalDrafter(near("gpt2"), TemplateDrafter(table()), inner_gamma=1),
 }
@@ -77,6 +85,18 @@ def near(architecture: str) -> ModelDrafter:
     model = near_model(architecture)
     model.set_attn_implementation("eager")
     return ModelDrafter(model)
+
+
+def words(vocabulary: str) -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are these letters, written with spaces between them; the last stands for all others."""
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token=vocabulary[-1]))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def other_vocabulary() -> OtherVocabularyDrafter:
+    """A model that numbers three of the target's four tokens in another order, and lacks the last one."""
+    return OtherVocabularyDrafter(near("llama").model, words("cabz"), words("abcd"), VOCAB)
 
 
 def far(architecture: str) -> ModelDrafter:
