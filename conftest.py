@@ -15,4 +15,4 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """Pictures and progress bars are not compared as text."""
     if collector.fspath and collector.fspath.ext == ".ipynb":
-        collector.skip_compare += ("image/svg+xml", "stderr")
+        collector.skip_compare += ("image/svg+xml", "stderr")  # type: ignore[attr-defined]  # nbval has it

@@ -18,7 +18,8 @@ from paper.numbers import numbers
 from paper.reading import Missing, Results, known_bugs
 from paper.remarks import require_true
 from specnb.report import origin
-from specnb.report.results import CLAIMS, ROOT, UNCHECKED, collect, out, write
+from specnb.report.claims import CLAIMS, ROOT
+from specnb.report.results import UNCHECKED, collect, out, write
 
 SOURCES = ("paper.typ", "style.typ", "references.bib")
 FIGURE = re.compile(r"\"(\d\d_\w+)\"")
@@ -159,7 +160,7 @@ def latex(table: pd.DataFrame) -> str:
     """A LaTeX fragment for documents that load booktabs and longtable."""
     long = len(table) > 40
     columns = "llp{0.1\\textwidth}p{0.5\\textwidth}" if "evidence" in table else "l" * len(table.columns)
-    return table.to_latex(index=False, escape=True, longtable=long, column_format=columns)
+    return str(table.to_latex(index=False, escape=True, longtable=long, column_format=columns))
 
 
 def compiled(files: dict[str, bytes]) -> bytes:

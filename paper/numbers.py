@@ -20,7 +20,8 @@ from paper.reading import (
     with_minus,
 )
 from specnb.experiments.detection import CAP, DELTA
-from specnb.report.results import CLAIMS, UNCHECKED, VERDICTS
+from specnb.report.claims import CLAIMS, VERDICTS
+from specnb.report.results import UNCHECKED
 from specnb.theory import walltime_improvement
 
 Named = dict[str, str]

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
+from logging import CRITICAL
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -281,7 +282,7 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
     """The model of that name or folder. Raises `ValueError`, naming it, for one that cannot be loaded."""
     _require_model(name)
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)  # a failure is reported below, in one line
+    logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line
     try:
         with warnings.catch_warnings(record=True) as warned:
             model = load_model(name, options.device, DTYPES[options.dtype], packed=False)

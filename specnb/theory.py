@@ -105,10 +105,12 @@ def step_cost(gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = N
     # With c = 0 drafting costs 0 for any gamma, also where inf * 0 would be NaN.
     drafting = np.multiply(gamma, c, out=np.zeros(c.shape), where=c > 0)
     if verify_cost is None:
-        return drafting + 1.0
+        return drafting + 1.0  # type: ignore[no-any-return]  # numpy returns Any
     if np.isinf(gamma).any():
         raise ValueError("gamma is inf, and verify_cost needs a finite number of tokens; give a finite gamma")
-    return drafting + np.asarray(verify_cost((gamma + 1).astype(np.int64)), dtype=np.float64)
+    return (  # type: ignore[no-any-return]
+        drafting + np.asarray(verify_cost((gamma + 1).astype(np.int64)), dtype=np.float64)
+    )
 
 
 def walltime_improvement(
@@ -157,7 +159,7 @@ def optimal_gamma(
     alpha, c = np.broadcast_arrays(_alpha(alpha), _cost(c))
     gammas = np.arange(largest + 1)
     gains = walltime_improvement(alpha[..., None], gammas, c[..., None], verify_cost)
-    return gains.argmax(axis=-1)
+    return gains.argmax(axis=-1)  # type: ignore[no-any-return]  # numpy returns Any
 
 
 def best_improvement(alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
@@ -189,7 +191,7 @@ def oracle_improvement(alpha: ArrayLike, c: ArrayLike) -> Array:
     """
     alpha, c = np.broadcast_arrays(_alpha(alpha), _cost(c))
     with np.errstate(divide="ignore", over="ignore"):
-        return 1 / ((1 - alpha) + c * alpha)
+        return 1 / ((1 - alpha) + c * alpha)  # type: ignore[no-any-return]  # numpy returns Any
 
 
 def memory_reads(alpha: ArrayLike, gamma: ArrayLike) -> Array:

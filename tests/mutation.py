@@ -78,13 +78,13 @@ def edits(node: ast.AST) -> Iterator[tuple[str, Edit]]:
         yield "condition", lambda copied: setattr(copied, "test", ast.UnaryOp(ast.Not(), copied.test))
     elif isinstance(node, ast.Call):
         for at, keyword in enumerate(node.keywords):
-            yield f"without {keyword.arg}=", lambda copied, at=at: copied.keywords.pop(at)
+            yield f"without {keyword.arg}=", lambda copied, at=at: copied.keywords.pop(at)  # type: ignore[misc]
     for name in ("body", "orelse", "finalbody"):
         for at, statement in enumerate(_statements(node, name)):
             if _removable(statement):
                 yield (
                     f"without line {statement.lineno}",
-                    lambda copied, name=name, at=at: _drop(getattr(copied, name), at),
+                    lambda copied, name=name, at=at: _drop(getattr(copied, name), at),  # type: ignore[misc]
                 )
 
 
@@ -138,7 +138,7 @@ def by_hand(source: str, edits: list[tuple[str, str]]) -> list[tuple[str, ast.Mo
     return found
 
 
-class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
+class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type: ignore[misc]
     """Imports the module `name` from a tree in place of its file."""
 
     def __init__(self, name: str, file: Path, tree: ast.Module) -> None:

@@ -30,7 +30,7 @@ from nbformat import NotebookNode
 
 from specnb.experiments.notebooks import FOLDER, tidy
 from specnb.report import origin
-from specnb.report.results import ROOT
+from specnb.report.claims import ROOT
 
 SANITIZE = Path(__file__).with_name("sanitize.cfg")
 SHOWN = 12  # lines of each difference
@@ -63,7 +63,7 @@ def _text(output: NotebookNode) -> str:
 def run(notebook: Path, folder: Path, threads: int) -> NotebookNode:
     """Executes `notebook` with its own parameters, but `threads`; its results go to `folder`."""
     os.environ["SPECNB_OUT"] = str(folder)
-    return papermill.execute_notebook(
+    made: NotebookNode = papermill.execute_notebook(
         str(notebook),
         str(folder / notebook.name),
         parameters={"threads": threads},
@@ -71,6 +71,7 @@ def run(notebook: Path, folder: Path, threads: int) -> NotebookNode:
         kernel_name="python3",
         progress_bar=False,
     )
+    return made
 
 
 def differences(name: str, made: NotebookNode, folder: Path) -> Iterator[tuple[str, str, str]]:
@@ -83,8 +84,8 @@ def differences(name: str, made: NotebookNode, folder: Path) -> Iterator[tuple[s
     for file in origin.promised(name, origin.config(ROOT)[name]):
         before, after = (ROOT / file).read_bytes(), (folder / file).read_bytes()
         if before != after:
-            binary = file.endswith(".pdf")
-            yield file, *("" if binary else content.decode() for content in (before, after))
+            old, new = ("", "") if file.endswith(".pdf") else (before.decode(), after.decode())
+            yield file, old, new
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ import pytest
 from tiny import llama
 
 from specnb import cli
+from specnb.audit import audit
 from specnb.audit.report import Report
 from specnb.audit.token_file import Sequence, read_tokens
 from specnb.cli import main
@@ -49,7 +50,7 @@ def test_exact_sequences_exit_with_0(completions: Path, capsys: pytest.CaptureFi
 
 
 def test_a_rejection_exits_with_1_and_names_the_token(
-    completions: Path, capsys: pytest.CaptureFixture[str], tmp_path
+    completions: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The texts were sampled at temperature 1, and are claimed to be greedy."""
     page = tmp_path / "report.html"
@@ -148,7 +149,7 @@ def short(tmp_path: Path) -> Path:
     return file
 
 
-def report_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, object]]:
+def report_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
     status = main(["audit", *map(str, arguments), "--json"])
     return status, json.loads(capsys.readouterr().out)
@@ -320,7 +321,7 @@ def test_an_interrupt_is_no_verdict_either(
     tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before there is a report there is none; a report on a part exits with 1 only if it rejects."""
-    whole = cli.audit
+    whole = audit
 
     def part(*arguments: object, **settings: object) -> Report:
         return replace(whole(*arguments, **settings), interrupted=True)  # type: ignore[arg-type]

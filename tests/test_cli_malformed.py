@@ -210,7 +210,7 @@ def test_options(options: list[tuple[str, str]], model: Path, tmp_path: Path) ->
 
 # Models
 
-edits = st.sampled_from([None, 0, -1, 1, 3, 2.5, "x", "", [], {}, True, 10**9, 1e308, [1, 2]])
+edits: st.SearchStrategy[Any] = st.sampled_from([None, 0, -1, 1, 3, 2.5, "x", "", [], {}, True, 10**9, 1e308, [1, 2]])
 KEYS = [
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "model_type", "architectures",
@@ -219,7 +219,7 @@ KEYS = [
 QUANTISED = {"quant_method": "gptq", "bits": 4}
 
 
-def edited(key: str, value: Any) -> Callable[[Path], None]:
+def edited(key: str, value: Any) -> Callable[[Path], object]:
     def edit(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {key: value}))
@@ -227,7 +227,7 @@ def edited(key: str, value: Any) -> Callable[[Path], None]:
     return edit
 
 
-def truncated(at: int) -> Callable[[Path], None]:
+def truncated(at: int) -> Callable[[Path], object]:
     def edit(folder: Path) -> None:
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:at])
@@ -235,7 +235,7 @@ def truncated(at: int) -> Callable[[Path], None]:
     return edit
 
 
-def flipped(at: int, bit: int) -> Callable[[Path], None]:
+def flipped(at: int, bit: int) -> Callable[[Path], object]:
     def edit(folder: Path) -> None:
         weights = folder / "model.safetensors"
         content = bytearray(weights.read_bytes())
@@ -245,8 +245,8 @@ def flipped(at: int, bit: int) -> Callable[[Path], None]:
     return edit
 
 
-def replaced(name: str, content: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(content) and None
+def replaced(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
 contents = st.sampled_from([b"", b"{", b"[]", b"null", b"[" * 100_000, b"\xff\xfe{\x00", b'{"weight_map": {}}', b"{}"])
@@ -276,7 +276,7 @@ faults = st.one_of(
 
 @given(fault=faults, as_draft=st.booleans())
 @many
-def test_models(fault: Callable[[Path], None], as_draft: bool, model: Path, tmp_path: Path) -> None:
+def test_models(fault: Callable[[Path], object], as_draft: bool, model: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.rmtree(broken, ignore_errors=True)
     shutil.copytree(model, broken)

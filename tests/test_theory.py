@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,7 +38,7 @@ def enumerated_counts(alpha: Fraction, gamma: int) -> list[Fraction]:
 
 
 def mean_count(alpha: Fraction, gamma: int) -> Fraction:
-    return sum(n * chance for n, chance in enumerate(enumerated_counts(alpha, gamma), start=1))
+    return sum((n * chance for n, chance in enumerate(enumerated_counts(alpha, gamma), start=1)), Fraction(0))
 
 
 def geometric_sum(alpha: float, gamma: int) -> float:
@@ -225,7 +227,7 @@ def test_the_oracle_at_its_limits() -> None:
 
 def test_everything_broadcasts() -> None:
     alpha, gamma, c = np.array([[0.2], [0.9]]), np.array([1, 3, 5]), np.array([[[0.0]], [[0.1]]])
-    cases = [
+    cases: list[tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]] = [
         (theory.expected_tokens, (alpha, gamma), (2, 3)),
         (theory.memory_reads, (alpha, gamma), (2, 3)),
         (theory.step_cost, (gamma, c), (2, 1, 3)),
@@ -261,7 +263,7 @@ def test_count_distribution_puts_the_counts_on_a_new_last_axis() -> None:
         (lambda: theory.walltime_improvement(0.5, 1.5, 0.1), "got 1.5"),
         (lambda: theory.expected_tokens(0.5, np.nan), "got nan"),
         (lambda: theory.count_distribution(0.5, -2), "got -2"),
-        (lambda: theory.count_distribution(0.5, INF), "gamma is inf"),
+        (lambda: theory.count_distribution(0.5, INF), "gamma is inf"),  # type: ignore[arg-type]
         (lambda: theory.walltime_improvement(0.5, 1, -0.1), "c must be finite and not negative, got -0.1"),
         (lambda: theory.step_cost(1, INF), "c must be finite and not negative, got inf"),
         (lambda: theory.oracle_improvement(0.5, np.nan), "got nan"),
@@ -272,6 +274,6 @@ def test_count_distribution_puts_the_counts_on_a_new_last_axis() -> None:
         (lambda: theory.solve_alpha(1, 0), "gamma is 0"),
     ],
 )
-def test_bad_input_is_named(call, message: str) -> None:
+def test_bad_input_is_named(call: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -103,7 +103,7 @@ def log_mean(logs: Array) -> Array:
     2.0
     """
     largest = logs.max(axis=-1)
-    return largest + np.log(np.exp(logs - largest[..., None]).mean(axis=-1))
+    return largest + np.log(np.exp(logs - largest[..., None]).mean(axis=-1))  # type: ignore[no-any-return]
 
 
 class Moments:

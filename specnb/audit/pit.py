@@ -33,7 +33,7 @@ def transform(p: Tensor, score: Tensor, cell: Tensor, w: Array) -> Array:
     before = torch.where(score > emitted, p, 0.0).sum(dim=-1)
     tied = torch.where(score == emitted, p, 0.0).sum(dim=-1)
     u = before.numpy(force=True) + w * tied.numpy(force=True)
-    return np.clip(u, 0.0, 1.0)
+    return np.clip(u, 0.0, 1.0)  # type: ignore[no-any-return]  # numpy returns Any
 
 
 def fixed_bets(u: Array) -> Array:
@@ -64,4 +64,4 @@ class Histogram:
         n_before = self.counts.sum() + np.arange(len(u))[:, None]
         self.counts = total[-1] if len(u) else self.counts
         initial = np.array(LEARNING)
-        return BINS * (before + initial) / (n_before + BINS * initial)
+        return BINS * (before + initial) / (n_before + BINS * initial)  # type: ignore[no-any-return]

@@ -79,7 +79,9 @@ class CumulativeMass:
         return low / total, high / total
 
     def _inside(self, block: Tensor) -> Tensor:
-        return self.blocks[torch.arange(len(block), device=block.device), block].double().cumsum(dim=-1)
+        return (  # type: ignore[no-any-return]
+            self.blocks[torch.arange(len(block), device=block.device), block].double().cumsum(dim=-1)
+        )
 
 
 def same_uniform_ratio(p_interval: Interval, earlier: Interval, interval: Interval) -> Array:

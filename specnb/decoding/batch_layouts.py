@@ -78,7 +78,7 @@ class CompactedBatch:
             owners[..., None], positions[..., None], self.owners[:, None], self.positions[:, None]
         )
         self.mask_entries = visible.numel()
-        return self.model(
+        return self.model(  # type: ignore[no-any-return]
             input_ids=tokens,
             position_ids=self.position_ids_of(positions).clamp(0, self.last_position),
             attention_mask=additive_mask(visible, self.model.dtype),

@@ -47,7 +47,7 @@ class StepRecord:
     @property
     def gamma(self) -> int:
         """Draft tokens per step."""
-        return self.draft_tokens.shape[-1]
+        return self.draft_tokens.shape[-1]  # type: ignore[no-any-return]  # numpy returns Any
 
     @property
     def active(self) -> NDArray[np.bool_]:
@@ -58,7 +58,7 @@ class StepRecord:
     def whole(self) -> NDArray[np.bool_]:
         """`(batch, steps)`: steps of which nothing was cut off. Means over these steps alone are too small, because
         the end of a sequence cuts the steps that accept many tokens."""
-        return self.active & (self.emitted == self.accepted + 1)
+        return self.active & (self.emitted == self.accepted + 1)  # type: ignore[no-any-return]  # numpy returns Any
 
     @property
     def accepted_nodes(self) -> NDArray[np.bool_]:
@@ -66,7 +66,7 @@ class StepRecord:
         order = np.arange(self.gamma)
         if self.path is None:
             return order < self.accepted[..., None]
-        return (self.path[..., None] == order).any(axis=-2)
+        return (self.path[..., None] == order).any(axis=-2)  # type: ignore[no-any-return]  # numpy returns Any
 
     @property
     def tested(self) -> NDArray[np.bool_]:
@@ -88,7 +88,7 @@ class StepRecord:
     @property
     def target_passes(self) -> NDArray[np.int64]:
         """`(batch,)`: sequential forward passes of the target after the prompt's."""
-        return self.active.sum(axis=1)
+        return self.active.sum(axis=1)  # type: ignore[no-any-return]  # numpy returns Any
 
     @property
     def tokens_per_step(self) -> float:

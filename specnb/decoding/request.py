@@ -77,7 +77,7 @@ def rule_for(rule: Any, drafter: Drafter | None, gamma: int) -> Rule | TreeRule:
         raise TypeError(
             f"{type(drafter).__name__} proposes {kind}, and rule is {_shown(rule)}; it must be a {other}, or None"
         )
-    return rule
+    return rule  # type: ignore[no-any-return]
 
 
 def _takes(function: Any, count: int) -> bool:

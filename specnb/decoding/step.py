@@ -265,7 +265,7 @@ class Batch:
         self.state.keep_probs(p)
         self.state.remember(proposal, outcome, self.state.append(proposal, outcome), beta)
         self.state.prepare_next_step()
-        return outcome
+        return outcome  # type: ignore[no-any-return]
 
     def verification_uniforms(self) -> tuple[Tensor, Tensor]:
         """The uniforms of this step's rule: `(rows, gamma)` for acceptance, `(rows,)` for the final sample."""

@@ -38,7 +38,7 @@ from specnb.experiments.training import encode, save
 from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.checkpoints import write_checksums
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.report.results import ROOT, out
+from specnb.report.results import ROOT, out  # type: ignore[attr-defined]
 from specnb.report.source_digest import digest, module_digest
 
 TABLE = "distillation"

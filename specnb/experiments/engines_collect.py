@@ -22,7 +22,8 @@ from specnb.experiments import engine_prompts
 from specnb.experiments.engines import NEW_TOKENS, Row, digest, rows
 from specnb.machine import machine
 from specnb.models.loading import TRAINED_PAIR
-from specnb.report.results import ROOT, write
+from specnb.report.claims import ROOT
+from specnb.report.results import write
 
 GAMMA = 4
 RAW = ROOT / "build" / "engines" / "tokens"

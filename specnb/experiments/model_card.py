@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import lzma
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -153,7 +155,7 @@ def _distilled() -> list[str]:
     ]
 
 
-_FACTS = {
+_FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "parameters": lambda note: f"{note['parameters']:,}",
     "budget": lambda note: f"{note['preset']}, {note['minutes']} minutes on {note['device']}",
     "training tokens seen": lambda note: f"{note['tokens_seen']:,} of a text of {note['tokens_in_corpus']:,}",

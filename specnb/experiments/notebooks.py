@@ -16,7 +16,8 @@ from nbformat import NotebookNode
 from tqdm import tqdm
 
 from specnb.report import origin
-from specnb.report.results import ROOT, write
+from specnb.report.claims import ROOT
+from specnb.report.results import write
 
 FOLDER = ROOT / "notebooks"
 KEPT = ("kernelspec", "language_info")

@@ -104,7 +104,7 @@ def kernel(
 
 def _matches(a: Integers, b: Integers) -> Integers:
     """Positions with the same token `(m, k)`, for completions `(m, length)` and `(k, length)`."""
-    return (a[:, None] == b[None]).sum(axis=-1)
+    return (a[:, None] == b[None]).sum(axis=-1)  # type: ignore[no-any-return]  # numpy returns Any
 
 
 def _cells(expected: Array) -> Array:

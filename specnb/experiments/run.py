@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 import pandas as pd
 
 from specnb.machine import machine
-from specnb.report.results import ROOT, out, stamp, write
+from specnb.report.results import ROOT, out, stamp, write  # type: ignore[attr-defined]
 from specnb.report.source_digest import module_digest
 
 NAMES = (

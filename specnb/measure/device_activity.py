@@ -42,14 +42,14 @@ class DeviceActivity:
 
     def __enter__(self) -> DeviceActivity:
         for mode in self._modes:
-            mode.__enter__()
+            mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for mode in reversed(self._modes):
-            mode.__exit__(kind, error, trace)
+            mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def _record(self, operation: Operation) -> None:
         inputs = operation.inputs

@@ -16,7 +16,7 @@ def tokens_of_steps(alpha: float, gamma: int, steps: int, rng: Generator) -> NDA
     [4, 4]
     """
     accepted = rng.random((steps, gamma)) < alpha
-    return 1 + accepted.cumprod(axis=1).sum(axis=1)
+    return 1 + accepted.cumprod(axis=1).sum(axis=1)  # type: ignore[no-any-return]  # numpy returns Any
 
 
 def times_of_steps(gamma: int, c: float, v: float, steps: int, rng: Generator) -> Array:

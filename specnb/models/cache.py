@@ -25,7 +25,7 @@ class RaggedLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, cache: RaggedCache) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -95,7 +95,7 @@ class CachedModel:
         if self.hidden_states is not None:
             own = torch.cat([output.hidden_states[layer] for layer in self.hidden_layers], dim=-1)
             self.hidden_states[self.cache.index] = own
-        return output.logits
+        return output.logits  # type: ignore[no-any-return]
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copies what slots `source` `(batch, n)` hold to slots `destination` `(batch, n)` of the same row."""

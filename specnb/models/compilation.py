@@ -49,7 +49,7 @@ class Compiled:
             "max_autotune_report_choices_stats": False,
         }
         function: Any = lambda *tensors: self.function(*tensors)  # noqa: E731  # a new one each time shares nothing
-        return torch.compile(  # type: ignore[call-overload]  # the stub lacks isolate_recompiles
+        return torch.compile(  # type: ignore[call-overload, no-any-return]  # the stub lacks isolate_recompiles
             function, fullgraph=True, dynamic=False, isolate_recompiles=True, options=options
         )
 

@@ -41,7 +41,7 @@ class OperationRecorder(TorchDispatchMode):
     """
 
     def __init__(self, record: Callable[[Operation], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.record = record
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -57,7 +57,7 @@ class PackedLinear(nn.Linear):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PackedLinear:
         self.packed = None  # the layout depends on dtype and device
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._pack()
         return self
 
@@ -65,7 +65,7 @@ class PackedLinear(nn.Linear):
         return self.__dict__ | {"_buffers": {"packed": None}}  # not copied: packed again by __setstate__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._pack()
 
 

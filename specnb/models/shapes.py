@@ -157,4 +157,4 @@ def empty_model(shape: Shape, vocab: int, context: int, device: str, dtype: torc
         config = GPTNeoXConfig(**common)
     with torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    return model.eval()
+    return model.eval()  # type: ignore[no-any-return]

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from specnb.report import origin
-from specnb.report.results import CLAIMS, ROOT, out, versions, write
+from specnb.report.claims import CLAIMS, ROOT
+from specnb.report.results import out, versions, write
 
 Entry = dict[str, Any]
 State = dict[str, Any]

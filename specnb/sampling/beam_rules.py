@@ -72,7 +72,7 @@ class BeamSettings:
 
     def normalised(self, score: float, length: int) -> float:
         """The final score of a beam of `length` tokens whose log-probabilities sum to `score`."""
-        return score / length**self.length_penalty
+        return score / length**self.length_penalty  # type: ignore[no-any-return]  # int ** float is Any
 
 
 class Finished(NamedTuple):

@@ -14,7 +14,7 @@ from specnb.audit.alternatives import ALTERNATIVES, alternative_distributions
 from specnb.audit.condensed import CondensedDistributions, condense_distributions
 from specnb.sampling import enumeration
 from specnb.sampling.distributions import normalise, residual
-from specnb.sampling.verification import token_verification
+from specnb.sampling.verification import Rule, token_verification
 
 KEYS = st.tuples(st.sampled_from(sorted(PAIRS)), st.integers(2, 9), st.integers(0, 10**6))
 FULL = 64  # cells for every token
@@ -26,7 +26,7 @@ def pair(kind: str, vocab: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return p(()), q(()), p((0,))
 
 
-def for_every_token(p: Tensor, q: Tensor, before: Tensor, head: int, raw: bool = True):
+def for_every_token(p: Tensor, q: Tensor, before: Tensor, head: int, raw: bool = True) -> CondensedDistributions:
     """The same distributions with each token emitted in turn."""
     vocab = len(p)
     rows = [probs.expand(vocab, -1) for probs in (p, before, q, normalise(q.sqrt()))]
@@ -43,6 +43,7 @@ def test_cells_keep_all_mass(key: tuple[str, int, int], head: int) -> None:
     p, q, before = pair(*key)
     seen = for_every_token(p, q, before, head)
     for probs, cells in ((p, seen.p), (q, seen.q), (before, seen.previous_p)):
+        assert cells is not None
         assert torch.allclose(cells.sum(dim=-1), torch.ones(len(p), dtype=torch.float64))
         # The tokens' own masses add up to those of the cells they are said to lie in.
         merge_rows = torch.zeros_like(cells[0]).scatter_add(0, seen.cell, probs)
@@ -86,7 +87,7 @@ def test_alternatives_have_the_distribution_of_their_bug(kind: str, vocab: int, 
         by_token = torch.zeros(vocab, dtype=torch.float64).scatter(0, seen.ids[0], probs[0, :-2])
         alternatives.setdefault(name, []).append(by_token)
 
-    def emitted(rule, tested: Tensor, sampled: Tensor) -> Tensor:
+    def emitted(rule: Rule, tested: Tensor, sampled: Tensor) -> Tensor:
         steps = enumeration.step_distribution(rule, lambda _: p, lambda _: tested, 1, sampled=lambda _: sampled)
         first = torch.zeros(vocab, dtype=torch.float64)
         for tokens, chance in steps.items():
@@ -133,5 +134,6 @@ def test_pooled_cells_hold_the_other_tokens() -> None:
     seen = condense_distributions(torch.tensor([1, 2, 3]), p, p, q, likely=10)
     assert seen.p.shape == (3, 12)
     assert torch.equal(seen.sizes[:, -2:].sum(dim=-1), torch.full((3,), 40))
+    assert seen.q is not None
     assert (seen.q[:, -2] > seen.p[:, -2]).all()  # the first lump is of those that q finds likelier
     assert (seen.q[:, -1] < seen.p[:, -1]).all()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny import llama
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.audit import Engine, assert_exact, audit, audit_distributions
@@ -28,7 +31,7 @@ def draft() -> PreTrainedModel:
     return llama(seed=9, layers=1)
 
 
-def no_residual(p, q, draft_tokens, accept, final) -> Outcome:
+def no_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     accepted = token_verification(p, q, draft_tokens, accept, final).accepted
     return Outcome(accepted, sample(p.take_along_dim(accepted[..., None, None], dim=-2).squeeze(-2), final))
 
@@ -41,6 +44,7 @@ def test_exact_completions_of_a_model_pass(target: PreTrainedModel, draft: PreTr
         assert report.tokens == sum(map(len, made.tokens))
         assert report.sequences == len(PROMPTS)
         assert len(report.running) == report.tokens
+        assert report.numerics is not None
         assert report.numerics.logit < 1e-4
         assert report.detectable["argmax"] > 0
         assert "no deviation was found" in str(report)
@@ -55,6 +59,7 @@ def test_a_broken_sampler_is_found(target: PreTrainedModel, draft: PreTrainedMod
     with pytest.raises(AssertionError, match="REJECTED"):
         assert_exact(target, made.tokens, prompts=prompts, draft=draft)
     stopped = audit(target, made.tokens, prompts=prompts, draft=draft, stop=True, progress=False)
+    assert report.found_after is not None
     assert stopped.found_after == report.found_after <= stopped.tokens < report.tokens
 
 
@@ -72,7 +77,12 @@ def test_wrong_settings_are_found(target: PreTrainedModel) -> None:
 
 def test_greedy_sequences_show_the_first_difference_and_its_logit_gap(target: PreTrainedModel) -> None:
     made = generate(target, PROMPTS[:3], max_new_tokens=6, sampling=Sampling(0), progress=False)
-    greedy = {"prompts": PROMPTS[:3], "sampling": Sampling(0), "engine": Engine(torch.float32), "progress": False}
+    greedy: dict[str, Any] = {
+        "prompts": PROMPTS[:3],
+        "sampling": Sampling(0),
+        "engine": Engine(torch.float32),
+        "progress": False,
+    }
     assert not audit(target, made.tokens, **greedy).rejected
     completions = [list(text) for text in made.tokens]
     with torch.inference_mode():
@@ -90,7 +100,7 @@ def test_functions_are_targets_too() -> None:
     table = generator.dirichlet(np.ones(5), size=6)
 
     def probs(prefix: tuple[int, ...]) -> np.ndarray:
-        return table[prefix[-1] if prefix else 5]
+        return np.asarray(table[prefix[-1] if prefix else 5])
 
     completions = []
     for _ in range(30):
@@ -118,7 +128,7 @@ def test_sequences_that_continue_after_eos_are_mentioned(target: PreTrainedModel
 def test_an_interrupt_still_gives_a_report(target: PreTrainedModel) -> None:
     from specnb.audit.bets import Row
 
-    def rows():
+    def rows() -> Iterator[Row]:
         yield Row([0, 1], torch.full((2, 4), 0.25))
         raise KeyboardInterrupt
 
@@ -148,7 +158,7 @@ def test_the_report_is_json(target: PreTrainedModel) -> None:
         ({"completions": [[1]], "prompts": [[1]], "delta": 0.0}, "delta is 0"),
     ],
 )
-def test_bad_input_is_refused(target: PreTrainedModel, given: dict[str, object], words: str) -> None:
-    settings = {"prompts": []} | given if not given["completions"] else given
+def test_bad_input_is_refused(target: PreTrainedModel, given: dict[str, Any], words: str) -> None:
+    settings: dict[str, Any] = {"prompts": []} | given if not given["completions"] else given
     with pytest.raises(ValueError, match=words):
         audit(target, settings.pop("completions"), progress=False, **settings)

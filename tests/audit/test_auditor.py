@@ -11,12 +11,13 @@ import pytest
 import torch
 from distributions_for_tests import distribution_pair, distributions_along
 from samplers import SAMPLER_BUGS, sample_row, tables
+from torch import Tensor
 
 from specnb.audit.auditor import Auditor
 from specnb.audit.bets import CutoffGap, Row
 from specnb.audit.numerics import Numerics
 from specnb.sampling.distributions import sample
-from specnb.sampling.verification import token_verification
+from specnb.sampling.verification import Outcome, token_verification
 
 RANDOMISED = {"along-p", "along-q/p", "along-ids", "tail-cut"}
 """Alternatives with bets on the transform, which is randomised; `test_pit` shows that those are fair."""
@@ -77,10 +78,11 @@ def test_a_broken_sampler_is_found_and_diagnosed(name: str) -> None:
     p, q = tables()
     auditor = Auditor()
     for row in range(25):
-        auditor.add(sample_row(p, q, 120, row, **bug.settings))  # type: ignore[arg-type]
+        auditor.add(sample_row(p, q, 120, row, **bug.settings))
     report = auditor.report()
     assert report.rejected
     assert report.diagnosis in bug.alternatives, report.by_alternative
+    assert report.found_after is not None
     assert report.running[report.found_after - 1] >= 6 > report.running[report.found_after - 2]
     assert not report.detectable
     assert "REJECTED" in str(report)
@@ -88,7 +90,7 @@ def test_a_broken_sampler_is_found_and_diagnosed(name: str) -> None:
 
 def test_without_a_draft_broken_samplers_are_found_too() -> None:
     p, q = tables()
-    rows = [sample_row(p, q, 150, row, **SAMPLER_BUGS["greedy draft"].settings) for row in range(20)]  # type: ignore[arg-type]
+    rows = [sample_row(p, q, 150, row, **SAMPLER_BUGS["greedy draft"].settings) for row in range(20)]
     assert audited([replace(row, q=None, steps=None) for row in rows]).found_after is not None
 
 
@@ -99,6 +101,7 @@ def test_sequences_that_share_their_uniforms_are_found() -> None:
     report = audited([row, row]).report()
     assert report.diagnosis in {"same-tokens", "noise-of-texts"}
     assert report.by_alternative["same-tokens"] > 6
+    assert report.found_after is not None
     assert 30 < report.found_after < 50
     assert audited([row, sample_row(p, q, 30, 1)]).found_after is None
 
@@ -112,6 +115,7 @@ def test_with_steps_the_audit_sees_where_a_step_is_wrong() -> None:
     assert aware.log10_e > blind.log10_e
     places = aware.breakdown["position in the step"]
     assert places[0][0] == "0"
+    assert aware.diagnosis is not None
     assert places[0][2] > 0.8 * aware.by_alternative[aware.diagnosis]
 
 
@@ -120,7 +124,7 @@ class AfterFullAcceptance:
 
     full = False
 
-    def __call__(self, p, q, draft_tokens, accept, final):
+    def __call__(self, p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
         if self.full:
             p = torch.cat([0.5 * (p[:1] + p[:1].roll(1, dims=-1)), p[1:]])
         outcome = token_verification(p, q, draft_tokens, accept, final)
@@ -134,8 +138,9 @@ def test_a_sequence_in_pieces_gives_the_same_e_values() -> None:
     pieces = []
     for row in rows:
         for start, end in ((0, 1), (1, 20), (20, 50)):
-            part = [probs[start:end] for probs in (row.p, row.q)]
-            pieces.append(Row(row.tokens[start:end], *part, prompt=row.prompt, continues=start > 0, more=end < 50))
+            assert row.q is not None
+            own = Row(row.tokens[start:end], row.p[start:end], row.q[start:end])
+            pieces.append(replace(own, prompt=row.prompt, continues=start > 0, more=end < 50))
     whole, parts = audited(rows).report(), audited(pieces).report()
     assert parts.running == pytest.approx(whole.running)
     assert parts.sequences == whole.sequences == 3
@@ -304,6 +309,7 @@ def test_a_sequence_may_begin_with_an_empty_piece() -> None:
     p, q = tables()
     row = replace(sample_row(p, q, 30, 0), steps=None)
     other = replace(sample_row(p, q, 30, 1), steps=None)
+    assert other.q is not None
     nothing = replace(other, tokens=[], p=other.p[:0], q=other.q[:0], more=True)
     whole = audited([row, other]).report()
     pieces = audited([row, nothing, replace(other, continues=True)]).report()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -62,8 +64,11 @@ def test_the_default_order_is_that_of_sampling() -> None:
     assert torch.allclose(claimed_probs(LOGITS, Claimed(0.7, 4, 0.9)), standardise(LOGITS, Sampling(0.7, 4, 0.9)))
     assert claimed_probs(LOGITS, Claimed(0, 4, 0.9)).tolist() == [1, 0, 0, 0, 0]
     assert claimed_sampling({"temperature": 0.7, "top_k": -1, "top_p": None}) == Sampling(0.7)
-    assert claimed_sampling({"top_p": 0.9}, "llama.cpp").order == ENGINE_ORDERS["llama.cpp"]
-    assert claimed_sampling({"min_p": 0.1}, "top-p, min-p").order == ("top-p", "min-p", "temperature", "top-k")
+    named, listed = claimed_sampling({"top_p": 0.9}, "llama.cpp"), claimed_sampling({"min_p": 0.1}, "top-p, min-p")
+    assert isinstance(named, Claimed)
+    assert isinstance(listed, Claimed)
+    assert named.order == ENGINE_ORDERS["llama.cpp"]
+    assert listed.order == ("top-p", "min-p", "temperature", "top-k")
 
 
 def test_gaps_are_in_units_of_logits_whatever_the_order() -> None:
@@ -103,7 +108,7 @@ def test_an_order_that_explains_a_finding_is_named() -> None:
         for u in uniforms.T:
             probs = claimed_probs(target(input_ids=sequences).logits[:, -1], order)
             sequences = torch.cat([sequences, sample(probs, u)[:, None]], dim=1)
-    given = {"prompts": [[1]] * 40, "engine": Engine(torch.float32), "progress": False}
+    given: dict[str, Any] = {"prompts": [[1]] * 40, "engine": Engine(torch.float32), "progress": False}
     assert not audit(target, sequences[:, 1:].tolist(), sampling=order, **given).rejected
     wrong = audit(target, sequences[:, 1:].tolist(), sampling=Sampling(0.4, top_p=0.8), **given)
     assert wrong.rejected

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from samplers import SAMPLER_BUGS, sample_row, tables
 from specnb.audit import Aim, Engine, audit
 from specnb.audit.control import gap_p_value
 from specnb.audit.numerics import Numerics
+from specnb.audit.report import Report
 from specnb.audit.run import Settings, audit_completions
 from specnb.audit.teacher_forcing import Completion, Models
 from specnb.sampling.distributions import Sampling
@@ -26,7 +30,7 @@ def sequences(count: int, n: int, seed: int, **bug: object) -> list[Completion]:
     return [Completion([0], list(sample_row(p, q, n, seed + row, **bug).tokens)) for row in range(count)]  # type: ignore[arg-type]
 
 
-def run(given: list[Completion], control: list[Completion], **settings: object):
+def run(given: list[Completion], control: list[Completion], **settings: Any) -> Report:
     tokens, prompts = [one.tokens for one in given], [one.prompt for one in given]
     return audit(chain, tokens, prompts=prompts, engine=Engine(control=control), progress=False, **settings)
 
@@ -36,13 +40,17 @@ def test_what_the_control_has_too_is_the_engines() -> None:
     broken, again = sequences(12, 60, 100, **bug), sequences(12, 60, 200, **bug)
     speculation = run(broken, exact)
     assert speculation.rejected
+    assert speculation.control is not None
     assert speculation.control.source == "speculation"
     assert "the speculation's, not in the control" in str(speculation)
     engine = run(broken, again)
+    assert engine.control is not None
     assert engine.control.source in ("engine", "both")
     assert engine.control.shared
     assert engine.to_dict()["control"]["report"]["verdict"] == "rejected"
-    assert run(exact, exact[::-1]).control.source is None
+    exact_again = run(exact, exact[::-1])
+    assert exact_again.control is not None
+    assert exact_again.control.source is None
 
 
 def greedy(seed: int, flips: int, n: int = 200) -> list[Completion]:
@@ -55,13 +63,13 @@ def greedy(seed: int, flips: int, n: int = 200) -> list[Completion]:
     return [Completion([0], tokens[1:])]
 
 
-def explained_by_control(flips: int, control_flips: int):
+def explained_by_control(flips: int, control_flips: int) -> Report:
     """The engine's dtype is taken to explain the control's tokens; more of them are another matter."""
     models = Models(chain, Sampling(0))
     numerics = Numerics(1, logit=5.0, tv=0.0, tv_mean=0.0, nats=0.0)
 
     class Known(Engine):
-        def numerics(self, *arguments: object):
+        def numerics(self, *arguments: object) -> tuple[None, Callable[[], Numerics]]:
             return None, lambda: numerics
 
     return audit_completions(
@@ -72,6 +80,7 @@ def explained_by_control(flips: int, control_flips: int):
 def test_as_many_near_ties_as_the_control_are_numerics() -> None:
     report = explained_by_control(5, 6)
     assert report.verdict == "numerics"
+    assert report.control is not None
     assert report.control.alike
     assert "numerics as in the control" in str(report)
 
@@ -97,6 +106,7 @@ def test_rows_that_share_noise_are_dependent_and_each_is_right() -> None:
     report = run(shared, [])
     assert report.verdict == "dependent"
     assert report.rejected
+    assert report.rows_alone is not None
     assert report.rows_alone.sequences == 12
     assert "each row has the right distribution, and rows share noise" in str(report)
     ignored = run(shared[:6], [], aim=Aim(ignore=("noise-of-texts", "same-tokens")))
@@ -106,7 +116,7 @@ def test_rows_that_share_noise_are_dependent_and_each_is_right() -> None:
 
 
 def test_violations_can_be_ignored() -> None:
-    given = {"prompts": [[0]], "progress": False, "max_new_tokens": 5}
+    given: dict[str, Any] = {"prompts": [[0]], "progress": False, "max_new_tokens": 5}
     assert audit(chain, [[1, 2]], **given).violations == {"wrong-length": 1}
     assert not audit(chain, [[1, 2]], aim=Aim(ignore=("wrong-length",)), **given).rejected
 
@@ -122,6 +132,7 @@ def test_a_suspected_model_is_found_sooner_than_by_any_other_bet() -> None:
     blind = run(given, [])
     known = run(given, [], aim=Aim(suspected=lambda prefix: noisy[prefix[-1]]))
     assert known.diagnosis == "suspected-model"
+    assert known.found_after is not None
     assert known.found_after < (blind.found_after or known.tokens)
     exact = run(sequences(25, 60, 500), [], aim=Aim(suspected=lambda prefix: noisy[prefix[-1]]))
     assert not exact.rejected

@@ -53,7 +53,9 @@ def is_found(rows: list[Row]) -> bool:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_would_have_been_found_is_found(name: str, detectable: dict[str, float], record_property) -> None:
+def test_what_would_have_been_found_is_found(
+    name: str, detectable: dict[str, float], record_property: Callable[[str, object], None]
+) -> None:
     """At the total variation printed."""
     kind, family = FAMILIES[name]
     printed = detectable[kind]

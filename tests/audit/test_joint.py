@@ -15,7 +15,7 @@ from specnb.sampling.enumeration import joint_distribution
 
 def sampled(joint: np.ndarray, n: int, seed: int = 0) -> list[list[int]]:
     flat = np.random.default_rng(seed).choice(joint.size, p=joint.ravel() / joint.sum(), size=n)
-    return np.stack(np.unravel_index(flat, joint.shape), axis=1).tolist()
+    return [[int(token) for token in text] for text in zip(*np.unravel_index(flat, joint.shape), strict=True)]
 
 
 @pytest.mark.parametrize("kind", ["dense", "zeros in p", "one-hot p"])
@@ -25,7 +25,7 @@ def test_the_expected_evidence_is_one(kind: str) -> None:
     chances = {text: float(joint_distribution(p, 2)[text]) for text in product(range(2), repeat=2)}
     expected = 0.0
     for completions in product(chances, repeat=3):
-        chance = np.prod([chances[text] for text in completions])
+        chance = float(np.prod([chances[text] for text in completions]))
         if chance > 0:
             expected += chance * 10 ** audit_joint(p, completions, 2).log10_e
     assert expected == pytest.approx(1)

@@ -1,6 +1,6 @@
 """The registry of known bugs, and `generate` with each of them."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from all_known_bugs import ALL_KNOWN_BUGS
@@ -16,53 +16,53 @@ from specnb.sampling.distributions import Sampling
 TARGET = llama()
 DRAFT = near_copy(TARGET, noise=0.3)
 PROMPTS = [[0], [1, 2, 3]]
-SETTINGS = {"gamma": 3, "max_new_tokens": 8, "seed": 5, "progress": False}
+SETTINGS: dict[str, Any] = {"gamma": 3, "max_new_tokens": 8, "seed": 5, "progress": False}
 
 
-def test_without_a_bug_it_is_the_loop_itself():
+def test_without_a_bug_it_is_the_loop_itself() -> None:
     assert generate(EXACT, TARGET, PROMPTS, DRAFT, **SETTINGS).tokens == (
         loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens
     )
 
 
-def test_bugs_that_need_filters_claim_them():
+def test_bugs_that_need_filters_claim_them() -> None:
     filters = Sampling(top_k=2)
     assert known_bugs(filters)["raw-q"].claimed == filters
     assert known_bugs(filters)["no-residual"].claimed == Sampling()
 
 
 @pytest.mark.parametrize("name", KNOWN_BUGS)
-def test_every_bug_generates_and_is_removed_afterwards(name):
+def test_every_bug_generates_and_is_removed_afterwards(name: str) -> None:
     before = loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens
     made = generate(known_bugs(Sampling(top_k=2))[name], TARGET, PROMPTS, DRAFT, eos=3, **SETTINGS)
     assert all(made.tokens)
     assert loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens == before
 
 
-def test_a_bug_is_removed_when_the_loop_fails():
+def test_a_bug_is_removed_when_the_loop_fails() -> None:
     before = loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens
     with pytest.raises(ZeroDivisionError), active(KNOWN_BUGS["rows-share-noise"]):
         raise ZeroDivisionError
     assert loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens == before
 
 
-def test_a_bug_of_drafting_needs_the_model_itself():
+def test_a_bug_of_drafting_needs_the_model_itself() -> None:
     with pytest.raises(TypeError, match="greedy-draft-soft-q changes how a draft model is sampled"):
         generate(KNOWN_BUGS["greedy-draft-soft-q"], TARGET, PROMPTS, ModelDrafter(DRAFT), **SETTINGS)
 
 
-def test_every_bug_is_described_once():
+def test_every_bug_is_described_once() -> None:
     assert all(bug.name and bug.description and bug.reported_in for bug in ALL_KNOWN_BUGS)
     assert len({(bug.kind, bug.name) for bug in ALL_KNOWN_BUGS}) == len(ALL_KNOWN_BUGS)
     assert {bug.kind for bug in ALL_KNOWN_BUGS} == set(get_args(Kind))
     assert len({bug.description for bug in KNOWN_BUGS.values()}) == len(KNOWN_BUGS)
 
 
-def test_every_bug_of_the_loop_changes_its_code():
+def test_every_bug_of_the_loop_changes_its_code() -> None:
     assert all(bug.patch for bug in LOOP_BUGS.values())
 
 
-def test_other_models_have_the_bugs_too():
+def test_other_models_have_the_bugs_too() -> None:
     target = gpt2()
     made = generate(KNOWN_BUGS["rejected-stays"], target, PROMPTS, near_copy(target, noise=0.3), **SETTINGS)
     assert [len(text) for text in made.tokens] == [8, 8]

@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from implementation_distribution import CASES, GPU_CASES, LEVEL, TESTS, measure, overlap_error, smaller
+from implementation_distribution import CASES, GPU_CASES, LEVEL, TESTS, Case, measure, overlap_error, smaller
 from loop_bug_cases import CASES as SHOWN
 from loop_bug_cases import DRAFT_CASES, KNOWN_BUGS, ROWS, TOO_SMALL
 
@@ -11,36 +11,36 @@ from specnb.audit import known_bugs
 from specnb.audit.bugs.loop import active
 
 
-def test_every_bug_has_its_test():
+def test_every_bug_has_its_test() -> None:
     assert {*SHOWN, *TOO_SMALL, *DRAFT_CASES} == set(KNOWN_BUGS)
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_every_bug_is_found(name):
+def test_every_bug_is_found(name: str) -> None:
     assert measure(SHOWN[name], partial(known_bugs.generate, KNOWN_BUGS[name])).probs.p_value < LEVEL
 
 
 SOUND = list(dict.fromkeys(smaller(case, ROWS) for case in SHOWN.values()))
 
 
-def test_the_false_alarms_are_shared_by_all_tests():
+def test_the_false_alarms_are_shared_by_all_tests() -> None:
     assert 2 * len([*CASES, *GPU_CASES, *SOUND]) <= TESTS
 
 
 @pytest.mark.parametrize("case", SOUND, ids=str)
-def test_the_same_cases_pass_without_a_bug(case):
+def test_the_same_cases_pass_without_a_bug(case: Case) -> None:
     verdict = measure(case)
     assert verdict.probs.p_value > LEVEL
     assert verdict.acceptance > LEVEL
 
 
 @pytest.mark.parametrize("name", DRAFT_CASES)
-def test_every_bug_of_the_draft_cache_is_found(name):
+def test_every_bug_of_the_draft_cache_is_found(name: str) -> None:
     with active(KNOWN_BUGS[name]):
         assert overlap_error("llama")[0] > 1e-3
 
 
-def test_every_bug_is_removed_again():
+def test_every_bug_is_removed_again() -> None:
     for bug in KNOWN_BUGS.values():
         with active(bug):
             pass

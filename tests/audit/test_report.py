@@ -10,7 +10,8 @@ from reports import report
 
 from specnb.audit.alternatives import ALTERNATIVES
 from specnb.audit.control import ControlComparison
-from specnb.audit.report import KINDS, VIOLATIONS, Impossible
+from specnb.audit.impossible import Impossible
+from specnb.audit.report import KINDS, VIOLATIONS
 
 
 def test_without_a_finding_the_report_lists_what_is_detectable() -> None:

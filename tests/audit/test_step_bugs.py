@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -25,7 +26,7 @@ every_bug = pytest.mark.parametrize("name", BUGS)
 
 
 @every_bug
-def test_every_bug_is_found(name: str, record_property) -> None:
+def test_every_bug_is_found(name: str, record_property: Callable[[str, object], None]) -> None:
     wrong = step(BUGS[name], P, Q)
     if name in NOT_ENUMERABLE:
         with pytest.raises(ValueError, match="changes its answer inside a cell"):

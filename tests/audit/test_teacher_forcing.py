@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from tiny import ARCHITECTURES, llama, next_distributions
@@ -16,14 +18,16 @@ SHARP = Sampling(0.7, top_k=3, top_p=0.9)
 
 
 @pytest.fixture
-def small_runs(monkeypatch: pytest.MonkeyPatch):
+def small_runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Two texts at most run together, and longer ones in pieces of `size` tokens."""
     return lambda size: monkeypatch.setattr(teacher_forcing, "LOGITS", 4 * size)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("size", [1, 2, 5, 14, 10**6])
-def test_rows_have_the_distributions_of_full_runs(architecture: str, size: int, small_runs) -> None:
+def test_rows_have_the_distributions_of_full_runs(
+    architecture: str, size: int, small_runs: Callable[[int], None]
+) -> None:
     small_runs(size)
     target = ARCHITECTURES[architecture](dtype=torch.float64)
     draft = ARCHITECTURES[architecture](seed=9, layers=1, dtype=torch.float64)
@@ -89,7 +93,7 @@ def test_models_in_training_and_functions_without_distributions_are_refused() ->
         require_completions(llama().train(), TEXTS)
     for wrong in ([0.5, 0.4], [1.5, -0.5], [[0.5, 0.5]], [float("nan"), 1.0]):
         with pytest.raises(ValueError, match="row of probabilities"):
-            require_completions(lambda prefix, wrong=wrong: wrong, [Completion([], [0])])
+            require_completions(lambda prefix, wrong=wrong: wrong, [Completion([], [0])])  # type: ignore[misc]
     growing = lambda prefix: [1 / (len(prefix) + 1)] * (len(prefix) + 1)  # noqa: E731
     with pytest.raises(ValueError, match="share a vocabulary"):
         list(teacher_forced_rows(growing, [Completion([], [0, 0])], Sampling(), None, Sampling()))

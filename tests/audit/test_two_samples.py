@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +80,7 @@ def test_stopping_early_and_what_is_left_out() -> None:
 
 
 def test_the_command_compares_ids_and_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def file(name: str, lines: list[dict[str, object]]) -> Path:
+    def file(name: str, lines: Sequence[dict[str, Any]]) -> Path:
         path = tmp_path / name
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path

@@ -1,5 +1,7 @@
 """Beam search with models: as transformers finds it, and the same with any draft; what it ran, and what it refuses."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
@@ -7,23 +9,26 @@ from transformers import PreTrainedModel
 from tree_bugs import TREE_BUGS
 
 from specnb.decoding import beam
-from specnb.decoding.beam import beam_search
+from specnb.decoding.beam import BeamSearch, beam_search
 from specnb.experiments import corpus
 from specnb.models.loading import load_pair
+from specnb.models.tree import TreeModel
 from specnb.sampling.distributions import Sampling
 
 VOCAB, NEW, PROMPT = 7, 8, [1, 2, 3]
 MODELS = {"llama": llama, "gpt2": gpt2, "neox": neox, "qwen2": qwen2}
-ENDS = {"no end": None, "one end": 1, "two ends": [1, 4]}
+ENDS: dict[str, list[int] | int | None] = {"no end": None, "one end": 1, "two ends": [1, 4]}
 FLOAT32 = 2e-6
 """transformers sums float32 log-probabilities whatever the model's dtype; this is how far its means may be off."""
 
 
-def tiny(name="llama"):
+def tiny(name: str = "llama") -> PreTrainedModel:
     return MODELS[name](VOCAB, dtype=torch.float64)
 
 
-def of_transformers(model: PreTrainedModel, prompt, width, eos, **more):
+def of_transformers(
+    model: Any, prompt: list[int], width: int, eos: list[int] | int | None, **more: Any
+) -> tuple[list[list[int]], list[float]]:
     """Beams and scores of `generate`, without the padding behind an end."""
     tokens = torch.tensor([prompt])
     with torch.inference_mode():
@@ -38,7 +43,7 @@ def of_transformers(model: PreTrainedModel, prompt, width, eos, **more):
     return [row[:end] for row, end in zip(rows, cut, strict=True)], made.sequences_scores.tolist()
 
 
-def assert_same(found, tokens, scores, tolerance):
+def assert_same(found: BeamSearch, tokens: list[list[int]], scores: list[float], tolerance: float) -> None:
     assert found.tokens == tokens
     assert found.scores == pytest.approx(scores, abs=tolerance)
 
@@ -46,10 +51,14 @@ def assert_same(found, tokens, scores, tolerance):
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("eos", ENDS)
 @pytest.mark.parametrize("width", [2, 3, 5])
-def test_beams_and_scores_are_those_of_transformers(width, eos, early_stopping):
+def test_beams_and_scores_are_those_of_transformers(width: int, eos: str, early_stopping: bool | str) -> None:
     for name, length_penalty in (("llama", 1.0), ("gpt2", 0.0), ("neox", 2.0), ("qwen2", -0.5), ("gpt2", 1.0)):
         model = tiny(name)
-        wanted = {"max_new_tokens": NEW, "length_penalty": length_penalty, "early_stopping": early_stopping}
+        wanted: dict[str, Any] = {
+            "max_new_tokens": NEW,
+            "length_penalty": length_penalty,
+            "early_stopping": early_stopping,
+        }
         own = beam_search(model, PROMPT, width=width, eos=ENDS[eos], **wanted)
         assert_same(own, *of_transformers(model, PROMPT, width, ENDS[eos], **wanted), FLOAT32 * NEW)
         draft = near_copy(model, 0.05)
@@ -61,10 +70,10 @@ def test_beams_and_scores_are_those_of_transformers(width, eos, early_stopping):
 
 
 @pytest.mark.parametrize("eos", ENDS)
-def test_one_beam_is_greedy_decoding(eos):
+def test_one_beam_is_greedy_decoding(eos: str) -> None:
     tokens = torch.tensor([PROMPT])
     for make in MODELS.values():
-        model = make(VOCAB, dtype=torch.float64)
+        model: Any = make(VOCAB, dtype=torch.float64)
         with torch.inference_mode():
             greedy = model.generate(
                 tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=NEW,
@@ -77,7 +86,7 @@ def test_one_beam_is_greedy_decoding(eos):
 
 
 @pytest.mark.parametrize("newline_ends", [False, True])
-def test_the_trained_pair_finds_what_transformers_finds(newline_ends):
+def test_the_trained_pair_finds_what_transformers_finds(newline_ends: bool) -> None:
     """In float64. With the newline as an end, beams of different lengths finish and compete."""
     pair = load_pair(dtype=torch.float64)
     prompt = pair.encode(corpus.read("held-out", limit=1)[0][:400])[:24]
@@ -91,7 +100,7 @@ def test_the_trained_pair_finds_what_transformers_finds(newline_ends):
 
 
 @pytest.mark.parametrize("bug", TREE_BUGS)
-def test_bugs_of_the_tree_change_the_beams(monkeypatch, bug):
+def test_bugs_of_the_tree_change_the_beams(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     """Planted in the speculative search alone, against the right one."""
     model = tiny("gpt2")
     right = [beam_search(model, [1, 2, token], width=3, max_new_tokens=10) for token in range(VOCAB)]
@@ -104,10 +113,10 @@ def test_bugs_of_the_tree_change_the_beams(monkeypatch, bug):
 # What was run.
 
 
-def test_the_record_counts_the_forward_passes(monkeypatch):
+def test_the_record_counts_the_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    run = beam.TreeModel._run
-    monkeypatch.setattr(beam.TreeModel, "_run", lambda self, paths: (seen.append((self, len(paths))), run(self, paths)))
+    run = TreeModel._run
+    monkeypatch.setattr(TreeModel, "_run", lambda self, paths: (seen.append((self, len(paths))), run(self, paths)))
     model = tiny()
     record = beam_search(
         model, PROMPT, near_copy(model, 0.05), width=3, draft_width=5, gamma=2, max_new_tokens=NEW
@@ -122,21 +131,21 @@ def test_the_record_counts_the_forward_passes(monkeypatch):
     assert record.levels.max() <= 3
 
 
-def test_a_search_without_a_draft_makes_one_forward_pass_per_level():
+def test_a_search_without_a_draft_makes_one_forward_pass_per_level() -> None:
     record = beam_search(tiny(), PROMPT, width=3, max_new_tokens=NEW).record
     assert record.nodes.tolist() == [1] + [3] * (NEW - 1)
     assert record.levels.tolist() == [1] * NEW
     assert record.draft_nodes == [()] * NEW
 
 
-def test_a_perfect_draft_needs_one_forward_pass_for_gamma_plus_one_levels():
+def test_a_perfect_draft_needs_one_forward_pass_for_gamma_plus_one_levels() -> None:
     model = tiny()
     record = beam_search(model, PROMPT, model, width=3, draft_width=3, gamma=3, max_new_tokens=NEW).record
     assert record.levels.tolist() == [4, 4]
     assert record.nodes.tolist() == [10, 12]
 
 
-def test_the_last_positions_can_be_searched():
+def test_the_last_positions_can_be_searched() -> None:
     model = gpt2(VOCAB, dtype=torch.float64)
     prompt = [1] * (LIMIT - 3)
     own = beam_search(model, prompt, width=2, max_new_tokens=3)
@@ -166,14 +175,21 @@ def test_the_last_positions_can_be_searched():
         ({"draft": llama(5)}, "target has 7 tokens and the draft 5"),
     ],
 )
-def test_bad_input_is_refused(wrong, message):
-    good = {"prompt": PROMPT, "draft": llama(VOCAB), "width": 3, "draft_width": 4, "gamma": 2, "max_new_tokens": 4}
+def test_bad_input_is_refused(wrong: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {
+        "prompt": PROMPT,
+        "draft": llama(VOCAB),
+        "width": 3,
+        "draft_width": 4,
+        "gamma": 2,
+        "max_new_tokens": 4,
+    }
     with pytest.raises(ValueError, match=message):
         beam_search(llama(VOCAB), **(good | wrong))
 
 
-def test_models_that_cannot_be_run_are_refused():
+def test_models_that_cannot_be_run_are_refused() -> None:
     with pytest.raises(TypeError, match="training mode"):
         beam_search(llama(VOCAB).train(), PROMPT, max_new_tokens=2)
     with pytest.raises(TypeError, match="no model of transformers"):
-        beam_search(llama(VOCAB), PROMPT, "a draft", max_new_tokens=2)
+        beam_search(llama(VOCAB), PROMPT, "a draft", max_new_tokens=2)  # type: ignore[arg-type]

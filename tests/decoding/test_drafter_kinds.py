@@ -1,29 +1,41 @@
 """Every kind of drafter in the real loop: the target's joint distribution, refilled rows, hidden states, trees."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from drafters_for_tests import DEEP, DEPTH_2, DRAFTERS, TWO_DRAFTS, VOCAB, ModelTreeDrafter, TableTreeDrafter, table
-from implementation_distribution import FALSE_ALARMS, PROMPTS, Case, fit
-from tape import Tape
-from tiny import ARCHITECTURES, gpt2, llama, near_copy, next_distributions
+from implementation_distribution import (
+    FALSE_ALARMS,
+    PROMPTS,
+    assert_rows_do_not_interact,
+    completions_p_value,
+    eager,
+    refilled,
+)
+from tape import taped
+from tiny import gpt2, llama, near_copy, next_distributions
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from specnb.decoding import loop
-from specnb.decoding.loop import generate
+from specnb.decoding.loop import Generation, generate
 from specnb.decoding.tree_step import TreeBatch
-from specnb.drafting.base import Drafter
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.template import TemplateDrafter
 from specnb.models.cached_model import CachedModel
 from specnb.models.token_tree import TokenTree
 from specnb.sampling.distributions import Sampling
-from specnb.sampling.tree_verification import TreeRule, recursive_rejection
-from specnb.sampling.verification import exact_match, token_verification
+from specnb.sampling.tree_verification import TreeOutcome, TreeRule, recursive_rejection
+from specnb.sampling.verification import Outcome, Rule, exact_match, token_verification
 
 ROWS = 3_000
 LEVEL = FALSE_ALARMS / len(DRAFTERS)
 
 
-def emitted_by_the_record(made, row):
+def emitted_by_the_record(made: Generation, row: int) -> list[int]:
     """What the record says was emitted."""
     record, tokens = made.record, []
     for step in range(record.emitted.shape[1]):
@@ -32,41 +44,21 @@ def emitted_by_the_record(made, row):
     return tokens
 
 
-def p_value(architecture, made, eos=None):
-    case = Case(architecture, "-", 1, eos=eos, tokens=4)
-    return fit(case, ARCHITECTURES[architecture](VOCAB), made.tokens)[0].p_value
-
-
-def many(architecture, drafter, gamma, rows=ROWS, eos=None, **more):
-    """Completions of 4 tokens by a batch of a third of the rows, so that most prompts take over a row."""
-    target = ARCHITECTURES[architecture](VOCAB)
-    target.set_attn_implementation("eager")
-    return generate(
-        target, PROMPTS * (rows // 3), drafter, gamma=gamma, max_new_tokens=4, eos=eos, seed=6, batch_size=rows // 3,
-        progress=False, **more,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_every_kind_of_drafter_leaves_the_distribution_exact(name):
+def test_every_kind_of_drafter_leaves_the_distribution_exact(name: str) -> None:
     drafter, gamma = DRAFTERS[name]()
     architecture, eos = [("llama", None), ("gpt2", 1)][list(DRAFTERS).index(name) % 2]
-    made = many(architecture, drafter, gamma, eos=eos)
-    assert p_value(architecture, made, eos) > LEVEL
+    made = refilled(eager(architecture), drafter, ROWS, gamma=gamma, eos=eos, seed=6)
+    assert completions_p_value(made, architecture, eos) > LEVEL
     assert made.record.accepted.max() == (TokenTree(drafter.parents).depth if drafter.parents else gamma)
     for row in range(0, ROWS, 50):
         assert emitted_by_the_record(made, row) == made.tokens[row]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_refilled_rows_get_the_tokens_they_would_get_together(name):
-    target = llama(dtype=torch.float64)
-    asked = {"max_new_tokens": 8, "eos": 2, "seed": 3, "progress": False}
-    (drafter, gamma), (again, _) = DRAFTERS[name](), DRAFTERS[name]()
-    together = generate(target, PROMPTS * 4, drafter, gamma=gamma, **asked)
-    in_turn = generate(target, PROMPTS * 4, again, gamma=gamma, batch_size=2, **asked)
-    assert in_turn.tokens == together.tokens
-    assert np.array_equal(in_turn.record.draft_tokens, together.record.draft_tokens)
+def test_refilled_rows_get_the_tokens_they_would_get_together(name: str) -> None:
+    _, gamma = DRAFTERS[name]()
+    assert_rows_do_not_interact(llama(dtype=torch.float64), lambda: DRAFTERS[name]()[0], gamma=gamma)
 
 
 # Trees
@@ -74,20 +66,20 @@ def test_refilled_rows_get_the_tokens_they_would_get_together(name):
 
 @pytest.mark.parametrize("parents", [TWO_DRAFTS, DEPTH_2, DEEP], ids=str)
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_trees_give_the_greedy_sequence(make, parents):
+def test_trees_give_the_greedy_sequence(make: Callable[..., PreTrainedModel], parents: tuple[int, ...]) -> None:
     target = make(dtype=torch.float64)
-    asked = {"max_new_tokens": 12, "sampling": Sampling(temperature=0), "progress": False}
+    asked: dict[str, Any] = {"max_new_tokens": 12, "sampling": Sampling(temperature=0), "progress": False}
     plain = generate(target, PROMPTS, gamma=0, **asked)
     drafter = ModelTreeDrafter(near_copy(target, 0.1), parents)
     assert generate(target, PROMPTS, drafter, gamma=len(parents), **asked).tokens == plain.tokens
 
 
-def test_a_tree_that_is_a_chain_is_algorithm_1():
+def test_a_tree_that_is_a_chain_is_algorithm_1() -> None:
     class AsTree(TemplateDrafter):
         parents = (-1, 0, 1)
 
     target = llama(dtype=torch.float64)
-    asked = {"gamma": 3, "max_new_tokens": 10, "seed": 5, "eos": 1, "progress": False}
+    asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 10, "seed": 5, "eos": 1, "progress": False}
     chain = generate(target, PROMPTS * 10, TemplateDrafter(table()), **asked)
     tree = generate(target, PROMPTS * 10, AsTree(table()), **asked)
     assert tree.tokens == chain.tokens
@@ -101,17 +93,19 @@ class CheckedTreeDrafter(ModelTreeDrafter):
 
     hidden_layers = (-1, 0)
     checked = 0
+    target: PreTrainedModel
 
-    def propose(self, context, uniforms):
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         proposal = super().propose(context, uniforms)
         for row, length in enumerate(context.lengths.tolist()):
             known = context.tokens[row, :length].tolist()
             if length < 16:
                 states = self.target(torch.tensor([known]), output_hidden_states=True).hidden_states
                 expected = torch.cat([states[layer] for layer in self.hidden_layers], dim=-1)[0, :-1]
+                assert context.hidden_states is not None
                 assert torch.allclose(context.hidden_states[row, : length - 1], expected, atol=1e-9)
             for node, parent in enumerate(self.parents):
-                prefix = []
+                prefix: list[int] = []
                 while parent >= 0:
                     prefix.insert(0, int(proposal.draft_tokens[row, parent]))
                     parent = self.parents[parent]
@@ -123,7 +117,7 @@ class CheckedTreeDrafter(ModelTreeDrafter):
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_caches_and_hidden_states_follow_the_accepted_path(make):
+def test_caches_and_hidden_states_follow_the_accepted_path(make: Callable[..., PreTrainedModel]) -> None:
     """In refilled rows too. A forward pass without a cache gives the same hidden states and distributions."""
     target = make(dtype=torch.float64)
     drafter = CheckedTreeDrafter(near_copy(target, 0.1), DEEP)
@@ -136,43 +130,40 @@ def test_caches_and_hidden_states_follow_the_accepted_path(make):
 
 
 @pytest.mark.parametrize("keep", ["chain", "tree of depth 2"])
-def test_the_kept_distributions_are_the_target_s_own(keep):
+def test_the_kept_distributions_are_the_target_s_own(keep: str) -> None:
     target = llama(dtype=torch.float64)
     drafter, gamma = DRAFTERS[keep]()
     made = generate(
         target, PROMPTS * 2, drafter, gamma=gamma, max_new_tokens=7, eos=1, batch_size=4, progress=False,
         keep_probs=True,
     )  # fmt: skip
-    for prompt, tokens, probs in zip(PROMPTS * 2, made.tokens, made.probs, strict=True):
+    for prompt, tokens, probs in zip(PROMPTS * 2, made.tokens, made.probs or [], strict=True):
         prefixes = [[*prompt, *tokens[:n]] for n in range(len(tokens))]
         exact = torch.cat([next_distributions(target, [prefix]) for prefix in prefixes])
         assert torch.allclose(probs, exact, rtol=0, atol=1e-9)
 
 
-def test_distributions_are_not_kept_by_compiled_steps():
+def test_distributions_are_not_kept_by_compiled_steps() -> None:
     with pytest.raises(ValueError, match="keep_probs is True and compile is True; leave one of them out"):
         generate(llama(), PROMPTS, max_new_tokens=2, compile=True, keep_probs=True, progress=False)
 
 
-def test_a_tree_step_is_static(monkeypatch):
+def test_a_tree_step_is_static(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its operations, replayed without Python, give the same tokens."""
     target = llama(dtype=torch.float64)
-    asked = {"gamma": len(DEPTH_2), "max_new_tokens": 10, "seed": 4, "eos": 2, "progress": False}
+    asked: dict[str, Any] = {"gamma": len(DEPTH_2), "max_new_tokens": 10, "seed": 4, "eos": 2, "progress": False}
     plain = generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked)
 
-    class Taped(TreeBatch):
-        def __init__(self, *settings):
-            super().__init__(*settings)
-            self.wrap(Tape, "step")
-
-    monkeypatch.setattr(loop, "TreeBatch", Taped)
+    monkeypatch.setattr(loop, "TreeBatch", taped(TreeBatch))
     assert generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked).tokens == plain.tokens
 
 
 # Planted bugs of trees
 
 
-def without_residual(p, q, draft_tokens, parents, accept, final):
+def without_residual(
+    p: Tensor, q: Tensor, draft_tokens: Tensor, parents: tuple[int, ...], accept: Tensor, final: Tensor
+) -> TreeOutcome:
     """Tests each child against p as if no other had been rejected, by a q that leaves nothing to subtract."""
     outcome = recursive_rejection(p, q, draft_tokens, parents, accept, final)
     first = recursive_rejection(p, q, draft_tokens.where(torch.arange(len(parents)) == 0, -1), parents, accept, final)
@@ -181,15 +172,15 @@ def without_residual(p, q, draft_tokens, parents, accept, final):
                            for a, b in zip(first, second, strict=True)))  # fmt: skip
 
 
-def not_moved(monkeypatch):
+def not_moved(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(CachedModel, "move", lambda *_: None)
     return {}
 
 
-def siblings_visible(monkeypatch):
+def siblings_visible(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     visible = TokenTree.visible
 
-    def all_before(tree, first, capacity):
+    def all_before(tree: TokenTree, first: Tensor, capacity: int) -> Tensor:
         entry = torch.arange(capacity) - first[:, None]
         return visible(tree, first, capacity) | ((entry >= 0)[:, None] & (entry[:, None] <= tree.depths[:, None]))
 
@@ -197,21 +188,24 @@ def siblings_visible(monkeypatch):
     return {}
 
 
-def no_residual(_):
+def no_residual(_: Any) -> dict[str, Any]:
     return {"rule": TreeRule(without_residual)}
 
 
 @pytest.mark.parametrize("bug", [not_moved, siblings_visible, no_residual])
-def test_bugs_of_trees_are_found(bug, monkeypatch):
+def test_bugs_of_trees_are_found(
+    bug: Callable[[pytest.MonkeyPatch], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     parents = TWO_DRAFTS if bug is no_residual else DEPTH_2
-    made = many("llama", TableTreeDrafter(parents), len(parents), **bug(monkeypatch))
-    assert p_value("llama", made) < LEVEL
+    drafter = TableTreeDrafter(parents)
+    made = refilled(eager("llama"), drafter, ROWS, gamma=len(parents), seed=6, **bug(monkeypatch))
+    assert completions_p_value(made, "llama") < LEVEL
 
 
 # What is refused
 
 
-def test_a_rule_for_chains_is_refused_for_a_tree_and_the_reverse():
+def test_a_rule_for_chains_is_refused_for_a_tree_and_the_reverse() -> None:
     tree = TableTreeDrafter(TWO_DRAFTS)
     with pytest.raises(TypeError, match=r"TableTreeDrafter proposes a tree, and rule is .*; it must be a TreeRule"):
         generate(llama(), PROMPTS, tree, gamma=2, rule=exact_match)
@@ -219,7 +213,7 @@ def test_a_rule_for_chains_is_refused_for_a_tree_and_the_reverse():
         generate(llama(), PROMPTS, TemplateDrafter(table()), rule=recursive_rejection)
 
 
-def test_a_tree_has_the_gamma_of_its_nodes():
+def test_a_tree_has_the_gamma_of_its_nodes() -> None:
     with pytest.raises(ValueError, match="gamma is 4, and the tree of TableTreeDrafter has 2 nodes; give gamma=2"):
         generate(llama(), PROMPTS, TableTreeDrafter(TWO_DRAFTS))
     with pytest.raises(ValueError, match="node 0 has the parent 1; it must be an earlier node"):
@@ -227,24 +221,24 @@ def test_a_tree_has_the_gamma_of_its_nodes():
 
 
 @pytest.mark.parametrize("rule", [None, recursive_rejection, token_verification])
-def test_without_draft_tokens_a_tree_drafter_and_any_exact_rule_decode_plainly(rule):
-    asked = {"gamma": 0, "max_new_tokens": 6, "seed": 2, "progress": False}
+def test_without_draft_tokens_a_tree_drafter_and_any_exact_rule_decode_plainly(rule: Rule | TreeRule | None) -> None:
+    asked: dict[str, Any] = {"gamma": 0, "max_new_tokens": 6, "seed": 2, "progress": False}
     plain = generate(llama(), PROMPTS, **asked)
     assert generate(llama(), PROMPTS, TableTreeDrafter(TWO_DRAFTS), rule=rule, **asked).tokens == plain.tokens
 
 
-def test_a_drafter_without_the_members_is_told_what_it_lacks():
+def test_a_drafter_without_the_members_is_told_what_it_lacks() -> None:
     class Bare:
         vocab = VOCAB
 
-        def start(self, context, rows=None):
+        def start(self, context: Context, rows: Tensor | None = None) -> None:
             pass
 
     with pytest.raises(TypeError, match=r"draft is a Bare; .* It lacks parents, .*propose, update: inherit from"):
-        generate(llama(), PROMPTS, Bare())
+        generate(llama(), PROMPTS, Bare())  # type: ignore[arg-type]
 
 
-def test_hidden_layers_that_are_not_there_are_refused():
+def test_hidden_layers_that_are_not_there_are_refused() -> None:
     class Deep(TemplateDrafter):
         hidden_layers = (7,)
 
@@ -252,29 +246,29 @@ def test_hidden_layers_that_are_not_there_are_refused():
         generate(llama(), PROMPTS, Deep(table()), max_new_tokens=2)
 
 
-def test_hidden_states_have_to_be_asked_for():
+def test_hidden_states_have_to_be_asked_for() -> None:
     class Careless(TemplateDrafter):
-        def propose(self, context, uniforms):
-            return context.last_hidden_state
+        def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+            return Proposal(uniforms, context.last_hidden_state)
 
     with pytest.raises(ValueError, match="set the drafter's hidden_layers"):
         generate(llama(), PROMPTS, Careless(table()), max_new_tokens=2)
 
 
-def test_a_drafter_without_propose_says_so():
+def test_a_drafter_without_propose_says_so() -> None:
     class Unfinished(Drafter):
         vocab = VOCAB
 
     with pytest.raises(NotImplementedError, match="Unfinished has no propose"):
-        generate(llama(), PROMPTS, Unfinished(), max_new_tokens=2)
+        generate(llama(), PROMPTS, Unfinished(), max_new_tokens=2)  # type: ignore[abstract]
 
 
-def test_update_is_told_what_was_accepted():
+def test_update_is_told_what_was_accepted() -> None:
     class Listening(TemplateDrafter):
-        def start(self, context, rows=None):
-            self.heard = []
+        def start(self, context: Context, rows: Tensor | None = None) -> None:
+            self.heard: list[tuple[Tensor, Tensor]] = []
 
-        def update(self, context, outcome):
+        def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
             self.heard.append((outcome.accepted.clone(), context.newest.clone()))
 
     drafter = Listening(table())

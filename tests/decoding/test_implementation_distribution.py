@@ -30,7 +30,7 @@ from specnb.sampling.distributions import total_variation
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_completions_have_the_target_s_joint_distribution(case):
+def test_completions_have_the_target_s_joint_distribution(case: Case) -> None:
     verdict = measure(case)
     assert verdict.probs.p_value > LEVEL, verdict
     assert verdict.acceptance > LEVEL, verdict
@@ -39,14 +39,14 @@ def test_completions_have_the_target_s_joint_distribution(case):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("case", GPU_CASES, ids=str)
-def test_joint_distribution_on_the_gpu(case):
+def test_joint_distribution_on_the_gpu(case: Case) -> None:
     verdict = measure(case)
     assert verdict.probs.p_value > LEVEL, verdict
     assert verdict.acceptance > LEVEL, verdict
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_tiny_distributions_depend_on_every_token_before(architecture):
+def test_the_tiny_distributions_depend_on_every_token_before(architecture: str) -> None:
     """Otherwise a broken cache would go unseen: the distribution changes much with any one of the last four tokens."""
     sequences = torch.cartesian_prod(*[torch.arange(VOCAB)] * 4)
     distributions = next_distributions(ARCHITECTURES[architecture](VOCAB), sequences.tolist()).reshape([VOCAB] * 5)
@@ -56,7 +56,7 @@ def test_the_tiny_distributions_depend_on_every_token_before(architecture):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_recorded_overlaps_are_those_of_uncached_models(architecture):
+def test_recorded_overlaps_are_those_of_uncached_models(architecture: str) -> None:
     worst, fully = overlap_error(architecture)
     assert worst < 1e-9
     assert fully > len(PROMPTS)  # so the caches have run behind bonus tokens, too
@@ -64,7 +64,7 @@ def test_recorded_overlaps_are_those_of_uncached_models(architecture):
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_one_pass_over_n_tokens_n_passes_over_one_and_uncached_passes_agree(architecture, attention):
+def test_one_pass_over_n_tokens_n_passes_over_one_and_uncached_passes_agree(architecture: str, attention: str) -> None:
     """Numerics apart from sampling: in float64 the three ways to a logit differ by rounding only."""
     model = ARCHITECTURES[architecture](VOCAB, dtype=torch.float64)
     model.set_attn_implementation(attention)
@@ -83,7 +83,7 @@ def test_one_pass_over_n_tokens_n_passes_over_one_and_uncached_passes_agree(arch
         assert (logits - uncached).abs().max() < ROUNDING[attention]
 
 
-def test_the_tested_completions_take_several_steps():
+def test_the_tested_completions_take_several_steps() -> None:
     """The joint distribution spans crops: most rows of a case need more than one step for their tokens."""
     case = Case("llama", "sharp", 3)
     target = ARCHITECTURES[case.architecture](VOCAB)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ DRAFT = near_copy(TARGET, 0.1)
 def test_a_thousand_prompts_take_turns_in_64_rows() -> None:
     """Each gets the tokens that it would get alone."""
     prompts = [[number % 4, number // 4 % 4, number // 16 % 4] for number in range(1000)]
-    asked = {"gamma": 2, "max_new_tokens": 4, "eos": 3, "progress": False}
+    asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": 4, "eos": 3, "progress": False}
     made = generate(TARGET, prompts, DRAFT, batch_size=64, **asked)
     assert len(made.tokens) == len(made.record.emitted) == 1000
     assert all(len(tokens) == 4 or tokens[-1] == 3 for tokens in made.tokens)

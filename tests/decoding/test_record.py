@@ -18,37 +18,37 @@ RECORD = StepRecord(
 )
 
 
-def test_gamma_is_the_number_of_draft_tokens_per_step():
+def test_gamma_is_the_number_of_draft_tokens_per_step() -> None:
     assert RECORD.gamma == 2
 
 
-def test_rows_that_have_ended_are_not_active():
+def test_rows_that_have_ended_are_not_active() -> None:
     assert RECORD.active.tolist() == [[True, True, True], [True, False, False]]
     assert RECORD.target_passes.tolist() == [3, 1]
 
 
-def test_steps_that_were_cut_are_not_whole():
+def test_steps_that_were_cut_are_not_whole() -> None:
     assert RECORD.whole.tolist() == [[True, True, True], [False, False, False]]
 
 
-def test_draft_tokens_up_to_the_first_rejected_one_were_tested():
+def test_draft_tokens_up_to_the_first_rejected_one_were_tested() -> None:
     expected = [[[True, True], [True, False], [True, False]], [[True, True], [False, False], [False, False]]]
     assert RECORD.tested.tolist() == expected
 
 
-def test_means_count_a_cut_step_with_what_the_rule_accepted():
+def test_means_count_a_cut_step_with_what_the_rule_accepted() -> None:
     assert RECORD.tokens_per_step == pytest.approx((3 + 1 + 2 + 3) / 4)
     assert RECORD.acceptance_rate == pytest.approx((2 + 0 + 1 + 2) / (2 + 2 + 1 + 2))
 
 
-def test_without_draft_tokens_there_is_no_acceptance_rate():
+def test_without_draft_tokens_there_is_no_acceptance_rate() -> None:
     one = np.ones((1, 3), dtype=np.int64)
     alone = StepRecord(np.zeros((1, 3, 0), dtype=np.int64), 0 * one, one, one, np.zeros((1, 3, 0)))
     assert np.isnan(alone.acceptance_rate)
     assert alone.tokens_per_step == 1
 
 
-def test_cut_steps_do_not_bias_the_mean():
+def test_cut_steps_do_not_bias_the_mean() -> None:
     """alpha = 0.8, gamma = 4, texts of 12: over whole steps alone the mean is far below Equation 1's 3.36.
 
     The standard error is about 0.01; a step emits a geometric number of tokens, capped at gamma + 1.
@@ -64,8 +64,8 @@ def test_cut_steps_do_not_bias_the_mean():
     assert expected - emitted[record.whole].mean() > 0.2
 
 
-def test_a_record_is_as_long_as_the_longest_row():
-    def of_steps(steps):
+def test_a_record_is_as_long_as_the_longest_row() -> None:
+    def of_steps(steps: int) -> CompletedRow:
         record = np.arange(steps * 5).reshape(steps, 5)  # two drafts, accepted, token, emitted
         return CompletedRow([7] * steps, record, np.full((steps, 2), 0.5))
 
@@ -79,7 +79,7 @@ def test_a_record_is_as_long_as_the_longest_row():
     assert record.seconds == {}
 
 
-def test_the_timer_has_the_seconds_of_each_part_of_each_step():
+def test_the_timer_has_the_seconds_of_each_part_of_each_step() -> None:
     timer = StepTimer(torch.device("cpu"))
     assert timer.seconds == {}
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_the_timer_has_the_seconds_of_each_part_of_each_step():
     assert all(times.shape == (2,) and (times > 0).all() for times in seconds.values())
 
 
-def test_in_a_tree_the_children_of_accepted_nodes_are_tested_up_to_the_accepted_one():
+def test_in_a_tree_the_children_of_accepted_nodes_are_tested_up_to_the_accepted_one() -> None:
     """Two steps: nodes 0 and then 3 are accepted; node 1, and no child of it."""
     parents, path = (-1, -1, 0, 0, 1), [[0, 3], [1, -1]]
     counts = np.array([[2, 1]])

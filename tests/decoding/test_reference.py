@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import torch
@@ -10,29 +11,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specnb.decoding.reference import speculative_decoding_step
+from specnb.decoding.reference import Number, speculative_decoding_step
 from specnb.sampling.distributions import sample
 from specnb.sampling.verification import token_verification
+
+Step = tuple[list[list[Number]], list[list[Number]], list[Number]]
 
 
 def weights(vocab: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 9), min_size=vocab, max_size=vocab).filter(any)
 
 
+def normalised(weights: list[int]) -> list[Number]:
+    return [Fraction(weight, sum(weights)) for weight in weights]
+
+
 @st.composite
-def steps(draw_example) -> tuple[list[list[Fraction]], list[list[Fraction]], list[Fraction]]:
+def steps(draw_example: st.DrawFn) -> Step:
     """p and q at each position, and uniforms: fractions whose denominators never let an edge be hit."""
     vocab, gamma = draw_example(st.integers(1, 5)), draw_example(st.integers(0, 3))
-    p = [draw_example(weights(vocab)) for _ in range(gamma + 1)]
-    q = [draw_example(weights(vocab)) for _ in range(gamma)]
+    p = [normalised(draw_example(weights(vocab))) for _ in range(gamma + 1)]
+    q = [normalised(draw_example(weights(vocab))) for _ in range(gamma)]
     ticks = [draw_example(st.integers(0, 2**20 - 1)) for _ in range(2 * gamma + 1)]
-    distributions = [[[Fraction(w, sum(row)) for w in row] for row in rows] for rows in (p, q)]
-    return *distributions, [Fraction(2 * tick + 1, 2**21) for tick in ticks]
+    return p, q, [Fraction(2 * tick + 1, 2**21) for tick in ticks]
 
 
 @given(steps())
 @examples
-def test_token_verification_agrees_with_the_reference_for_equal_uniforms(step) -> None:
+def test_token_verification_agrees_with_the_reference_for_equal_uniforms(
+    step: Step,
+) -> None:
     p, q, uniforms = step
     gamma = len(q)
     draft_uniforms, accept, final = uniforms[:gamma], uniforms[gamma:-1], uniforms[-1]
@@ -40,7 +48,7 @@ def test_token_verification_agrees_with_the_reference_for_equal_uniforms(step) -
         lambda prefix: p[len(prefix)], lambda prefix: q[len(prefix)], [], gamma, draft_uniforms, accept, final
     )
 
-    def tensor(rows, *shape: int) -> Tensor:
+    def tensor(rows: Sequence[Sequence[Number]], *shape: int) -> Tensor:
         flat = [float(x) for row in rows for x in row]
         return torch.tensor(flat, dtype=torch.float64).reshape(shape)
 
@@ -55,9 +63,10 @@ def test_token_verification_agrees_with_the_reference_for_equal_uniforms(step) -
 
 def test_where_the_rule_is_stricter_than_the_paper_as_printed() -> None:
     """Rejecting only when r > p/q lets r = 0 accept a token of probability zero: a uniform can be exactly 0."""
-    p, q = [[0.0, 1.0]] * 2, [[1.0, 0.0]]
+    p: list[list[Number]] = [[0.0, 1.0]] * 2
+    q: list[list[Number]] = [[1.0, 0.0]]
     printed = speculative_decoding_step(lambda _: p[0], lambda _: q[0], [], 1, [0.0], [0.0], 0.0)
     assert printed == [0, 1]
     zero = torch.zeros(1, dtype=torch.float64)
     outcome = token_verification(torch.tensor(p), torch.tensor(q), torch.tensor([0]), zero, zero[0])
-    assert (outcome.accepted, outcome.token) == (0, 1)
+    assert (int(outcome.accepted), int(outcome.token)) == (0, 1)

@@ -2,8 +2,10 @@
 
 import itertools
 import os
+from collections.abc import Callable
 from contextlib import contextmanager
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from implementation_distribution import VOCAB
 from tiny import llama, near_copy
-from transformers import LlamaModel
+from torch import Tensor, nn
+from transformers import LlamaModel, PreTrainedModel
 
 from specnb.decoding.loop import generate
 from specnb.decoding.request import LARGEST_SPARE_GAMMA
-from specnb.drafting.base import MEMBERS, Drafter, Proposal
+from specnb.drafting.base import MEMBERS, Context, Drafter, Proposal
 from specnb.sampling.distributions import Sampling
 from specnb.sampling.tree_verification import TreeRule
 from specnb.sampling.verification import Outcome, token_verification
@@ -25,13 +28,13 @@ from specnb.sampling.verification import Outcome, token_verification
 TARGET = llama()
 DRAFT = near_copy(TARGET, 0.1)
 PROMPT = [1, 2, 0]
-ASKED = {"max_new_tokens": 4, "progress": False}
+ASKED: dict[str, Any] = {"max_new_tokens": 4, "progress": False}
 
 
 # Values with an obvious meaning work.
 
 
-def plain(**settings):
+def plain(**settings: Any) -> list[list[int]]:
     return generate(TARGET, [PROMPT], DRAFT, **{**ASKED, **settings}).tokens
 
 
@@ -46,23 +49,21 @@ def plain(**settings):
     ],
     ids=["generators", "tuple", "array", "tensor", "scalars"],
 )
-def test_any_ordered_whole_numbers_are_prompts(prompts):
+def test_any_ordered_whole_numbers_are_prompts(prompts: Any) -> None:
     assert generate(TARGET, prompts, DRAFT, **ASKED).tokens == plain()
 
 
 @pytest.mark.parametrize("eos", [2, np.int64(2), torch.tensor(2), [2], {2}, (token for token in (2, 2))])
-def test_any_whole_numbers_end_a_sequence(eos):
+def test_any_whole_numbers_end_a_sequence(eos: Any) -> None:
     assert plain(eos=eos) == plain(eos=[2])
 
 
 @pytest.mark.parametrize("large", [2**63, 2**64 - 1, 2**64, 10**5000], ids=["2^63", "2^64-1", "2^64", "10^5000"])
-def test_large_seeds_and_rows_give_sequences_of_their_own(large):
-    asked = {"max_new_tokens": 13, "progress": False}
+def test_large_seeds_and_rows_give_sequences_of_their_own(large: int) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 13, "progress": False}
     near = [generate(TARGET, [PROMPT] * 4, seed=seed, **asked).tokens for seed in (0, large, large + 1)]
-    position_ids_of = [
-        generate(TARGET, [PROMPT] * 4, rows=range(at, at + 4), **asked).tokens for at in (large, large + 4)
-    ]
-    assert len({str(tokens) for tokens in near + position_ids_of}) == 5
+    later = [generate(TARGET, [PROMPT] * 4, rows=range(at, at + 4), **asked).tokens for at in (large, large + 4)]
+    assert len({str(tokens) for tokens in near + later}) == 5
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def untouched(*models):
         ({"prompts": [b"\1"]}, "prompt 0 is b"),
         ({"target": LlamaModel(TARGET.config).eval()}, "LlamaModel gives no next-token logits"),
         ({"draft": LlamaModel(TARGET.config).eval()}, "LlamaModel gives no next-token logits"),
-        ({"target": llama().to("meta")}, "the target is on the device meta"),
+        ({"target": llama().to("meta")}, "the target is on the device meta"),  # type: ignore[arg-type]
         ({"sampling": None}, r"sampling is None; it must be a specnb.sampling.distributions.Sampling"),
         ({"rule": "token"}, "rule is 'token'"),
         ({"eos": [2.0]}, r"eos is \[2.0\]"),
@@ -156,8 +157,8 @@ def untouched(*models):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_invalid_value_is_refused_by_name_before_a_model_runs(wrong, message):
-    asked = {"target": TARGET, "prompts": [PROMPT], "draft": DRAFT, **ASKED, **wrong}
+def test_an_invalid_value_is_refused_by_name_before_a_model_runs(wrong: dict[str, Any], message: str) -> None:
+    asked: dict[str, Any] = {"target": TARGET, "prompts": [PROMPT], "draft": DRAFT, **ASKED, **wrong}
     with untouched(TARGET, DRAFT), pytest.raises((TypeError, ValueError), match=message):
         generate(**asked)
 
@@ -165,12 +166,12 @@ def test_an_invalid_value_is_refused_by_name_before_a_model_runs(wrong, message)
 @pytest.mark.parametrize(
     "temperature", [1e-300, 1e-39, 1e300, 10**400, True, "1", None], ids=lambda value: repr(value)[:9]
 )
-def test_a_temperature_that_float32_cannot_hold_is_refused(temperature):
+def test_a_temperature_that_float32_cannot_hold_is_refused(temperature: Any) -> None:
     with pytest.raises(ValueError, match=r"temperature is .* must be 0 \(argmax\) or positive and finite"):
         Sampling(temperature)
 
 
-def test_the_least_temperature_gives_the_argmax():
+def test_the_least_temperature_gives_the_argmax() -> None:
     least = Sampling(torch.finfo(torch.float32).tiny)
     assert plain(sampling=least) == plain(sampling=Sampling(0))
 
@@ -178,13 +179,13 @@ def test_the_least_temperature_gives_the_argmax():
 # gamma beyond what a step can emit.
 
 
-def test_a_gamma_beyond_the_tokens_asked_for_is_reduced():
+def test_a_gamma_beyond_the_tokens_asked_for_is_reduced() -> None:
     capped = generate(TARGET, [PROMPT], DRAFT, gamma=10**30, **ASKED)
     assert capped.record.gamma == LARGEST_SPARE_GAMMA
     assert capped.tokens == plain(gamma=LARGEST_SPARE_GAMMA)
 
 
-def test_a_gamma_up_to_the_limit_is_not_reduced():
+def test_a_gamma_up_to_the_limit_is_not_reduced() -> None:
     assert generate(TARGET, [PROMPT], DRAFT, gamma=LARGEST_SPARE_GAMMA, **ASKED).record.gamma == LARGEST_SPARE_GAMMA
     assert generate(TARGET, [PROMPT], DRAFT, gamma=7, **ASKED).record.gamma == 7
 
@@ -197,10 +198,10 @@ class Proposing(Drafter):
 
     vocab = VOCAB
 
-    def __init__(self, change=lambda draft_tokens, q: (draft_tokens, q)):
+    def __init__(self, change: Callable[..., Any] = lambda draft_tokens, q: (draft_tokens, q)) -> None:
         self.change = change
 
-    def propose(self, context, uniforms):
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         draft_tokens = torch.ones(uniforms.shape, dtype=torch.int64)
         changed = self.change(draft_tokens, torch.full((*uniforms.shape, VOCAB), 1 / VOCAB))
         return Proposal(*changed) if len(changed) == 2 else changed
@@ -245,7 +246,7 @@ def test_a_rule_that_returns_no_outcome_is_reported(returned, parents):
         generate(TARGET, [PROMPT], drafter, gamma=1, rule=TreeRule(rule) if parents else rule, **ASKED)
 
 
-def negative(draft_tokens, q):
+def negative(draft_tokens: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Sums to 1 all the same."""
     return draft_tokens, q + torch.tensor([-0.5, 0.5, 0.0, 0.0])
 
@@ -262,7 +263,7 @@ IMPROPER = {
 
 
 @pytest.mark.parametrize("name", IMPROPER)
-def test_a_q_that_is_no_distribution_is_reported(name):
+def test_a_q_that_is_no_distribution_is_reported(name: str) -> None:
     with pytest.raises(ValueError, match="a token outside the vocabulary, or a q that is no distribution"):
         generate(TARGET, [PROMPT, [0]], Proposing(IMPROPER[name]), **ASKED)
 
@@ -279,16 +280,16 @@ def test_a_q_that_is_no_distribution_is_reported(name):
     ],
     ids=["draft_tokens", "vocabulary", "float drafts", "bfloat16", "lists", "three"],
 )
-def test_a_proposal_of_another_shape_or_type_is_reported(change, message):
+def test_a_proposal_of_another_shape_or_type_is_reported(change: Callable[..., Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         generate(TARGET, [PROMPT], Proposing(change), **ASKED)
 
 
-def test_the_q_of_rows_that_have_ended_is_not_checked():
+def test_the_q_of_rows_that_have_ended_is_not_checked() -> None:
     class Careless(Proposing):
         """Twice a distribution where a sequence has ended."""
 
-        def propose(self, context, uniforms):
+        def propose(self, context: Context, uniforms: Tensor) -> Proposal:
             draft_tokens, q = super().propose(context, uniforms)
             return Proposal(draft_tokens, torch.where((context.newest == 3)[:, None, None], 2 * q, q))
 
@@ -299,23 +300,23 @@ def test_the_q_of_rows_that_have_ended_is_not_checked():
 # NaN, and refilled rows.
 
 
-def broken():
+def broken() -> PreTrainedModel:
     model = llama()
     model.lm_head.weight.data[1] = float("nan")
     return model
 
 
 @pytest.mark.parametrize("gamma", [0, 3])
-def test_nan_of_the_target_is_reported_with_and_without_draft_tokens(gamma):
+def test_nan_of_the_target_is_reported_with_and_without_draft_tokens(gamma: int) -> None:
     with pytest.raises(FloatingPointError, match="produced NaN"):
         generate(broken(), [PROMPT], DRAFT, gamma=gamma, **ASKED)
 
 
-def broken_behind_the_draft():
+def broken_behind_the_draft() -> PreTrainedModel:
     """NaN at the last position of each forward pass over several: after the last draft token, which nothing tests."""
     model = llama()
 
-    def spoil(module, inputs, logits):
+    def spoil(module: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
         return logits.masked_fill(torch.arange(logits.shape[1])[:, None] == max(1, logits.shape[1] - 1), float("nan"))
 
     model.lm_head.register_forward_hook(spoil)
@@ -323,17 +324,17 @@ def broken_behind_the_draft():
 
 
 @pytest.mark.parametrize("parents", [None, (-1,)], ids=["chain", "tree"])
-def test_nan_after_the_last_draft_token_is_reported(parents):
+def test_nan_after_the_last_draft_token_is_reported(parents: tuple[int, ...] | None) -> None:
     drafter = Proposing()
     drafter.parents = parents
     with pytest.raises(FloatingPointError, match="produced NaN"):
         generate(broken_behind_the_draft(), [PROMPT], drafter, gamma=1, **ASKED)
 
 
-def test_prompts_that_take_over_a_row_keep_their_own_numbers():
+def test_prompts_that_take_over_a_row_keep_their_own_numbers() -> None:
     """What a prompt gets depends on its number in `rows`, not on its place among the prompts or in the batch."""
     rows = [7, 3, 11, 5, 2]
-    asked = {"max_new_tokens": 9, "progress": False, "eos": 3, "gamma": 2}
+    asked: dict[str, Any] = {"max_new_tokens": 9, "progress": False, "eos": 3, "gamma": 2}
     together = generate(TARGET, [PROMPT] * 5, DRAFT, rows=rows, batch_size=2, **asked)
     alone = [generate(TARGET, [PROMPT], DRAFT, rows=[row], **asked).tokens[0] for row in rows]
     assert together.tokens == alone
@@ -396,7 +397,7 @@ bad = dict.fromkeys(good, anything) | {
 
 
 @st.composite
-def calls(draw):
+def calls(draw: st.DrawFn) -> dict[str, Any]:
     wrong = draw(st.sets(st.sampled_from(sorted(good)), max_size=2))
     return {name: draw(bad[name] if name in wrong else good[name]) for name in good}
 
@@ -408,12 +409,12 @@ EXPLAINED = ("must", "need", "no model", "no next-token", "whole numbers", "list
 
 @settings(examples, max_examples=MANY)
 @given(calls())
-def test_any_call_works_or_says_what_is_wrong(call):
+def test_any_call_works_or_says_what_is_wrong(call: dict[str, Any]) -> None:
     message = said_of(call)
     assert message is None or any(word in message for word in EXPLAINED)
 
 
-def said_of(call):
+def said_of(call: dict[str, Any]) -> str | None:
     """The message of the error that a call raises, if that is one of those that `generate` announces."""
     values = call["sampling"]
     try:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from implementation_distribution import FALSE_ALARMS, PROMPTS, Case, fit
-from tape import Tape
-from tiny import ARCHITECTURES, llama, near_copy
+from implementation_distribution import (
+    FALSE_ALARMS,
+    PROMPTS,
+    assert_rows_do_not_interact,
+    completions_p_value,
+    eager,
+    refilled,
+)
+from tape import taped
+from tiny import llama, near_copy
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from specnb.audit.api import audit
 from specnb.decoding import loop
-from specnb.decoding.loop import generate
+from specnb.decoding.loop import Generation, generate
 from specnb.decoding.tree_step import TreeBatch
+from specnb.drafting.base import Drafter
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.tree import TreeDrafter
 from specnb.sampling.block_verification import block_plan, block_verification, longest_accepted
@@ -35,6 +46,7 @@ from specnb.sampling.tree_selection import (
     top_k_tree,
 )
 from specnb.sampling.tree_verification import TreeOutcome, TreeRule, recursive_rejection
+from specnb.sampling.verification import Outcome, Rule
 
 ROWS = 2_400
 TREE = (-1, -1, 0, 0, 1)
@@ -45,12 +57,12 @@ TWO_CHAINS = (-1, -1, 0, 1)
 class Loop:
     """A rule, and the drafter that it is used with."""
 
-    rule: object
+    rule: Rule | TreeRule
     parents: tuple[int, ...] | None = TREE
     scheme: Scheme = distinct_children
     noise: float = 0.2  # of the draft model's weights
 
-    def drafter(self, target):
+    def drafter(self, target: PreTrainedModel) -> Drafter:
         model = near_copy(target, self.noise)
         return ModelDrafter(model) if self.parents is None else TreeDrafter(model, self.parents, scheme=self.scheme)
 
@@ -75,57 +87,42 @@ LOOPS = {
 LEVEL = FALSE_ALARMS / len(LOOPS)
 
 
-def made_by(case: Loop, architecture: str = "llama", rule=None, rows: int = ROWS, **more):
-    target = ARCHITECTURES[architecture](4)
-    target.set_attn_implementation("eager")
-    return generate(
-        target, PROMPTS * (rows // 3), case.drafter(target), gamma=case.gamma, max_new_tokens=4, rule=rule or case.rule,
-        seed=11, batch_size=rows // 3, progress=False, **more,
-    )  # fmt: skip
-
-
-def p_value(made, architecture: str = "llama", eos: int | None = None) -> float:
-    return fit(Case(architecture, "-", 1, eos=eos, tokens=4), ARCHITECTURES[architecture](4), made.tokens)[0].p_value
+def made_by(
+    case: Loop, architecture: str = "llama", rule: Rule | TreeRule | None = None, rows: int = ROWS, **more: Any
+) -> Generation:
+    target = eager(architecture)
+    return refilled(target, case.drafter(target), rows, gamma=case.gamma, rule=rule or case.rule, seed=11, **more)
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_completions_have_the_target_s_joint_distribution(name):
+def test_completions_have_the_target_s_joint_distribution(name: str) -> None:
     architecture, eos = [("llama", None), ("gpt2", 1)][list(LOOPS).index(name) % 2]
     made = made_by(LOOPS[name], architecture, eos=eos)
-    assert p_value(made, architecture, eos) > LEVEL
+    assert completions_p_value(made, architecture, eos) > LEVEL
     assert made.record.accepted.max() >= 2
 
 
 @pytest.mark.parametrize("name", ["block", "k-sequential", "traversal", "best path", "exact match"])
-def test_tokens_do_not_depend_on_the_batch(name):
+def test_tokens_do_not_depend_on_the_batch(name: str) -> None:
     target, case = llama(dtype=torch.float64), LOOPS[name]
-    asked = {"gamma": case.gamma, "max_new_tokens": 8, "eos": 2, "seed": 3, "rule": case.rule, "progress": False}
-    together = generate(target, PROMPTS * 4, case.drafter(target), **asked)
-    in_turn = generate(target, PROMPTS * 4, case.drafter(target), batch_size=2, **asked)
-    assert in_turn.tokens == together.tokens
-    assert np.array_equal(in_turn.record.draft_tokens, together.record.draft_tokens)
+    assert_rows_do_not_interact(target, lambda: case.drafter(target), gamma=case.gamma, rule=case.rule)
 
 
 @pytest.mark.parametrize("name", ["traversal", "best path", "SpecHub", "exact match"])
-def test_a_step_is_static(name, monkeypatch):
+def test_a_step_is_static(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its operations, replayed without Python, give the same tokens."""
     target, case = llama(dtype=torch.float64), LOOPS[name]
-    asked = {"gamma": case.gamma, "max_new_tokens": 8, "seed": 4, "rule": case.rule, "progress": False}
+    asked: dict[str, Any] = {"gamma": case.gamma, "max_new_tokens": 8, "seed": 4, "rule": case.rule, "progress": False}
     plain = generate(target, PROMPTS, case.drafter(target), **asked)
 
-    class Taped(TreeBatch):
-        def __init__(self, *settings):
-            super().__init__(*settings)
-            self.wrap(Tape, "step")
-
-    monkeypatch.setattr(loop, "TreeBatch", Taped)
+    monkeypatch.setattr(loop, "TreeBatch", taped(TreeBatch))
     assert generate(target, PROMPTS, case.drafter(target), **asked).tokens == plain.tokens
 
 
 @pytest.mark.parametrize("rule", [greedy_tree, recursive_rejection, top_k_tree, traversal_verification])
-def test_at_temperature_0_trees_give_the_greedy_sequence(rule):
+def test_at_temperature_0_trees_give_the_greedy_sequence(rule: Rule) -> None:
     target = llama(dtype=torch.float64)
-    asked = {"max_new_tokens": 10, "sampling": Sampling(temperature=0), "progress": False}
+    asked: dict[str, Any] = {"max_new_tokens": 10, "sampling": Sampling(temperature=0), "progress": False}
     plain = generate(target, PROMPTS, gamma=0, **asked)
     drafter = TreeDrafter(near_copy(target, 0.2), TREE, scheme=top_children)
     made = generate(target, PROMPTS, drafter, gamma=len(TREE), rule=rule, **asked)
@@ -134,7 +131,7 @@ def test_at_temperature_0_trees_give_the_greedy_sequence(rule):
 
 
 @pytest.mark.parametrize("name", ["block", "traversal"])
-def test_the_audit_accepts_the_output(name):
+def test_the_audit_accepts_the_output(name: str) -> None:
     target, case = llama(64), LOOPS[name]
     prompts = [[int(x)] for x in np.random.default_rng(0).integers(0, 64, 60)]
     made = generate(
@@ -146,20 +143,26 @@ def test_the_audit_accepts_the_output(name):
 # Planted bugs, in the loop
 
 
-def best_of_tokens(p, q, draft_tokens, parents, accept, final):
+def best_of_tokens(
+    p: Tensor, q: Tensor, draft_tokens: Tensor, parents: tuple[int, ...], accept: Tensor, final: Tensor
+) -> TreeOutcome:
     """Children are tested in the order of their ids: the tokens of two siblings change places."""
     swapped = draft_tokens.clone()
     swapped[..., :2] = draft_tokens[..., :2].sort(dim=-1).values
     return recursive_rejection(p, q, swapped, parents, accept, final)
 
 
-def path_off_by_one(p, q, draft_tokens, parents, accept, final):
+def path_off_by_one(
+    p: Tensor, q: Tensor, draft_tokens: Tensor, parents: tuple[int, ...], accept: Tensor, final: Tensor
+) -> TreeOutcome:
     """The path names the node before the accepted one."""
     outcome = recursive_rejection(p, q, draft_tokens, parents, accept, final)
     return TreeOutcome(*outcome[:2], torch.where(outcome.path > 0, outcome.path - 1, outcome.path))
 
 
-def bonus_after_the_root(p, q, draft_tokens, parents, accept, final):
+def bonus_after_the_root(
+    p: Tensor, q: Tensor, draft_tokens: Tensor, parents: tuple[int, ...], accept: Tensor, final: Tensor
+) -> TreeOutcome:
     """The last token is sampled as if nothing had been accepted."""
     outcome = recursive_rejection(p, q, draft_tokens, parents, accept, final)
     return outcome._replace(
@@ -167,7 +170,7 @@ def bonus_after_the_root(p, q, draft_tokens, parents, accept, final):
     )
 
 
-def no_residual(p, q, draft_tokens, accept, final):
+def no_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """Block verification that recovers from p itself."""
     return longest_accepted(block_plan(p, q, draft_tokens)._replace(recovered=p), accept, final)
 
@@ -184,5 +187,5 @@ def no_residual(p, q, draft_tokens, accept, final):
     ],
     ids=["path", "bonus", "order", "path of a tree of samples", "bonus of k-sequential", "residual of block"],
 )
-def test_bugs_are_found(name, bug):
-    assert p_value(made_by(replace(LOOPS[name], noise=1.0), rule=bug)) < LEVEL
+def test_bugs_are_found(name: str, bug: Rule | TreeRule) -> None:
+    assert completions_p_value(made_by(replace(LOOPS[name], noise=1.0), rule=bug), "llama") < LEVEL

@@ -1,10 +1,13 @@
 """Drafters: the distribution they report is the one they drew from, and it is the model's own at that prefix."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 from implementation_distribution import PROMPTS, VOCAB, PatchyDrafter
 from tiny import ARCHITECTURES, gpt2, llama, next_distributions
+from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
 
 from specnb.decoding.loop import generate
@@ -17,7 +20,7 @@ GAMMA = 3
 STEPS = 3
 
 
-def batch(prompts, slots=16):
+def batch(prompts: Sequence[Sequence[int]], slots: int = 16) -> tuple[Tensor, Tensor]:
     """Sequences with unused slots behind them, filled with arbitrary tokens."""
     tokens = torch.full((len(prompts), slots), VOCAB - 1)
     for row, prompt in enumerate(prompts):
@@ -25,14 +28,16 @@ def batch(prompts, slots=16):
     return tokens, torch.tensor([len(prompt) for prompt in prompts])
 
 
-def texts_of(tokens, lengths):
+def texts_of(tokens: Tensor, lengths: Tensor) -> list[list[int]]:
     return [row[:length] for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5, top_k=3), Sampling(0)], ids=["soft", "sharp", "argmax"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_q_is_the_model_s_distribution_at_every_prefix_and_what_was_sampled_from(architecture, sampling):
+def test_q_is_the_model_s_distribution_at_every_prefix_and_what_was_sampled_from(
+    architecture: str, sampling: Sampling
+) -> None:
     """Over several steps in which rows accept 0 to all of their drafts, the full acceptance included."""
     model = ARCHITECTURES[architecture](dtype=torch.float64)
     drafter = ModelDrafter(model, sampling)
@@ -52,7 +57,7 @@ def test_q_is_the_model_s_distribution_at_every_prefix_and_what_was_sampled_from
             lengths[row] += len(emitted)
 
 
-def test_a_draft_at_temperature_zero_reports_a_one_hot_distribution():
+def test_a_draft_at_temperature_zero_reports_a_one_hot_distribution() -> None:
     drafter = ModelDrafter(llama(), Sampling(0))
     tokens, lengths = batch(PROMPTS)
     drafter.start(Context(tokens, lengths))
@@ -60,7 +65,7 @@ def test_a_draft_at_temperature_zero_reports_a_one_hot_distribution():
     assert torch.equal(q, torch.nn.functional.one_hot(draft_tokens, VOCAB).to(q.dtype))
 
 
-def ngram():
+def ngram() -> NgramDrafter:
     return NgramDrafter(NgramModel(np.random.default_rng(0).integers(0, VOCAB, 200), 3, VOCAB))
 
 
@@ -69,7 +74,7 @@ MADE = {"llama": lambda: ModelDrafter(llama()), "gpt2": lambda: ModelDrafter(gpt
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", MADE)
-def test_entries_behind_a_row_are_ignored(name):
+def test_entries_behind_a_row_are_ignored(name: str) -> None:
     proposals = []
     for filling in (0, VOCAB - 1):
         tokens, lengths = batch(PROMPTS)
@@ -84,7 +89,7 @@ def test_entries_behind_a_row_are_ignored(name):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", MADE)
-def test_start_forgets_the_batch_before(name):
+def test_start_forgets_the_batch_before(name: str) -> None:
     drafter = MADE[name]()
     uniforms = torch.full((len(PROMPTS), GAMMA), 0.4)
     proposals = []
@@ -96,7 +101,7 @@ def test_start_forgets_the_batch_before(name):
     assert not torch.equal(proposals[0].q, proposals[1].q)
 
 
-def test_an_ngram_drafter_reports_the_distributions_of_its_table():
+def test_an_ngram_drafter_reports_the_distributions_of_its_table() -> None:
     drafter = ngram()
     tokens, lengths = batch(PROMPTS)
     uniforms = torch.from_numpy(np.random.default_rng(1).random((len(PROMPTS), GAMMA)))
@@ -113,11 +118,11 @@ class SilentDrafter(Drafter):
 
     vocab = VOCAB
 
-    def propose(self, context, uniforms):
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         return Proposal(torch.full(uniforms.shape, -1), torch.zeros(*uniforms.shape, VOCAB))
 
 
-def test_without_a_proposal_a_step_is_a_step_of_the_target():
+def test_without_a_proposal_a_step_is_a_step_of_the_target() -> None:
     alone = generate(llama(), PROMPTS, gamma=0, max_new_tokens=6, seed=4, progress=False)
     silent = generate(llama(), PROMPTS, SilentDrafter(), gamma=3, max_new_tokens=6, seed=4, progress=False)
     assert silent.tokens == alone.tokens
@@ -127,7 +132,7 @@ def test_without_a_proposal_a_step_is_a_step_of_the_target():
     assert silent.record.target_passes.tolist() == [6, 6, 6]
 
 
-def test_a_missing_draft_token_ends_the_step_there():
+def test_a_missing_draft_token_ends_the_step_there() -> None:
     made = generate(llama(), PROMPTS * 20, PatchyDrafter(llama()), gamma=3, max_new_tokens=8, progress=False)
     missing = made.record.draft_tokens < 0
     first = np.where(missing.any(axis=-1), missing.argmax(axis=-1), made.record.gamma)
@@ -137,11 +142,11 @@ def test_a_missing_draft_token_ends_the_step_there():
 
 
 @pytest.mark.parametrize("drafter", [ModelDrafter(llama()), ngram(), SilentDrafter()])
-def test_drafters_have_all_members(drafter):
+def test_drafters_have_all_members(drafter: Drafter) -> None:
     assert missing_members(drafter) == []
 
 
-def test_a_model_that_the_loop_cannot_run_is_refused_as_a_draft():
+def test_a_model_that_the_loop_cannot_run_is_refused_as_a_draft() -> None:
     config = MistralConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                            num_attention_heads=2, num_key_value_heads=1, sliding_window=4)  # fmt: skip
     with pytest.raises(TypeError, match=r"MistralForCausalLM .* DynamicSlidingWindowLayer"):

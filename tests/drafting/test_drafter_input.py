@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -33,17 +37,17 @@ from specnb.drafting.uniform import UniformDrafter
         (lambda: BanditDrafter(UniformDrafter(4), (), 0.1), r"lengths are \(\)"),
     ],
 )
-def test_bad_input_is_refused(make, message):
+def test_bad_input_is_refused(make: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_a_drafter_of_another_vocabulary_is_refused_before_anything_runs():
+def test_a_drafter_of_another_vocabulary_is_refused_before_anything_runs() -> None:
     with pytest.raises(ValueError, match="vocabular"):
         generate(llama(), [[0, 1]], UniformDrafter(9), progress=False)
 
 
-def test_a_prompt_shorter_than_the_match_is_refused_if_asked_and_otherwise_decoded_plainly():
+def test_a_prompt_shorter_than_the_match_is_refused_if_asked_and_otherwise_decoded_plainly() -> None:
     strict = PromptLookupDrafter(4, longest=3, shortest=3, require_match_possible=True)
     with pytest.raises(ValueError, match=r"a prompt has 1 tokens, and a match of 3 tokens .* needs 4"):
         generate(llama(), [[0]], strict, max_new_tokens=2, progress=False)
@@ -51,7 +55,7 @@ def test_a_prompt_shorter_than_the_match_is_refused_if_asked_and_otherwise_decod
     assert len(made.tokens[0]) == 2
 
 
-def test_a_saved_table_is_read_back_and_a_broken_one_refused(tmp_path):
+def test_a_saved_table_is_read_back_and_a_broken_one_refused(tmp_path: Path) -> None:
     counted = np.random.default_rng(0).integers(0, 4, 50)
     model, path = NgramModel(counted, 3, 4), tmp_path / "table.npz"
     model.save(path)
@@ -65,7 +69,7 @@ def test_a_saved_table_is_read_back_and_a_broken_one_refused(tmp_path):
         NgramModel.load(tmp_path / "missing.npz")
 
 
-def test_a_saved_table_that_contradicts_itself_is_refused(tmp_path):
+def test_a_saved_table_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     model, path = NgramModel(np.array([0, 1, 0, 1]), 2, 2), tmp_path / "table.npz"
     model.orders[1].tokens[0] = 9
     model.save(path)
@@ -73,7 +77,7 @@ def test_a_saved_table_that_contradicts_itself_is_refused(tmp_path):
         NgramModel.load(path)
 
 
-def test_the_automaton_counts_as_a_search_does():
+def test_the_automaton_counts_as_a_search_does() -> None:
     documents = [np.random.default_rng(seed).integers(0, 3, 30).tolist() for seed in range(3)]
     automaton = SuffixAutomaton(documents)
     for seed in range(20):
@@ -91,7 +95,7 @@ def test_the_automaton_counts_as_a_search_does():
         assert automaton.continuations(recent) == (length, {token: after.count(token) for token in set(after)})
 
 
-def test_match_lengths_are_those_of_a_search():
+def test_match_lengths_are_those_of_a_search() -> None:
     for seed in range(20):
         sequence = np.random.default_rng(seed).integers(0, 2, 12).tolist()
         matched = match_lengths(torch.tensor([[*sequence, 1, 1]]), torch.tensor([12]), longest=4)[0].tolist()

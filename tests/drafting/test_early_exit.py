@@ -1,5 +1,7 @@
 """Early exit: the first layers with the target's own weights."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny import ARCHITECTURES, gpt2, llama
@@ -9,7 +11,7 @@ from specnb.drafting.early_exit import early_exit
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_are_those_of_the_output_head_after_the_first_layers(architecture: str) -> None:
-    target = ARCHITECTURES[architecture](5, layers=3)
+    target: Any = ARCHITECTURES[architecture](5, layers=3)
     tokens = torch.tensor([[1, 3, 0, 2]])
     with torch.no_grad():
         # The last hidden state is the one after the final norm, those before it are not.

@@ -5,17 +5,24 @@ Each planted bug of a drafter is found by the same two checks.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from distributions_for_tests import distribution_pair
-from drafter_kinds import BUGS, VOCAB, WITH_MODEL, WITHOUT_MODEL, MixtureDrafter, chain
-from implementation_distribution import FALSE_ALARMS, PROMPTS, Case, acceptance_p_value, fit
-from tiny import ARCHITECTURES, llama
+from drafter_kinds import BUGS, WITH_MODEL, WITHOUT_MODEL, chain
+from implementation_distribution import (
+    FALSE_ALARMS,
+    VOCAB,
+    acceptance_p_value,
+    assert_rows_do_not_interact,
+    completions_p_value,
+    eager,
+    refilled,
+)
+from tiny import llama
 
-from specnb.decoding.loop import generate
-from specnb.drafting.base import missing_members
+from specnb.drafting.base import Drafter, missing_members
 from specnb.drafting.enumeration import drafter_step_distribution, drafts_of
+from specnb.drafting.mixture import MixtureDrafter
 from specnb.drafting.uniform import UniformDrafter
 from specnb.sampling.enumeration import completed, joint_distribution
 
@@ -26,7 +33,7 @@ ROWS = 1_500
 LEVEL = FALSE_ALARMS / (2 * len(ALL) + len(BUGS))
 
 
-def deviation(drafter, prefix, seed=0):
+def deviation(drafter: Drafter, prefix: tuple[int, ...], seed: int = 0) -> float:
     """Total variation between what a step with `drafter` leads to and the target's distribution."""
     p, _ = distribution_pair("dense", VOCAB, seed)
     emitted = drafter_step_distribution(drafter, p, prefix, GAMMA)
@@ -34,68 +41,47 @@ def deviation(drafter, prefix, seed=0):
 
 
 @pytest.mark.parametrize("name", WITHOUT_MODEL)
-def test_a_step_with_the_drafter_has_the_target_s_joint_distribution(name):
+def test_a_step_with_the_drafter_has_the_target_s_joint_distribution(name: str) -> None:
     for seed, prefix in enumerate(PREFIXES):
         assert deviation(WITHOUT_MODEL[name](), prefix, seed) < 1e-6  # tables are float32
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_enumeration_finds_the_bug(name):
+def test_the_enumeration_finds_the_bug(name: str) -> None:
     assert max(deviation(BUGS[name](), prefix, seed) for seed, prefix in enumerate(PREFIXES)) > 0.005
 
 
-def test_probabilities_of_the_proposals_sum_to_one():
+def test_probabilities_of_the_proposals_sum_to_one() -> None:
     drafts = drafts_of(WITHOUT_MODEL["mixture"](), (3, 1, 2, 3, 1), GAMMA)
     assert sum(draft.probability for draft in drafts) == pytest.approx(1, abs=1e-9)
 
 
-def made_by(drafter, architecture, rows=ROWS, eos=None):
-    """Completions of 4 tokens by a batch of a third of the rows: most prompts take over a row."""
-    target = ARCHITECTURES[architecture](VOCAB)
-    target.set_attn_implementation("eager")
-    return generate(
-        target, PROMPTS * (rows // 3), drafter, gamma=3, max_new_tokens=4, eos=eos, seed=8, batch_size=rows // 3,
-        progress=False,
-    )  # fmt: skip
-
-
-def p_value(made, architecture, eos=None):
-    return fit(Case(architecture, "-", 1, eos=eos, tokens=4), ARCHITECTURES[architecture](VOCAB), made.tokens)[
-        0
-    ].p_value
-
-
 @pytest.mark.parametrize("name", ALL)
-def test_the_real_loop_has_the_target_s_distribution(name):
+def test_the_real_loop_has_the_target_s_distribution(name: str) -> None:
     architecture, eos = [("llama", None), ("gpt2", 1)][list(ALL).index(name) % 2]
-    made = made_by(ALL[name](), architecture, eos=eos)
-    assert p_value(made, architecture, eos) > LEVEL
+    made = refilled(eager(architecture), ALL[name](), ROWS, gamma=3, eos=eos, seed=8)
+    assert completions_p_value(made, architecture, eos) > LEVEL
     assert acceptance_p_value(made.record) > LEVEL
     assert made.record.accepted.any()
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_real_loop_finds_the_bug(name):
-    made = made_by(BUGS[name](), "llama", rows=9_000)
-    assert min(p_value(made, "llama"), acceptance_p_value(made.record)) < LEVEL
+def test_the_real_loop_finds_the_bug(name: str) -> None:
+    made = refilled(eager("llama"), BUGS[name](), 9_000, gamma=3, seed=8)
+    assert min(completions_p_value(made, "llama"), acceptance_p_value(made.record)) < LEVEL
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_refilled_rows_get_the_tokens_they_would_get_together(name):
-    target = llama(dtype=torch.float64)
-    asked = {"gamma": 3, "max_new_tokens": 8, "eos": 2, "seed": 3, "progress": False}
-    together = generate(target, PROMPTS * 4, ALL[name](), **asked)
-    in_turn = generate(target, PROMPTS * 4, ALL[name](), batch_size=2, **asked)
-    assert in_turn.tokens == together.tokens
-    assert np.array_equal(in_turn.record.draft_tokens, together.record.draft_tokens)
+def test_refilled_rows_get_the_tokens_they_would_get_together(name: str) -> None:
+    assert_rows_do_not_interact(llama(dtype=torch.float64), ALL[name], gamma=3)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_drafters_have_all_members(name):
+def test_drafters_have_all_members(name: str) -> None:
     assert missing_members(ALL[name]()) == []
 
 
-def test_the_weight_of_a_mixture_is_its_share():
+def test_the_weight_of_a_mixture_is_its_share() -> None:
     tokens, lengths = torch.tensor([[0, 1, 0]]), torch.tensor([3])
     q = MixtureDrafter(UniformDrafter(VOCAB), chain(), weight=0.25).distribution(tokens, lengths, 0)
     assert torch.allclose(q, 0.25 * torch.full((1, VOCAB), 1 / VOCAB) + 0.75 * chain().table[[0]])

@@ -32,7 +32,7 @@ def slow_distribution(tokens: list[int], context: tuple[int, ...], order: int, v
     probs = [1 / vocab] * vocab
     for n in range(1, order + 1):
         recent = context[len(context) - n + 1 :]
-        counts: dict[tuple[int, ...], Counter] = defaultdict(Counter)
+        counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
         if n == order:
             for i in range(len(tokens) - n + 1):
                 counts[tuple(tokens[i : i + n - 1])][tokens[i + n - 1]] += 1
@@ -165,7 +165,8 @@ def test_draft_tokens_come_from_the_reported_distribution(order: int) -> None:
     prompt = [2, 0, 1]
 
     def probs(drafted: list[int]) -> np.ndarray:
-        return model.probs(np.array([(prompt + drafted)[len(prompt + drafted) - order + 1 :]], dtype=np.int64))[0]
+        recent = (prompt + drafted)[len(prompt + drafted) - order + 1 :]
+        return np.asarray(model.probs(np.array([recent], dtype=np.int64))[0])
 
     uniforms, want = [], []
     for x, y in product(range(VOCAB), repeat=2):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny import gpt2, llama, near_copy, next_distributions
+from torch import Tensor
 
 from specnb.decoding.loop import generate
-from specnb.drafting.base import Context
+from specnb.drafting.base import Context, Proposal
 from specnb.drafting.tree import TreeDrafter
 from specnb.sampling.distributions import Sampling
 from specnb.sampling.tree_schemes import (
+    Scheme,
     distinct_children,
     hub_children,
     independent_children,
@@ -28,7 +30,7 @@ class Checked(TreeDrafter):
 
     checked = 0
 
-    def propose(self, context, uniforms):
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         proposal = super().propose(context, uniforms)
         for row, length in enumerate(context.lengths.tolist()):
             known, tokens = context.tokens[row, :length].tolist(), proposal.draft_tokens[row].tolist()
@@ -49,7 +51,7 @@ class Checked(TreeDrafter):
 
 @pytest.mark.parametrize("scheme", [independent_children, distinct_children, top_children])
 @pytest.mark.parametrize("parents", SHAPES, ids=str)
-def test_the_cache_follows_the_accepted_path(parents, scheme):
+def test_the_cache_follows_the_accepted_path(parents: tuple[int, ...], scheme: Scheme) -> None:
     """After accepted leaves too, which the draft model has not seen, and in refilled rows."""
     target = llama(dtype=torch.float64)
     drafter = Checked(near_copy(target, 0.1), parents, scheme=scheme)
@@ -60,14 +62,14 @@ def test_the_cache_follows_the_accepted_path(parents, scheme):
     assert drafter.checked > 50
 
 
-def test_hub_children_of_a_model():
+def test_hub_children_of_a_model() -> None:
     target = gpt2(dtype=torch.float64)
     drafter = Checked(near_copy(target, 0.1), (-1, -1, 0, 0), scheme=hub_children)
     generate(target, PROMPTS, drafter, gamma=4, max_new_tokens=8, rule=spechub_tree, progress=False)
     assert drafter.checked > 20
 
 
-def proposal_of(parents, scheme, sampling=Sampling(), vocab=4):
+def proposal_of(parents: tuple[int, ...], scheme: Scheme, sampling: Sampling = Sampling(), vocab: int = 4) -> Proposal:
     drafter = TreeDrafter(llama(vocab), parents, sampling, scheme)
     context = Context(torch.zeros(5, 12, dtype=torch.int64).random_(vocab), torch.full((5,), 3))
     drafter.start(context)
@@ -75,14 +77,14 @@ def proposal_of(parents, scheme, sampling=Sampling(), vocab=4):
         return drafter.propose(context, torch.rand(5, len(parents), dtype=torch.float64))
 
 
-def test_distinct_children_differ_and_the_fifth_of_four_is_missing():
+def test_distinct_children_differ_and_the_fifth_of_four_is_missing() -> None:
     tokens, q = proposal_of((-1,) * 5 + (4,), distinct_children)
     assert (tokens[:, :4].sort(-1).values == torch.arange(4)).all()
     assert (tokens[:, 4:] == -1).all()  # the fifth child, and the child of that
     assert (q[:, 4:] == 0).all()
 
 
-def test_at_temperature_0_only_the_top_children_are_several():
+def test_at_temperature_0_only_the_top_children_are_several() -> None:
     tokens, _ = proposal_of((-1, -1), distinct_children, Sampling(temperature=0))
     assert (tokens[:, 1] == -1).all()
     tokens, q = proposal_of((-1, -1), top_children, Sampling(temperature=0))
@@ -90,6 +92,6 @@ def test_at_temperature_0_only_the_top_children_are_several():
     assert (q.amax(-1) == 1).all()
 
 
-def test_parents_are_checked():
+def test_parents_are_checked() -> None:
     with pytest.raises(ValueError, match="it must be an earlier node"):
         TreeDrafter(llama(), (0, -1))

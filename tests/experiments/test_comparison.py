@@ -1,5 +1,7 @@
 """The comparison of the audit with other tests, on a few tokens of the random pair."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,16 +22,16 @@ def pair() -> Pair:
 
 
 @pytest.fixture
-def few(monkeypatch):
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "BUDGETS", (200, 1000))
 
 
-def p_values(found):
+def p_values(found: Sequence[tuple[str, int, float]]) -> dict[tuple[str, int], float]:
     return {(name, budget): p for name, budget, p in found}
 
 
 @pytest.mark.usefixtures("few")
-def test_an_exact_sampler_is_rejected_by_no_test(pair):
+def test_an_exact_sampler_is_rejected_by_no_test(pair: Pair) -> None:
     found = p_values(block_of_tests(SUITE["exact"], pair, 0, 1, audit=True, tokens=1000))
     assert {name for name, _ in found} == {
         "ranks", "surprise", "marginals", "kernel", "acceptance", "same seed", "greedy", "audit", "audit, no draft",
@@ -38,7 +40,7 @@ def test_an_exact_sampler_is_rejected_by_no_test(pair):
 
 
 @pytest.mark.usefixtures("few")
-def test_a_gross_bug_is_found_by_the_tests_that_can(pair):
+def test_a_gross_bug_is_found_by_the_tests_that_can(pair: Pair) -> None:
     found = p_values(block_of_tests(SUITE["always-argmax"], pair, 0, 1, audit=True, tokens=1000))
     for name in ("audit", "audit, no draft", "ranks", "surprise", "same seed", "kernel", "acceptance"):
         assert found[name, 1000] <= ALPHA, name
@@ -46,7 +48,7 @@ def test_a_gross_bug_is_found_by_the_tests_that_can(pair):
 
 
 @pytest.mark.usefixtures("few")
-def test_greedy_equality_finds_a_cache_bug_and_tokens_after_the_end_are_impossible(pair):
+def test_greedy_equality_finds_a_cache_bug_and_tokens_after_the_end_are_impossible(pair: Pair) -> None:
     assert (
         p_values(block_of_tests(SUITE["rejected-stays"], pair, 0, 1, audit=False, tokens=1000))["greedy", 1000] == 0.0
     )
@@ -55,7 +57,9 @@ def test_greedy_equality_finds_a_cache_bug_and_tokens_after_the_end_are_impossib
     assert late["greedy", 200] in (0.0, 1.0)
 
 
-def test_a_lossless_sampler_with_other_acceptance_fails_the_tests_of_its_implementation(pair, monkeypatch):
+def test_a_lossless_sampler_with_other_acceptance_fails_the_tests_of_its_implementation(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(comparison, "BUDGETS", (2000,))
     found = p_values(block_of_tests(SUITE["exact-match"], pair, 0, 1, audit=False, tokens=2000))
     assert found["acceptance", 2000] <= ALPHA
@@ -63,7 +67,7 @@ def test_a_lossless_sampler_with_other_acceptance_fails_the_tests_of_its_impleme
     assert found["ranks", 2000] > ALPHA
 
 
-def test_each_tested_draft_token_is_at_its_place(pair):
+def test_each_tested_draft_token_is_at_its_place(pair: Pair) -> None:
     made = sampled(SUITE["exact"], pair, 3, 20)
     assert made.tokens.shape == made.decided.shape == (20, LENGTH)
     assert set(np.unique(made.decided)) == {-1, 0, 1}
@@ -72,7 +76,7 @@ def test_each_tested_draft_token_is_at_its_place(pair):
 
 
 @torch.inference_mode()
-def test_what_the_tests_read_agrees_with_the_distributions(pair):
+def test_what_the_tests_read_agrees_with_the_distributions(pair: Pair) -> None:
     bug = SUITE["exact"]
     made = sampled(bug, pair, 4, 10)
     seen = judge(rows_of(made, pair, bug.claimed), ends_of(bug), 0)
@@ -85,21 +89,21 @@ def test_what_the_tests_read_agrees_with_the_distributions(pair):
     np.testing.assert_allclose(seen.entropy, -(seen.p * np.log(seen.p)).sum(-1), rtol=1e-9)
 
 
-def test_pieces_are_disjoint_and_within_a_block():
+def test_pieces_are_disjoint_and_within_a_block() -> None:
     for budget in comparison.BUDGETS:
         covered = [row for at in pieces(budget, 4) for row in range(at.start, at.stop)]
         assert len(covered) == len(set(covered)) <= comparison.BUDGETS[-1] // LENGTH
         assert all((at.stop - at.start) * LENGTH == budget for at in pieces(budget, 4))
 
 
-def test_lines_count_runs_and_rejections():
+def test_lines_count_runs_and_rejections() -> None:
     lines = counted("a", [("ranks", 200, 0.5), ("ranks", 200, 0.04), ("ranks", 200, 0.001), ("ranks", 500, 0.0)])
     assert lines.set_index(["test", "budget"]).loc[
         ("ranks", 200), ["runs", "rejected", "below_5_percent"]
     ].tolist() == [3, 1, 2]
 
 
-def test_tokens_to_detection_is_the_smallest_budget_with_half_of_the_runs():
+def test_tokens_to_detection_is_the_smallest_budget_with_half_of_the_runs() -> None:
     columns = ["bug", "test", "budget", "runs", "rejected"]
     table = pd.DataFrame(
         [("a", "x", 200, 4, 1), ("a", "x", 500, 4, 2), ("a", "y", 200, 4, 0), ("b", "x", 200, 4, 4)], columns=columns
@@ -110,7 +114,7 @@ def test_tokens_to_detection_is_the_smallest_budget_with_half_of_the_runs():
     assert found.loc["b", "x"] == 200
 
 
-def test_all_bugs_are_items_and_others_are_refused():
+def test_all_bugs_are_items_and_others_are_refused() -> None:
     assert items(**comparison.SETTINGS) == list(SUITE)
     assert set(compared_samples.ENDING) <= set(SUITE)
     with pytest.raises(ValueError, match="no bug is called 'other'; there are exact, "):

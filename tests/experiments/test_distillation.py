@@ -1,16 +1,20 @@
 """Training for acceptance: the objectives, a training that goes on where it stopped, and the table, on tiny models."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.stats import entropy
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specnb.experiments import distillation, distillation_training
 from specnb.experiments.distillation_training import RECIPES, Plan, Recipe, Student, acceptance, fit, rate
-from specnb.experiments.objectives import OBJECTIVES, forward_kl, reverse_kl, total_variation
+from specnb.experiments.objectives import OBJECTIVES, Objective, forward_kl, reverse_kl, total_variation
 
 VOCAB = 7
 PLAN = Plan(
@@ -34,7 +38,8 @@ def tiny(seed: int) -> LlamaForCausalLM:
         vocab_size=VOCAB, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.5,
     )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    model: LlamaForCausalLM = LlamaForCausalLM(config).eval()
+    return model
 
 
 @pytest.fixture
@@ -44,7 +49,7 @@ def logits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return q, p.log_softmax(dim=-1), torch.randint(VOCAB, (2, 5), generator=generator)
 
 
-def test_total_variation_is_one_minus_the_acceptance_by_enumeration(logits):
+def test_total_variation_is_one_minus_the_acceptance_by_enumeration(logits: tuple[Tensor, Tensor, Tensor]) -> None:
     q, log_p, tokens = logits
     accepted = [
         sum(min(float(a), float(b)) for a, b in zip(p, own, strict=True))
@@ -53,7 +58,9 @@ def test_total_variation_is_one_minus_the_acceptance_by_enumeration(logits):
     assert float(total_variation(q, log_p, tokens)) == pytest.approx(1 - np.mean(accepted), abs=1e-14)
 
 
-def test_divergences_are_those_of_scipy_and_vanish_only_where_the_distributions_are_equal(logits):
+def test_divergences_are_those_of_scipy_and_vanish_only_where_the_distributions_are_equal(
+    logits: tuple[Tensor, Tensor, Tensor],
+) -> None:
     q, log_p, tokens = logits
     p, own = log_p.exp().reshape(-1, VOCAB).numpy(), q.softmax(-1).reshape(-1, VOCAB).numpy()
     assert float(forward_kl(q, log_p, tokens)) == pytest.approx(entropy(p, own, axis=1).mean())
@@ -63,21 +70,21 @@ def test_divergences_are_those_of_scipy_and_vanish_only_where_the_distributions_
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_gradients_are_those_of_finite_differences(name, logits):
+def test_gradients_are_those_of_finite_differences(name: str, logits: tuple[Tensor, Tensor, Tensor]) -> None:
     q, log_p, tokens = logits
     q.requires_grad_(True)
     assert torch.autograd.gradcheck(lambda x: OBJECTIVES[name](x, log_p, tokens), q)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_student_lowers_its_own_loss_and_leaves_the_draft_alone(name):
+def test_every_student_lowers_its_own_loss_and_leaves_the_draft_alone(name: str) -> None:
     target, draft = tiny(0), tiny(1)
     before = [weight.clone() for weight in draft.parameters()]
     student, plan = Student(RECIPES[name], draft, 1.0), replace(PLAN, rows=8)
     window = torch.from_numpy(np.random.default_rng(2).integers(VOCAB, size=(8, PLAN.length + 1)))
     log_p = target(window[:, :-1]).logits.detach().log_softmax(-1)
 
-    def loss(model, window, log_p, objective):
+    def loss(model: PreTrainedModel, window: Tensor, log_p: Tensor, objective: Objective) -> Tensor:
         return objective(model(window[:, :-1]).logits, log_p, window[:, 1:])
 
     values = [student.learn(loss, window, log_p, rate(step, 30, plan.warm_up)) for step in range(30)]
@@ -89,12 +96,12 @@ def students() -> dict[str, Student]:
     return {name: Student(recipe, tiny(1), 1.0) for name, recipe in RECIPES.items()}
 
 
-def test_an_interrupted_training_ends_with_the_same_bits(tmp_path, monkeypatch):
+def test_an_interrupted_training_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, whole, first, second = tiny(0), students(), students(), students()
     fit(target, whole, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon)
     checkpoint = tmp_path / "students.pt"
 
-    def interrupted(step, *plan):
+    def interrupted(step: int, *plan: Any) -> float:
         if step == 3:
             raise InterruptedError
         return rate(step, *plan)
@@ -110,7 +117,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(tmp_path, monkeypatch):
             assert torch.equal(weight, again), name
 
 
-def test_students_of_one_objective_differ_only_by_their_sequences(monkeypatch):
+def test_students_of_one_objective_differ_only_by_their_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(Student, "learn", lambda self, loss, window, log_p, part: seen.append((window, log_p)) or 0.0)
     chosen = {"text": Student(Recipe("total variation"), tiny(1), 1.0),
@@ -123,7 +130,7 @@ def test_students_of_one_objective_differ_only_by_their_sequences(monkeypatch):
     assert all((row == SAMPLES).all(dim=1).any() for row in half[2:])
 
 
-def test_acceptance_at_temperature_0_counts_equal_argmaxes(monkeypatch):
+def test_acceptance_at_temperature_0_counts_equal_argmaxes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distillation_training, "PROMPT", 3)
     target, draft = tiny(0), tiny(1)
     with torch.no_grad():
@@ -133,7 +140,7 @@ def test_acceptance_at_temperature_0_counts_equal_argmaxes(monkeypatch):
     assert torch.equal(found["target"], torch.ones_like(found["draft"]))
 
 
-def test_a_line_has_the_differences_of_the_same_positions():
+def test_a_line_has_the_differences_of_the_same_positions() -> None:
     numbers = np.repeat(np.arange(8), 2)
     base = torch.rand(16, 5, generator=torch.Generator().manual_seed(0)).double()
     betas = {"shipped": base, "cross-entropy": base + 0.1, "total variation": base + 0.3}
@@ -144,8 +151,8 @@ def test_a_line_has_the_differences_of_the_same_positions():
     assert (table.files == 8).all()
 
 
-def test_a_student_is_shipped_only_where_both_intervals_lie_above_zero():
+def test_a_student_is_shipped_only_where_both_intervals_lie_above_zero() -> None:
     lines = [{"draft": name, "temperature": t, "over_shipped_low": low} for name, t, low in
              (("a", 1, 0.01), ("a", 1, 0.02), ("a", 0, -0.1), ("b", 1, 0.01), ("b", 1, -0.01))]  # fmt: skip
-    table = distillation.pd.DataFrame(lines)
+    table = pd.DataFrame(lines)
     assert [distillation.is_better(table, name) for name in ("a", "b", "c")] == [True, False, False]

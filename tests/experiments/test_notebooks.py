@@ -1,6 +1,7 @@
 """Notebooks are executed in place and tidied: results stay, progress bars and machine traces go."""
 
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -9,6 +10,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from specnb.experiments import notebooks
 from specnb.report import origin
+from specnb.report.claims import ROOT
 
 
 def _written(path: Path, source: str) -> Path:
@@ -22,7 +24,7 @@ def test_outputs_stay_and_bars_go(tmp_path: Path) -> None:
     done = nbformat.read(path, as_version=4)
     assert [output.text for output in done.cells[0].outputs] == ["result\n"]
     assert set(done.metadata) <= {*notebooks.KEPT, "specnb"}
-    assert done.metadata.specnb == {"code": origin.fingerprint(path, notebooks.ROOT)}
+    assert done.metadata.specnb == {"code": origin.fingerprint(path, ROOT)}
     assert "execution" not in done.cells[0].metadata
     first = path.read_bytes()
     notebooks.execute(path)
@@ -30,7 +32,9 @@ def test_outputs_stay_and_bars_go(tmp_path: Path) -> None:
 
 
 def test_only_bars_among_widgets_go() -> None:
-    views = [{notebooks.WIDGET: {}, "text/plain": text} for text in ("Loading: 100%|###| 1/1", "interactive(...)")]
+    views: list[dict[str, Any]] = [
+        {notebooks.WIDGET: {}, "text/plain": text} for text in ("Loading: 100%|###| 1/1", "interactive(...)")
+    ]
     notebook = new_notebook(cells=[new_code_cell(outputs=[new_output("display_data", data=view) for view in views])])
     kept = notebooks.tidy(notebook).cells[0].outputs
     assert [output.data["text/plain"] for output in kept] == ["interactive(...)"]

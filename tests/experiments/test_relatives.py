@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import stats
 
 from specnb.experiments import relatives
@@ -10,16 +11,16 @@ from specnb.experiments.relatives import acceptance, kernel, marginals, ranks, s
 RUNS, TOKENS, VOCAB = 400, 200, 4
 
 
-def distributions(random):
+def distributions(random: np.random.Generator) -> NDArray[np.float64]:
     """Distributions that differ from token to token."""
     return random.dirichlet(np.ones(VOCAB), size=TOKENS)
 
 
-def sampled(p, random):
-    return (p.cumsum(axis=1) < random.random(len(p))[:, None]).sum(axis=1).clip(max=VOCAB - 1)
+def sampled(p: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.int_]:
+    return np.asarray((p.cumsum(axis=1) < random.random(len(p))[:, None]).sum(axis=1).clip(max=VOCAB - 1))
 
 
-def p_value_of(test, p, tokens, random):
+def p_value_of(test: str, p: NDArray[np.float64], tokens: NDArray[np.int_], random: np.random.Generator) -> float:
     if test == "marginals":
         return marginals(tokens, p)
     own = p[np.arange(len(p)), tokens]
@@ -32,7 +33,7 @@ def p_value_of(test, p, tokens, random):
 
 
 @pytest.mark.parametrize("test", ["ranks", "surprise", "marginals"])
-def test_p_values_of_an_exact_sampler_are_uniform(test):
+def test_p_values_of_an_exact_sampler_are_uniform(test: str) -> None:
     random = np.random.default_rng(0)
     found = []
     for _ in range(RUNS):
@@ -42,7 +43,7 @@ def test_p_values_of_an_exact_sampler_are_uniform(test):
 
 
 @pytest.mark.parametrize("test", ["ranks", "surprise", "marginals"])
-def test_another_temperature_is_found(test):
+def test_another_temperature_is_found(test: str) -> None:
     random = np.random.default_rng(1)
     p = distributions(random) * [1.0, 1.0, 1.0, 3.0]
     p /= p.sum(axis=1, keepdims=True)
@@ -50,7 +51,7 @@ def test_another_temperature_is_found(test):
     assert p_value_of(test, p, sampled(cold, random), random) < 1e-3
 
 
-def test_marginals_miss_what_averages_out_over_contexts():
+def test_marginals_miss_what_averages_out_over_contexts() -> None:
     p = np.tile([[0.8, 0.2], [0.2, 0.8]], (100, 1))
     swapped = np.tile([[0.2, 0.8], [0.8, 0.2]], (100, 1))
     random = np.random.default_rng(2)
@@ -61,7 +62,7 @@ def test_marginals_miss_what_averages_out_over_contexts():
     assert surprise(log[np.arange(200), tokens], entropy, (p * log**2).sum(axis=1) - entropy**2) < 1e-6
 
 
-def test_acceptance_is_uniform_and_finds_what_accepts_too_much():
+def test_acceptance_is_uniform_and_finds_what_accepts_too_much() -> None:
     random = np.random.default_rng(3)
     found = []
     for _ in range(RUNS):
@@ -71,14 +72,14 @@ def test_acceptance_is_uniform_and_finds_what_accepts_too_much():
     assert acceptance(random.random(TOKENS) < overlap**0.3, overlap) < 1e-3
 
 
-def completions(random, bias=0.0):
+def completions(random: np.random.Generator, bias: float = 0.0) -> tuple[NDArray[np.int_], NDArray[np.int_]]:
     """Twenty completions of six tokens for each of two prompts that prefer different tokens."""
     prompts = np.arange(40) % 2
     chance = np.where(prompts == 0, 0.3, 0.7) + bias
     return (random.random((40, 6)) < chance[:, None]).astype(int), prompts
 
 
-def test_the_kernel_test_is_uniform_and_finds_another_distribution():
+def test_the_kernel_test_is_uniform_and_finds_another_distribution() -> None:
     random = np.random.default_rng(4)
     found = []
     for _ in range(RUNS):
@@ -91,14 +92,14 @@ def test_the_kernel_test_is_uniform_and_finds_another_distribution():
     assert kernel(wrong, completions(random)[0], prompts, random) == 1 / (relatives.PERMUTATIONS + 1)
 
 
-def test_distributions_without_freedom_are_no_evidence():
+def test_distributions_without_freedom_are_no_evidence() -> None:
     certain = np.tile([1.0, 0.0], (50, 1))
     zeros = np.zeros(50)
     assert marginals(zeros.astype(int), certain) == 1.0
     assert surprise(zeros, zeros, zeros) == 1.0
 
 
-def test_rare_tokens_are_merged():
+def test_rare_tokens_are_merged() -> None:
     p = np.tile([0.97, 0.01, 0.01, 0.01], (100, 1))
     cells = relatives._cells(p.sum(axis=0))
     assert cells.shape == (1, 4)

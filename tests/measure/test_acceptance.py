@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from transformers import PreTrainedModel
 
 from specnb.decoding.loop import generate
 from specnb.drafting.ngram import NgramModel
@@ -17,7 +18,7 @@ PROMPTS = [[0, 1, 2], [3], [4, 4, 0, 1, 2], [2, 2]]
 SAMPLINGS = [Sampling(), Sampling(0), Sampling(0.5), Sampling(top_k=2), Sampling(top_p=0.6)]
 TARGET, MODEL = tiny.llama(VOCAB, dtype=torch.float64), tiny.gpt2(VOCAB, dtype=torch.float64)
 NGRAM = NgramModel(np.random.default_rng(0).integers(VOCAB, size=80), 3, VOCAB)
-DRAFTS = {"model": MODEL, "ngram": NGRAM}
+DRAFTS: dict[str, PreTrainedModel | NgramModel] = {"model": MODEL, "ngram": NGRAM}
 
 
 def measured(sampling: Sampling = Sampling(), batch: int = 3) -> Acceptance:
@@ -26,7 +27,7 @@ def measured(sampling: Sampling = Sampling(), batch: int = 3) -> Acceptance:
     )
 
 
-def slow_distribution(source: object, prefix: list[int], sampling: Sampling) -> torch.Tensor:
+def slow_distribution(source: PreTrainedModel | NgramModel, prefix: list[int], sampling: Sampling) -> torch.Tensor:
     if isinstance(source, NgramModel):
         recent = ([-1, -1, *prefix])[-2:]
         return standardise_probs(torch.from_numpy(source.probs(np.array([recent]))[0]), sampling)
@@ -85,7 +86,7 @@ def test_the_target_as_its_own_draft_is_always_accepted() -> None:
 
 
 @pytest.mark.parametrize("source", [TARGET, MODEL, NGRAM], ids=["llama", "gpt2", "ngram"])
-def test_distributions_along_sequences_of_different_lengths(source: object) -> None:
+def test_distributions_along_sequences_of_different_lengths(source: PreTrainedModel | NgramModel) -> None:
     sequences = [[0, 1, 2, 3], [4, 0, 1, 2, 3, 0, 2], [1, 1, 1]]
     distributions = distributions_along(source, sequences, 2, Sampling(0.7))
     for row, text in enumerate(sequences):
@@ -114,7 +115,7 @@ def test_sequences_longer_than_the_positions_are_refused() -> None:
 
 
 @pytest.mark.parametrize("draft", [tiny.llama(VOCAB + 1), NgramModel(np.zeros(9, dtype=np.int64), 2, VOCAB + 1)])
-def test_drafts_of_another_vocabulary_are_refused(draft: object) -> None:
+def test_drafts_of_another_vocabulary_are_refused(draft: PreTrainedModel | NgramModel) -> None:
     with pytest.raises(ValueError, match="both need the same vocabulary"):
         measure_acceptance(TARGET, {"other": draft}, PROMPTS)
 

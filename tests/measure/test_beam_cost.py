@@ -23,7 +23,7 @@ from specnb.sampling.beam_rules import BeamSettings, steps
 ENDS = {"no end": (), "an end": (2,)}
 
 
-def world(ends, seed):
+def world(ends: str, seed: int) -> tuple[DyadicLogProbs, DyadicLogProbs, BeamSettings]:
     distributions = DyadicLogProbs(6, seed)
     return (
         distributions,
@@ -33,7 +33,7 @@ def world(ends, seed):
 
 
 @pytest.mark.parametrize("ends", ENDS)
-def test_levels_by_step_equal_those_of_the_search(ends):
+def test_levels_by_step_equal_those_of_the_search(ends: str) -> None:
     for seed in range(6):
         distributions, draft, chosen = world(ends, seed)
         accepted = accepted_levels(trajectory(distributions, chosen), draft, (2, 4), 3, chosen)
@@ -44,7 +44,7 @@ def test_levels_by_step_equal_those_of_the_search(ends):
 
 
 @pytest.mark.parametrize("ends", ENDS)
-def test_the_minimal_draft_width_is_the_least_that_is_accepted(ends):
+def test_the_minimal_draft_width_is_the_least_that_is_accepted(ends: str) -> None:
     widths, seen = (2, 3, 4, 5), set()
     for seed in range(6):
         distributions, draft, chosen = world(ends, seed)
@@ -58,14 +58,14 @@ def test_the_minimal_draft_width_is_the_least_that_is_accepted(ends):
     assert len(seen) > 2
 
 
-def test_with_constant_costs_a_step_takes_what_theorem_3_8_says():
+def test_with_constant_costs_a_step_takes_what_theorem_3_8_says() -> None:
     for gamma, c in ((1, 0.1), (5, 0.02)):
         assert step_time(4, 8, gamma, c) == pytest.approx(float(theory.step_cost(gamma, c)))
         tokens = float(theory.expected_tokens(0.8, gamma))
         assert improvement(tokens, 1, 1, gamma, c) == pytest.approx(float(theory.walltime_improvement(0.8, gamma, c)))
 
 
-def test_with_costs_proportional_to_tokens_no_draft_improves():
+def test_with_costs_proportional_to_tokens_no_draft_improves() -> None:
     """At most gamma + 1 levels a step, w + u gamma tokens, and u >= w."""
     gains = [
         improvement(gamma + 1, width, width + more, gamma, 0.0, verify_cost=float)
@@ -74,12 +74,12 @@ def test_with_costs_proportional_to_tokens_no_draft_improves():
     assert max(gains) <= 1
 
 
-def tiny_pair():
+def tiny_pair() -> Pair:
     model = llama(6, dtype=torch.float64)
     return Pair(model, near_copy(model, 0.1), PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast))
 
 
-def test_beam_speeds_have_an_interval_over_prompts():
+def test_beam_speeds_have_an_interval_over_prompts() -> None:
     speeds = measure_beam_speeds(tiny_pair(), [[1, 2]] * 3, [(2, 1), (4, 2)], width=2, max_new_tokens=4, progress=False)
     assert [speed.n for speed in speeds] == [3, 3]
     assert all(0 < speed.low <= speed.value <= speed.high for speed in speeds)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from tiny import roomy_pair
-from transformers import LlamaForCausalLM
 
 from specnb import theory
 from specnb.measure.cost import DRAFT_PASSES, Costs, measure_costs
@@ -32,12 +33,13 @@ def test_costs_have_one_positive_time_per_repetition_and_length(pair: Pair) -> N
 def test_forward_passes_see_the_right_tokens(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int, int]] = []
 
-    def count(module: LlamaForCausalLM, args: object, kwargs: dict[str, torch.Tensor]) -> None:
+    def count(module: Any, args: object, kwargs: dict[str, torch.Tensor]) -> None:
         ids, positions = kwargs["input_ids"], kwargs["position_ids"]
         seen.append((module.role, ids.shape[1], int(positions[0, 0])))
 
     hooks = []
-    for role, model in (("target", pair.target), ("draft", pair.draft)):
+    models: list[tuple[str, Any]] = [("target", pair.target), ("draft", pair.draft)]
+    for role, model in models:
         model.role = role
         hooks.append(model.register_forward_pre_hook(count, with_kwargs=True))
     measure_costs(pair, context=7, largest=3, repetitions=4, progress=False)
@@ -74,7 +76,7 @@ def test_forward_passes_attend_to_all_slots(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"context": 0}, {"largest": 0}, {"repetitions": 2}, {"rows": 0}])
-def test_empty_measurements_are_refused(pair: Pair, wrong: dict[str, int]) -> None:
+def test_empty_measurements_are_refused(pair: Pair, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         measure_costs(pair, progress=False, **wrong)
 

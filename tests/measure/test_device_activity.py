@@ -1,11 +1,15 @@
 """What a device would notice is counted: waits, allocations, launches and shapes."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import pytest
 import torch
+from torch import Tensor
 
 from specnb.measure.device_activity import DeviceActivity
 
-READS = {
+READS: dict[str, Callable[[Tensor], object]] = {
     "item": lambda x: x[0].item(),
     "int": lambda x: int(x[0]),
     "float": lambda x: float(x.sum()),
@@ -19,7 +23,7 @@ READS = {
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("read", READS)
-def test_a_read_is_one_wait(read, mode):
+def test_a_read_is_one_wait(read: str, mode: Callable[[], AbstractContextManager[None]]) -> None:
     with mode():
         x = torch.tensor([1, 2, 3])
         with DeviceActivity() as seen:
@@ -27,14 +31,14 @@ def test_a_read_is_one_wait(read, mode):
     assert seen.waits == 1
 
 
-def test_selecting_by_a_mask_waits_for_the_number_of_those_selected():
+def test_selecting_by_a_mask_waits_for_the_number_of_those_selected() -> None:
     x = torch.arange(4)
     with DeviceActivity() as seen:
         assert len(x[x > 1]) == 2
     assert seen.waits == 1
 
 
-def test_work_in_place_allocates_nothing_and_views_are_no_work():
+def test_work_in_place_allocates_nothing_and_views_are_no_work() -> None:
     x = torch.zeros(4, dtype=torch.float64)
     with DeviceActivity() as seen:
         x += 1
@@ -43,7 +47,7 @@ def test_work_in_place_allocates_nothing_and_views_are_no_work():
     assert (seen.waits, seen.allocated, seen.launches) == (0, 0, 2)
 
 
-def test_new_tensors_and_their_shapes_are_seen():
+def test_new_tensors_and_their_shapes_are_seen() -> None:
     x = torch.zeros(4, dtype=torch.float64)
     with DeviceActivity() as seen:
         torch.cat([x, x])
@@ -54,7 +58,7 @@ def test_new_tensors_and_their_shapes_are_seen():
     assert not other.layouts & seen.layouts
 
 
-def test_an_error_passes_and_the_watch_ends():
+def test_an_error_passes_and_the_watch_ends() -> None:
     watch = DeviceActivity()
     with pytest.raises(KeyError), watch:
         raise KeyError

@@ -1,6 +1,7 @@
 """Predictions agree with the closed forms, stay in their ranges, and refuse impossible inputs with a clear message."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,15 @@ def test_with_free_verification_the_value_is_theorem_3_8(alpha: float, gamma: in
     params=st.one_of(st.none(), st.tuples(st.floats(1e9, 1e12), st.floats(1e6, 1e9))),
     layers=st.one_of(st.none(), st.tuples(st.integers(1, 100), st.integers(1, 100))),
 )  # fmt: skip
-def test_the_value_lies_in_its_range_whatever_is_missing(tokens, batch, gpu, width, cache, params, layers) -> None:
+def test_the_value_lies_in_its_range_whatever_is_missing(
+    tokens: float,
+    batch: int,
+    gpu: str | None,
+    width: float,
+    cache: float,
+    params: tuple[float, float] | None,
+    layers: tuple[int, int] | None,
+) -> None:
     found = predict(
         tokens_per_step=tokens, gamma=8, batch=batch, gpu=gpu, bytes_per_param=width, cache_ratio=cache,
         params=params, layers=layers,
@@ -94,7 +103,7 @@ def test_what_is_given_is_used_instead_of_the_roofline() -> None:
         ({"alpha": 0.5, "gamma": 4, "verify_cost": math.inf}, "verify_cost is inf"),
     ],
 )
-def test_impossible_inputs_are_refused(inputs: dict, message: str) -> None:
+def test_impossible_inputs_are_refused(inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         predict(**inputs)
 

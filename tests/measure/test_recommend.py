@@ -1,21 +1,25 @@
 """The recommended gamma follows from the measured costs, and is 0 where no gamma helps."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
 from specnb.measure.cost import Costs
 from specnb.measure.recommend import predict, recommend_gamma
-from specnb.models.synthetic import Shape, synthetic_pair
+from specnb.models.shapes import Shape
+from specnb.models.synthetic import synthetic_pair
 from specnb.theory import walltime_improvement
 
 
-def costs(c, verify):
+def costs(c: float, verify: Callable[[int], float]) -> Costs:
     """Times without noise; a target forward pass over n tokens takes verify(n)."""
     lengths = tuple(range(1, 10))
     return Costs(np.full((5, 1), c), np.tile([float(verify(n)) for n in lengths], (5, 1)), lengths)
 
 
-def test_without_noise_the_prediction_is_the_theorem():
+def test_without_noise_the_prediction_is_the_theorem() -> None:
     beta = np.full((8, 10), 0.7)
     for gamma in (1, 4, 8):
         made = predict(beta, costs(0.1, lambda n: 1), gamma)
@@ -23,21 +27,21 @@ def test_without_noise_the_prediction_is_the_theorem():
         assert made.n == 80
 
 
-def test_verify_cost_counts():
+def test_verify_cost_counts() -> None:
     beta = np.full((8, 10), 0.7)
     growing = costs(0.1, lambda n: 1 + 0.2 * (n - 1))
     expected = float(walltime_improvement(0.7, 4, 0.1, lambda n: 1 + 0.2 * (n - 1)))
     assert predict(beta, growing, 4).value == pytest.approx(expected)
 
 
-def test_the_interval_covers_rows_that_differ():
+def test_the_interval_covers_rows_that_differ() -> None:
     beta = np.random.default_rng(0).uniform(0.4, 0.9, size=(40, 1)).repeat(20, axis=1)
     made = predict(beta, costs(0.1, lambda n: 1), 4)
     assert made.low < made.value < made.high
     assert 0.05 < made.high - made.low < 1
 
 
-def test_an_alpha_of_one_is_predicted():
+def test_an_alpha_of_one_is_predicted() -> None:
     assert predict(np.ones((8, 10)), costs(0.5, lambda n: 1), 2).value == pytest.approx(3 / 2)
 
 
@@ -48,7 +52,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("case", PAIRS)
-def test_a_draft_that_costs_more_than_its_target_is_not_recommended(case, monkeypatch):
+def test_a_draft_that_costs_more_than_its_target_is_not_recommended(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alpha, target, draft, useless = PAIRS[case]
     pair = synthetic_pair(alpha, target, draft, vocab=256, context=64)
     times = costs(2.0, lambda n: 1) if useless else costs(0.05, lambda n: 1)
@@ -59,7 +63,7 @@ def test_a_draft_that_costs_more_than_its_target_is_not_recommended(case, monkey
     assert str(made).startswith("do not speculate: the best, gamma = " if useless else f"gamma = {made.gamma}: ")
 
 
-def test_a_tiny_pair_gets_a_recommendation():
+def test_a_tiny_pair_gets_a_recommendation() -> None:
     pair = synthetic_pair(0.8, Shape(2, 64, 64, 2), Shape(1, 16, 16, 1), vocab=256, context=64)
     made = recommend_gamma(pair, [[1]] * 8, largest=2, new_tokens=8, repetitions=3, progress=False)
     assert made.gamma in (0, 1, 2)
@@ -67,11 +71,11 @@ def test_a_tiny_pair_gets_a_recommendation():
 
 
 @pytest.mark.parametrize("wrong", [{"prompts": [[1]] * 7}, {"largest": 0}])
-def test_too_little_to_measure_is_refused(wrong):
+def test_too_little_to_measure_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="need at least 8 and 1"):
-        recommend_gamma(None, **{"prompts": [[1]] * 8, **wrong})
+        recommend_gamma(None, **{"prompts": [[1]] * 8, **wrong})  # type: ignore[arg-type]
 
 
-def test_a_gamma_that_was_not_timed_is_refused():
+def test_a_gamma_that_was_not_timed_is_refused() -> None:
     with pytest.raises(ValueError, match=r"not over \[11\]"):
         predict(np.full((8, 3), 0.5), costs(0.1, lambda n: 1), 10)

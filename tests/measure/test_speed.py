@@ -73,7 +73,7 @@ def test_speeds_compare_with_plain_decoding(pair: Pair) -> None:
         measure_speeds(pair, [[1]] * 2, (0, 2))
 
 
-def test_cost_rounds_alternate_with_generations(pair) -> None:
+def test_cost_rounds_alternate_with_generations(pair: Pair) -> None:
     meter = CostMeter(pair, 5, (1, 3))
     speeds = measure_speeds(pair, [[1], [2], [0]], (0, 2), max_new_tokens=4, between=meter.round, progress=False)
     costs = meter.costs()

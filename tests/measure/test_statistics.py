@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -33,7 +36,7 @@ def share_within(hits: int, n: int, low: float, high: float) -> bool:
 
 def skewed_distribution(cells: int) -> np.ndarray:
     probs = 0.8 ** np.arange(cells)
-    return probs / probs.sum()
+    return np.asarray(probs / probs.sum())
 
 
 # Goodness of fit
@@ -50,7 +53,7 @@ def test_p_values_of_exact_samples_are_uniform(n: int) -> None:
         assert share_within(int((p_values < rate).sum()), samples, 0.8 * rate, 1.2 * rate)
 
 
-def test_false_alarms_at_one_in_a_million_are_as_rare_as_the_docstring_says(monkeypatch) -> None:
+def test_false_alarms_at_one_in_a_million_are_as_rare_as_the_docstring_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cells, one of which expects just enough: the exact chance of an alarm, summed over all counts."""
 
     def exact_rate(expected: float) -> float:
@@ -182,9 +185,9 @@ def test_a_ratio_weighs_rows_by_their_length() -> None:
 
 
 def test_a_ratio_is_the_same_in_every_run() -> None:
-    rows = np.random.default_rng(0).random((2, 20))
-    assert ratio_of_sums(*rows) == ratio_of_sums(*rows)
-    assert ratio_of_sums(*rows) != ratio_of_sums(*rows, seed=1)
+    one, other = np.random.default_rng(0).random((2, 20))
+    assert ratio_of_sums(one, other) == ratio_of_sums(one, other)
+    assert ratio_of_sums(one, other) != ratio_of_sums(one, other, seed=1)
 
 
 def test_an_estimate_reads_as_value_interval_and_n() -> None:
@@ -251,7 +254,7 @@ def test_autocorrelation_of_a_known_process() -> None:
         (lambda: detectable_total_variation(5, 10, 0.5, power=0.4), "power 0.4"),
     ],
 )
-def test_bad_input_is_named(call, message: str) -> None:
+def test_bad_input_is_named(call: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -272,7 +275,10 @@ def test_intervals_over_rows_cover_as_often_as_they_say() -> None:
     covered = 0
     for trial in range(100):
         rows = generator.normal(size=40)
-        interval = over_rows(lambda c, rows=rows: rows[c].mean(), 40, level=0.9, resamples=400, seed=trial)
+        interval = over_rows(
+            lambda c, rows=rows: rows[c].mean(),  # type: ignore[misc]
+            40, level=0.9, resamples=400, seed=trial,
+        )  # fmt: skip
         covered += interval.low <= 0 <= interval.high
     assert 75 <= covered <= 99
 

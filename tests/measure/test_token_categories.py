@@ -71,7 +71,7 @@ def test_corners_by_hand(text: str, kind: list[str]) -> None:
 def kinds_of(text: str) -> list[tuple[str, str]]:
     tokens = TOKENIZER.encode(text, add_special_tokens=False)
     return [
-        (TOKENIZER.decode([token]), kind)
+        (str(TOKENIZER.decode([token])), kind)
         for token, kind in zip(tokens, token_categories(TOKENIZER, tokens), strict=True)
     ]
 

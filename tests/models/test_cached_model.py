@@ -1,18 +1,23 @@
 """What a cached model gives to every forward pass, and keeps of it."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny import llama
+from torch import nn
 
 from specnb.models.cached_model import CachedModel
 
 
 @torch.inference_mode()
-def test_fixed_inputs_reach_every_forward_pass_by_row():
+def test_fixed_inputs_reach_every_forward_pass_by_row() -> None:
     """The place of an encoder's output: the same in each pass, and of the rows that take part."""
     model, seen = llama(), []
 
-    def take(module, arguments, keywords):
+    def take(
+        module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         seen.append(keywords.pop("encoder_states").tolist())
         return arguments, keywords
 
@@ -26,10 +31,10 @@ def test_fixed_inputs_reach_every_forward_pass_by_row():
 
 
 @torch.inference_mode()
-def test_hidden_states_are_those_of_the_model_and_move_with_the_cache():
+def test_hidden_states_are_those_of_the_model_and_move_with_the_cache() -> None:
     model = llama(dtype=torch.float64)
     tokens = torch.tensor([[1, 2, 3], [3, 0, 1]])
-    runner = CachedModel(model, 5)
+    runner: Any = CachedModel(model, 5)
     runner.record_hidden_states((0, -1), batch=2)
     runner.run(tokens, torch.arange(3).expand(2, -1), keep=1)
     states = model(tokens, output_hidden_states=True).hidden_states
@@ -47,6 +52,6 @@ def test_hidden_states_are_those_of_the_model_and_move_with_the_cache():
     assert not runner.hidden_states.any()
 
 
-def test_hidden_layers_have_a_range():
+def test_hidden_layers_have_a_range() -> None:
     with pytest.raises(ValueError, match=r"hidden layers \(3,\) are asked for, .* has the hidden states -3 to 2"):
         CachedModel(llama(), 4).record_hidden_states((3,), batch=1)

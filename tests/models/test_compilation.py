@@ -7,7 +7,7 @@ from specnb.models import compilation
 from specnb.models.compilation import Compiled
 
 
-def test_a_compiled_function_is_compiled_once_for_each_shape(monkeypatch):
+def test_a_compiled_function_is_compiled_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
     double = Compiled(lambda numbers: numbers * 2)
@@ -16,8 +16,8 @@ def test_a_compiled_function_is_compiled_once_for_each_shape(monkeypatch):
     assert len(compiled) == 2
 
 
-def test_without_a_compiler_the_error_says_what_to_do(monkeypatch):
-    def missing():
+def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
         raise OSError("none")
 
     monkeypatch.setattr(compilation, "get_cpp_compiler", missing)

@@ -1,5 +1,8 @@
 """A float64 model computes in float64 and nothing less, and is still the same model."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -13,7 +16,13 @@ class Dtypes(TorchFunctionMode):
         super().__init__()
         self.seen: set[torch.dtype] = set()
 
-    def __torch_function__(self, function, types, arguments=(), options=None):  # type: ignore[no-untyped-def]
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        arguments: tuple[Any, ...] = (),
+        options: dict[str, Any] | None = None,
+    ) -> Any:
         result = function(*arguments, **(options or {}))
         # What is read from an attribute, such as a float32 buffer, is not computed.
         if isinstance(result, torch.Tensor) and result.is_floating_point() and "__get__" not in str(function):

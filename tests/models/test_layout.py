@@ -8,11 +8,15 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from specnb import machine
 from specnb.models import layout
@@ -23,7 +27,7 @@ NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 
 
 @pytest.fixture
-def fresh(monkeypatch, tmp_path):
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A process that has measured nothing yet, in whose cache folder there is nothing."""
     monkeypatch.setattr(layout, "_known", {})
     monkeypatch.setattr(layout, "_supported", {})
@@ -32,11 +36,11 @@ def fresh(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def measured(monkeypatch):
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, ...]]]:
     """The shapes of each measurement; in all of them packed weights take half the time."""
     made = []
 
-    def half(shapes):
+    def half(shapes: Sequence[Sequence[Tensor]]) -> NDArray[np.float64]:
         made.append([tuple(weights[0].shape) for weights in shapes])
         return np.tile([2.0, 1.0], (5, len(shapes), len(POINTS), 1))
 
@@ -44,16 +48,16 @@ def measured(monkeypatch):
     return made
 
 
-def weight(outputs=256, inputs=512):
+def weight(outputs: int = 256, inputs: int = 512) -> Tensor:
     return torch.zeros(outputs, inputs)
 
 
-def again(monkeypatch):
+def again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next process."""
     monkeypatch.setattr(layout, "_known", {})
 
 
-def test_a_tie_leaves_weights_as_saved():
+def test_a_tie_leaves_weights_as_saved() -> None:
     seconds = np.ones((5, 1, len(POINTS), 2))
     assert decide(seconds) == [AS_SAVED]
     seconds[..., 1] = 0.96
@@ -62,14 +66,14 @@ def test_a_tie_leaves_weights_as_saved():
     assert decide(seconds) == [EVERY]
 
 
-def test_a_disturbance_decides_nothing():
+def test_a_disturbance_decides_nothing() -> None:
     seconds = np.ones((8, 1, len(POINTS), 2))
     seconds[:5, ..., 0] = 100.0  # packed weights looked faster in 5 rounds of 8
     assert decide(seconds) == [AS_SAVED]
 
 
 @pytest.mark.parametrize("point", range(len(POINTS)))
-def test_a_class_is_packed_where_both_its_ends_are_faster(point):
+def test_a_class_is_packed_where_both_its_ends_are_faster(point: int) -> None:
     seconds = np.tile([2.0, 1.0], (5, 2, len(POINTS), 1))
     seconds[:, 0, point, 1] = 3.0
     slow, fast = decide(seconds)
@@ -77,7 +81,7 @@ def test_a_class_is_packed_where_both_its_ends_are_faster(point):
     assert [POINTS[point] in rows for rows in CLASSES] == [not used for used in slow]
 
 
-def test_rows_find_their_class():
+def test_rows_find_their_class() -> None:
     for at, rows in enumerate(CLASSES):
         uses = by_rows(tuple(other == at for other in range(len(CLASSES))))
         first, last = rows[0], rows[-1] if at < len(CLASSES) - 1 else len(uses) - 1
@@ -86,7 +90,9 @@ def test_rows_find_their_class():
 
 
 @NEEDS_ONEDNN
-def test_each_shape_is_measured_once_and_kept(fresh, measured, monkeypatch):
+def test_each_shape_is_measured_once_and_kept(
+    fresh: Path, measured: list[list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert choices([weight(), weight(512, 512), weight(), weight(8, 8)]) == [EVERY, EVERY, EVERY, AS_SAVED]
     assert choices([weight()]) == [EVERY]
     assert measured == [[(256, 512), (512, 512)]]
@@ -98,7 +104,9 @@ def test_each_shape_is_measured_once_and_kept(fresh, measured, monkeypatch):
 
 
 @NEEDS_ONEDNN
-def test_another_number_of_threads_and_other_instructions_are_measured_anew(fresh, measured, monkeypatch):
+def test_another_number_of_threads_and_other_instructions_are_measured_anew(
+    fresh: Path, measured: list[list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     choices([weight()])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     choices([weight()])
@@ -109,7 +117,9 @@ def test_another_number_of_threads_and_other_instructions_are_measured_anew(fres
 
 @NEEDS_ONEDNN
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1]", b"null", b"[" * 100_000, b'{"x": 3}'])
-def test_a_damaged_file_is_measured_and_written_again(fresh, measured, monkeypatch, content):
+def test_a_damaged_file_is_measured_and_written_again(
+    fresh: Path, measured: list[list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
     fresh.parent.mkdir()
     fresh.write_bytes(content)
     assert choices([weight()]) == [EVERY]
@@ -120,7 +130,9 @@ def test_a_damaged_file_is_measured_and_written_again(fresh, measured, monkeypat
 
 @NEEDS_ONEDNN
 @pytest.mark.parametrize("wrong", [3, None, [], [1] * len(CLASSES), [True], "packed"])
-def test_an_entry_that_is_no_choice_is_measured_again(fresh, measured, monkeypatch, wrong):
+def test_an_entry_that_is_no_choice_is_measured_again(
+    fresh: Path, measured: list[list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch, wrong: object
+) -> None:
     choices([weight()])
     fresh.write_text(json.dumps(dict.fromkeys(json.loads(fresh.read_text()), wrong)))
     again(monkeypatch)
@@ -129,7 +141,9 @@ def test_an_entry_that_is_no_choice_is_measured_again(fresh, measured, monkeypat
 
 
 @NEEDS_ONEDNN
-def test_where_nothing_can_be_written_it_is_measured_in_every_process(fresh, measured, monkeypatch):
+def test_where_nothing_can_be_written_it_is_measured_in_every_process(
+    fresh: Path, measured: list[list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fresh.parent.write_text("a file where the folder should be")
     assert choices([weight()]) == choices([weight()]) == [EVERY]
     again(monkeypatch)
@@ -138,8 +152,10 @@ def test_where_nothing_can_be_written_it_is_measured_in_every_process(fresh, mea
 
 
 @NEEDS_ONEDNN
-def test_without_a_home_nothing_is_kept(fresh, measured, monkeypatch):
-    def homeless(*_):
+def test_without_a_home_nothing_is_kept(
+    fresh: Path, measured: list[list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless(*_: Any) -> None:
         raise RuntimeError("no home")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -148,14 +164,16 @@ def test_without_a_home_nothing_is_kept(fresh, measured, monkeypatch):
     assert choices([weight()]) == [EVERY]
 
 
-def test_a_relative_cache_folder_is_not_used(monkeypatch):
+def test_a_relative_cache_folder_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     assert layout.cache_file() is None
 
 
 @NEEDS_ONEDNN
-def test_what_another_process_wrote_meanwhile_stays(fresh, measured, monkeypatch):
-    def also(shapes):
+def test_what_another_process_wrote_meanwhile_stays(
+    fresh: Path, measured: list[list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def also(shapes: Sequence[Sequence[Tensor]]) -> NDArray[np.float64]:
         fresh.parent.mkdir(exist_ok=True)
         fresh.write_text(json.dumps({"another": list(AS_SAVED)}))
         return np.tile([2.0, 1.0], (5, len(shapes), len(POINTS), 1))
@@ -166,7 +184,7 @@ def test_what_another_process_wrote_meanwhile_stays(fresh, measured, monkeypatch
 
 
 @NEEDS_ONEDNN
-def test_a_measurement_times_everything_and_leaves_random_numbers_alone(monkeypatch):
+def test_a_measurement_times_everything_and_leaves_random_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "SECONDS", 0)
     monkeypatch.setattr(layout, "ROUNDS", (1, 1))
     state = torch.get_rng_state()
@@ -176,15 +194,17 @@ def test_a_measurement_times_everything_and_leaves_random_numbers_alone(monkeypa
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_other_dtypes_and_devices_are_never_packed(fresh, measured):
+def test_other_dtypes_and_devices_are_never_packed(fresh: Path, measured: list[list[tuple[int, ...]]]) -> None:
     weights = [weight().double(), weight().half(), weight().to("meta")]
     assert choices(weights) == [AS_SAVED] * 3
     assert not measured
 
 
 @NEEDS_ONEDNN
-def test_a_processor_without_packed_products_warns_once(fresh, measured, monkeypatch):
-    def refuse(*_):
+def test_a_processor_without_packed_products_warns_once(
+    fresh: Path, measured: list[list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
         raise RuntimeError("bf16 path needs the cpu support avx_ne_convert\nand more")
 
     monkeypatch.setattr(layout, "reordered", refuse)
@@ -215,18 +235,18 @@ else:
 
 
 @NEEDS_ONEDNN
-def test_bfloat16_loads_where_onednn_has_only_avx2(tmp_path):
+def test_bfloat16_loads_where_onednn_has_only_avx2(tmp_path: Path) -> None:
     limited = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, env=limited, timeout=120)
 
 
-def test_the_machine_is_named_with_threads_version_and_dtype(monkeypatch):
+def test_the_machine_is_named_with_threads_version_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     said = machine.measured_on(torch.bfloat16)
     assert said == f"{machine.machine()}; 2 threads; torch {torch.__version__}; bfloat16"
 
 
-def test_processors_of_one_name_have_different_keys(monkeypatch):
+def test_processors_of_one_name_have_different_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
     for flags in ("avx2", "avx2 avx512f"):
         cores = [{"model name": "A Processor", "flags": flags}] * 2
@@ -236,7 +256,7 @@ def test_processors_of_one_name_have_different_keys(monkeypatch):
     assert len(keys) == 2
 
 
-def test_a_machine_without_cpuinfo_has_a_name_too(monkeypatch):
+def test_a_machine_without_cpuinfo_has_a_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_cores", list)
     assert machine.machine()
     assert machine.processor_key(torch.float32)

@@ -2,6 +2,9 @@
 
 import json
 import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +15,13 @@ from tiny import LIMIT, gpt2, llama, neox, qwen2
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from torch import Tensor
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 from unsupported_models import SIZES, encoder_decoder, sliding, without_positions
@@ -31,7 +36,7 @@ from specnb.models.support import context_limit, require_same_vocabulary, requir
 WORDS = ("begin", "one", "two", "three")
 
 
-def saved(folder, model, words=WORDS, begin="begin"):
+def saved(folder: Path, model: PreTrainedModel, words: Sequence[str] = WORDS, begin: str | None = "begin") -> Path:
     model.save_pretrained(folder)
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=words[1]))
@@ -41,11 +46,11 @@ def saved(folder, model, words=WORDS, begin="begin"):
 
 
 @pytest.fixture
-def folders(tmp_path):
+def folders(tmp_path: Path) -> tuple[Path, Path]:
     return saved(tmp_path / "target", llama()), saved(tmp_path / "draft", gpt2(layers=1))
 
 
-def test_a_pair_of_two_folders_generates(folders):
+def test_a_pair_of_two_folders_generates(folders: tuple[Path, Path]) -> None:
     pair = load_pair(*folders)
     assert pair.encode("one three two") == [0, 1, 3, 2]
     assert not pair.target.training
@@ -55,17 +60,17 @@ def test_a_pair_of_two_folders_generates(folders):
     assert made.tokens == generate(llama(), [[0, 1]], gpt2(layers=1), max_new_tokens=4, progress=False).tokens
 
 
-def test_a_pair_comes_in_the_dtype_asked_for(folders):
+def test_a_pair_comes_in_the_dtype_asked_for(folders: tuple[Path, Path]) -> None:
     pair = load_pair(*folders, dtype=torch.float64)
     assert pair.target.dtype == pair.draft.dtype == torch.float64
 
 
-def test_without_a_beginning_token_a_prompt_is_its_text(tmp_path):
+def test_without_a_beginning_token_a_prompt_is_its_text(tmp_path: Path) -> None:
     folder = saved(tmp_path, llama(), begin=None)
     assert load_pair(folder, folder).encode("two two") == [2, 2]
 
 
-def test_different_vocabularies_are_refused(tmp_path):
+def test_different_vocabularies_are_refused(tmp_path: Path) -> None:
     target = saved(tmp_path / "target", llama())
     draft = saved(tmp_path / "draft", llama(VOCAB + 1), words=(*WORDS, "four"))
     with pytest.raises(ValueError, match=f"target has {VOCAB} tokens and the draft {VOCAB + 1}"):
@@ -74,14 +79,14 @@ def test_different_vocabularies_are_refused(tmp_path):
         require_same_vocabulary(llama(), 9)
 
 
-def test_different_tokenizers_are_refused(tmp_path):
+def test_different_tokenizers_are_refused(tmp_path: Path) -> None:
     target = saved(tmp_path / "target", llama())
     draft = saved(tmp_path / "draft", llama(), words=("begin", "two", "one", "three"))
     with pytest.raises(ValueError, match=r"tokenizers of .*target and .*draft differ"):
         load_pair(target, draft)
 
 
-def test_a_folder_that_is_not_there_is_named_with_what_to_give(folders, tmp_path):
+def test_a_folder_that_is_not_there_is_named_with_what_to_give(folders: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*nothing; give a folder with config.json"):
         load_pair(folders[0], tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match=r"there is no folder a/b/c, and the hub has no such names; give"):
@@ -93,8 +98,8 @@ def test_a_folder_that_is_not_there_is_named_with_what_to_give(folders, tmp_path
         load_model(folders[0])
 
 
-def test_an_unreachable_hub_is_an_error_at_once(monkeypatch):
-    def unreachable(*_, **__):
+def test_an_unreachable_hub_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
         raise LocalEntryNotFoundError("Name or service not known\nmore")
 
     monkeypatch.setattr(checkpoints, "snapshot_download", unreachable)
@@ -104,7 +109,9 @@ def test_an_unreachable_hub_is_an_error_at_once(monkeypatch):
         load_model("missing/folder")
 
 
-def test_a_model_of_the_hub_is_loaded_from_the_folder_that_it_was_put_in(folders, monkeypatch):
+def test_a_model_of_the_hub_is_loaded_from_the_folder_that_it_was_put_in(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkpoints, "snapshot_download", lambda name, **_: str(folders[0]))
     assert load_pair("some/model", folders[1]).target.config.vocab_size == VOCAB
 
@@ -112,14 +119,14 @@ def test_a_model_of_the_hub_is_loaded_from_the_folder_that_it_was_put_in(folders
 # Weights that are not all of the model, or more.
 
 
-def changed(folder, change):
+def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     """The weights in `folder` after `change` of the dictionary of tensors."""
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_missing_unknown_and_resized_tensors_are_named(folders):
+def test_missing_unknown_and_resized_tensors_are_named(folders: tuple[Path, Path]) -> None:
     changed(folders[0], lambda weights: weights.pop("model.norm.weight"))
     with pytest.raises(ValueError, match=r"1 missing in the file: model.norm.weight\. Get"):
         load_pair(*folders)
@@ -131,14 +138,14 @@ def test_missing_unknown_and_resized_tensors_are_named(folders):
 
 
 @pytest.mark.parametrize(("layers", "wrong"), [(1, "9 unknown to the model"), (3, "9 missing in the file")])
-def test_more_or_fewer_layers_than_in_the_file_are_refused(folders, layers, wrong):
+def test_more_or_fewer_layers_than_in_the_file_are_refused(folders: tuple[Path, Path], layers: int, wrong: str) -> None:
     config = json.loads((folders[0] / "config.json").read_text())
     (folders[0] / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
     with pytest.raises(ValueError, match=rf"{wrong}: model.layers.{min(layers, 2)}"):
         load_pair(*folders)
 
 
-def test_a_tied_output_layer_may_be_left_out(tmp_path):
+def test_a_tied_output_layer_may_be_left_out(tmp_path: Path) -> None:
     config = LlamaConfig(**SIZES, tie_word_embeddings=True)
     model = LlamaForCausalLM(config).eval()
     folder = saved(tmp_path, model)
@@ -146,7 +153,7 @@ def test_a_tied_output_layer_may_be_left_out(tmp_path):
     assert torch.equal(load_model(folder, packed=False).lm_head.weight, model.model.embed_tokens.weight)
 
 
-def test_a_truncated_file_is_an_os_error(folders):
+def test_a_truncated_file_is_an_os_error(folders: tuple[Path, Path]) -> None:
     file = folders[0] / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(OSError, match=r"weights in .*target cannot be read"):
@@ -157,7 +164,7 @@ def test_a_truncated_file_is_an_os_error(folders):
 
 
 @pytest.fixture
-def shipped(tmp_path, monkeypatch):
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A pair in place of the trained one."""
     for role in ("target", "draft"):
         write_checksums(saved(tmp_path / role, llama()))
@@ -166,7 +173,7 @@ def shipped(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_a_flipped_bit_in_the_trained_pair_is_an_error(shipped, name):
+def test_a_flipped_bit_in_the_trained_pair_is_an_error(shipped: Path, name: str) -> None:
     load_pair(shipped / "target", shipped / "draft")
     content = bytearray((shipped / "draft" / name).read_bytes())
     content[-2] ^= 1
@@ -175,7 +182,7 @@ def test_a_flipped_bit_in_the_trained_pair_is_an_error(shipped, name):
         load_pair(shipped / "target", shipped / "draft")
 
 
-def test_a_trained_pair_without_its_checksums_or_a_file_is_refused(shipped):
+def test_a_trained_pair_without_its_checksums_or_a_file_is_refused(shipped: Path) -> None:
     (shipped / "draft" / "tokenizer_config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"tokenizer_config.json is missing; restore"):
         load_model(shipped / "draft")
@@ -184,7 +191,7 @@ def test_a_trained_pair_without_its_checksums_or_a_file_is_refused(shipped):
         load_model(shipped / "target")
 
 
-def test_the_committed_pair_is_the_one_that_its_checksums_name():
+def test_the_committed_pair_is_the_one_that_its_checksums_name() -> None:
     for role in ("target", "draft", "draft-distilled"):
         as_list = (loading.TRAINED_PAIR / role / CHECKSUMS).read_text()
         assert {line.split()[1] for line in as_list.splitlines()} >= {
@@ -201,15 +208,17 @@ def test_the_committed_pair_is_the_one_that_its_checksums_name():
 class Trap:
     """Leaves a trace where it is unpickled."""
 
-    def __init__(self, trace):
+    def __init__(self, trace: Path) -> None:
         self.trace = trace
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
         return open, (str(self.trace), "w")
 
 
 @pytest.mark.parametrize("shard", ["pytorch_model.bin", "model.pt", "../other/model.safetensors", "sub/w.safetensors"])
-def test_an_index_that_names_other_files_is_refused_before_they_are_read(folders, tmp_path, shard):
+def test_an_index_that_names_other_files_is_refused_before_they_are_read(
+    folders: tuple[Path, Path], tmp_path: Path, shard: str
+) -> None:
     target, draft = folders
     (target / "model.safetensors").unlink()
     if "/" not in shard:
@@ -222,14 +231,14 @@ def test_an_index_that_names_other_files_is_refused_before_they_are_read(folders
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_configuration_that_names_other_weights_is_refused(folders):
+def test_a_configuration_that_names_other_weights_is_refused(folders: tuple[Path, Path]) -> None:
     config = json.loads((folders[0] / "config.json").read_text())
     (folders[0] / "config.json").write_text(json.dumps(config | {"transformers_weights": "adapter_model.bin"}))
     with pytest.raises(OSError, match=r"names the weights 'adapter_model.bin'; only safetensors"):
         load_model(folders[0])
 
 
-def test_shards_of_safetensors_are_loaded(tmp_path):
+def test_shards_of_safetensors_are_loaded(tmp_path: Path) -> None:
     model = llama()
     folder = saved(tmp_path, model)
     (folder / "model.safetensors").unlink()
@@ -243,13 +252,13 @@ def test_shards_of_safetensors_are_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "[" * 10**5], ids=["cut off", "a list", "deep"])
-def test_a_configuration_that_is_no_object_is_an_os_error(folders, content):
+def test_a_configuration_that_is_no_object_is_an_os_error(folders: tuple[Path, Path], content: str) -> None:
     (folders[0] / "config.json").write_text(content)
     with pytest.raises(OSError, match=r"config.json (is not JSON|must hold a JSON object)"):
         load_model(folders[0])
 
 
-def test_weights_that_are_not_safetensors_are_refused(folders):
+def test_weights_that_are_not_safetensors_are_refused(folders: tuple[Path, Path]) -> None:
     """A pickle runs whatever it likes when it is loaded."""
     target, draft = folders
     (draft / "model.safetensors").unlink()
@@ -259,7 +268,7 @@ def test_weights_that_are_not_safetensors_are_refused(folders):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
-def test_code_of_a_checkpoint_is_not_executed(folders, tmp_path, model_type):
+def test_code_of_a_checkpoint_is_not_executed(folders: tuple[Path, Path], tmp_path: Path, model_type: str) -> None:
     """With a known type the library's own class is used; an unknown one is refused."""
     target, draft = folders
     ran = tmp_path / "ran"
@@ -281,19 +290,19 @@ def test_code_of_a_checkpoint_is_not_executed(folders, tmp_path, model_type):
 
 @pytest.mark.parametrize("make", [llama, gpt2, neox, qwen2])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_decoders_of_full_attention_are_supported(make, attention):
+def test_decoders_of_full_attention_are_supported(make: Callable[..., PreTrainedModel], attention: str) -> None:
     model = make()
     model.set_attn_implementation(attention)
     require_supported(model)
 
 
-def flash():
+def flash() -> PreTrainedModel:
     model = llama()
     model.config._attn_implementation = "flash_attention_2"
     return model
 
 
-UNSUPPORTED = {
+UNSUPPORTED: dict[str, Callable[[], Any]] = {
     "T5ForConditionalGeneration is an encoder-decoder": encoder_decoder,
     "BloomForCausalLM takes no position_ids": without_positions,
     "MistralForCausalLM cannot be cropped: its layer 0 is a DynamicSlidingWindowLayer": sliding,
@@ -305,7 +314,7 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("message", UNSUPPORTED)
-def test_models_that_cannot_be_run_exactly_are_refused_by_name(message):
+def test_models_that_cannot_be_run_exactly_are_refused_by_name(message: str) -> None:
     model = UNSUPPORTED[message]()
     if "training" not in message:
         model.eval()
@@ -313,18 +322,18 @@ def test_models_that_cannot_be_run_exactly_are_refused_by_name(message):
         require_supported(model)
 
 
-def test_a_window_that_is_never_used_is_no_obstacle():
+def test_a_window_that_is_never_used_is_no_obstacle() -> None:
     require_supported(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)).eval())
 
 
 # Positions.
 
 
-def test_the_limit_is_that_of_the_configuration():
+def test_the_limit_is_that_of_the_configuration() -> None:
     assert context_limit(llama()) == context_limit(gpt2()) == LIMIT
 
 
-def long_rope():
+def long_rope() -> PreTrainedModel:
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
@@ -334,10 +343,12 @@ def long_rope():
         "factor": 2.0,
     }
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, initializer_range=1.0)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, initializer_range=1.0))
+    model.eval()
+    return model
 
 
-def test_positions_that_change_with_the_batch_are_out_of_bounds():
+def test_positions_that_change_with_the_batch_are_out_of_bounds() -> None:
     """With longrope a row's own distribution changes as soon as any row of its batch passes the original length."""
     model = long_rope()
     assert context_limit(model) == 8
@@ -351,7 +362,7 @@ def test_positions_that_change_with_the_batch_are_out_of_bounds():
     assert (alone - with_neighbour).abs().max() > 1e-3
 
 
-def test_a_forward_pass_beyond_the_last_position_keeps_a_valid_index():
+def test_a_forward_pass_beyond_the_last_position_keeps_a_valid_index() -> None:
     """Drafts may overshoot a model with learned positions; what comes out there is never emitted."""
     model = gpt2()
     with torch.inference_mode():

@@ -1,8 +1,19 @@
 """The predicted peak against the measured one, and what is said when there is not enough."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from specnb.decoding.loop import generate
 from specnb.models import memory
@@ -13,37 +24,45 @@ from specnb.sampling.distributions import Sampling
 
 CPU = torch.device("cpu")
 VOCAB = 2048
-SIZES = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+SIZES: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
-def llama(layers=4, width=128, kv=2, dtype=torch.float32):
+def made(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    model.to(dtype)  # type: ignore[arg-type]
+    model.eval()
+    return model
+
+
+def llama(layers: int = 4, width: int = 128, kv: int = 2, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     config = LlamaConfig(
         num_hidden_layers=layers, hidden_size=width, intermediate_size=3 * width, num_attention_heads=4,
         num_key_value_heads=kv, max_position_embeddings=512, **SIZES,
     )  # fmt: skip
-    return LlamaForCausalLM(config).to(dtype).eval()
+    return made(LlamaForCausalLM(config), dtype)
 
 
-def gpt2(layers=4, width=128, dtype=torch.float32):
-    return (
-        GPT2LMHeadModel(GPT2Config(n_layer=layers, n_embd=width, n_head=4, n_positions=512, **SIZES)).to(dtype).eval()
-    )
+def gpt2(layers: int = 4, width: int = 128, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    config = GPT2Config(n_layer=layers, n_embd=width, n_head=4, n_positions=512, **SIZES)
+    return made(GPT2LMHeadModel(config), dtype)
 
 
-def neox(layers=4, width=128, dtype=torch.float32):
+def neox(layers: int = 4, width: int = 128, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     config = GPTNeoXConfig(num_hidden_layers=layers, hidden_size=width, intermediate_size=4 * width,
                            num_attention_heads=4, max_position_embeddings=512, **SIZES)  # fmt: skip
-    return GPTNeoXForCausalLM(config).to(dtype).eval()
+    return made(GPTNeoXForCausalLM(config), dtype)
 
 
 @pytest.mark.parametrize("make", [llama, gpt2, neox])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_cache_of_a_token_is_as_large_as_predicted(make, dtype):
+def test_the_cache_of_a_token_is_as_large_as_predicted(
+    make: Callable[..., PreTrainedModel], dtype: torch.dtype
+) -> None:
     model = make(dtype=dtype)
     runner = CachedModel(model, 10)
     with torch.inference_mode():
         runner.run(torch.zeros(3, 2, dtype=torch.int64), torch.arange(2).expand(3, -1), keep=1)
-    held = sum(tensor.nbytes for layer in runner.cache.ragged for tensor in (layer.keys, layer.values))
+    layers: Any = runner.cache.ragged
+    held = sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
     assert held == 3 * 10 * cache_bytes(model)
 
 
@@ -51,12 +70,14 @@ def test_the_cache_of_a_token_is_as_large_as_predicted(make, dtype):
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=20), Sampling(top_p=0.9)], ids=str)
 @pytest.mark.parametrize("gamma", [0, 1, 4, 9])
 @pytest.mark.parametrize("make", [llama, gpt2, neox])
-def test_the_peak_is_the_predicted_one(make, gamma, sampling, prompt):
+def test_the_peak_is_the_predicted_one(
+    make: Callable[..., PreTrainedModel], gamma: int, sampling: Sampling, prompt: int
+) -> None:
     torch.manual_seed(0)
     target, draft = make(), make(layers=1, width=64)
     rows, new = 6, 20
 
-    def run():
+    def run() -> None:
         generate(
             target, [[1] * prompt] * rows, draft, gamma=gamma, max_new_tokens=new, sampling=sampling, progress=False
         )
@@ -66,9 +87,9 @@ def test_the_peak_is_the_predicted_one(make, gamma, sampling, prompt):
     assert 0.9 < ratio < 1.02
 
 
-def test_the_error_for_a_large_batch_names_one_that_fits(monkeypatch):
+def test_the_error_for_a_large_batch_names_one_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     target = llama()
-    asked = {"prompt": 50, "new_tokens": 20, "gamma": 0}
+    asked: dict[str, Any] = {"prompt": 50, "new_tokens": 20, "gamma": 0}
     monkeypatch.setattr(memory, "available", lambda device: predicted(target, None, rows=7, **asked).generation)
     generate(target, [[1] * 50] * 7, max_new_tokens=20, progress=False)
     with pytest.raises(
@@ -82,10 +103,10 @@ def test_the_error_for_a_large_batch_names_one_that_fits(monkeypatch):
         generate(target, [[1] * 50], max_new_tokens=20, progress=False)
 
 
-def test_an_out_of_memory_error_names_a_batch_that_fits():
+def test_an_out_of_memory_error_names_a_batch_that_fits() -> None:
     target = llama()
 
-    def out_of_memory(*_):
+    def out_of_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     target.register_forward_pre_hook(out_of_memory)
@@ -93,7 +114,7 @@ def test_an_out_of_memory_error_names_a_batch_that_fits():
         generate(target, [[1, 2]] * 4, max_new_tokens=20, progress=False)
 
 
-def test_packed_weights_are_counted_and_do_not_disturb():
+def test_packed_weights_are_counted_and_do_not_disturb() -> None:
     packed = pack(llama())
     plain = predicted(llama(), None, rows=1, prompt=9, new_tokens=9)
     both = predicted(packed, None, rows=1, prompt=9, new_tokens=9)
@@ -103,11 +124,11 @@ def test_packed_weights_are_counted_and_do_not_disturb():
     assert 0.7 < peak / both.generation < 1.02
 
 
-def test_weights_are_counted_once():
+def test_weights_are_counted_once() -> None:
     target = llama()
     counted = predicted(target, target, rows=1, prompt=2, new_tokens=1).weights
     assert counted == sum(weight.nbytes for weight in target.parameters()) + sum(b.nbytes for b in target.buffers())
 
 
-def test_there_is_memory():
+def test_there_is_memory() -> None:
     assert 2**20 < memory.available(CPU) < 2**50

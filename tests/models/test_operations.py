@@ -2,11 +2,11 @@
 
 import torch
 
-from specnb.models.operations import OperationRecorder
+from specnb.models.operations import Operation, OperationRecorder
 
 
-def test_every_operation_is_recorded_with_its_inputs_and_outputs():
-    operations = []
+def test_every_operation_is_recorded_with_its_inputs_and_outputs() -> None:
+    operations: list[Operation] = []
     one, other = torch.ones(2), torch.zeros(2)
     with OperationRecorder(operations.append):
         total = one + other
@@ -17,8 +17,8 @@ def test_every_operation_is_recorded_with_its_inputs_and_outputs():
     assert [tensor.shape for tensor in operations[1].outputs] == [half.shape for half in halves]
 
 
-def test_nothing_is_recorded_outside():
-    operations = []
+def test_nothing_is_recorded_outside() -> None:
+    operations: list[Operation] = []
     with OperationRecorder(operations.append):
         pass
     torch.ones(2)

@@ -2,35 +2,37 @@
 
 import copy
 import pickle
+from collections.abc import Sequence
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import llama, qwen2
-from torch import nn
+from torch import Tensor, nn
 
 from specnb.models import layout
+from specnb.models.layout import Choice
 from specnb.models.packing import PackedLinear, pack
 
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not in this torch")
 
 
-def layer(inputs=1024, outputs=1024, bias=True, dtype=torch.float32):
+def layer(inputs: int = 1024, outputs: int = 1024, bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Linear:
     torch.manual_seed(0)
     return nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
 
 
 @pytest.fixture
-def always(monkeypatch):
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed weights are used for every number of rows: nothing is timed."""
     choose(monkeypatch, (True,) * len(layout.CLASSES))
 
 
-def choose(monkeypatch, choice):
+def choose(monkeypatch: pytest.MonkeyPatch, choice: Choice) -> None:
     """`choice` for every weight that can be packed, of whatever size."""
 
-    def chosen(weights):
+    def chosen(weights: Sequence[Tensor]) -> list[Choice]:
         return [choice if layout.supported(weight.dtype) else layout.AS_SAVED for weight in weights]
 
     monkeypatch.setattr(layout, "choices", chosen)
@@ -39,7 +41,7 @@ def choose(monkeypatch, choice):
 @NEEDS_ONEDNN
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 5), min_size=0, max_size=2), st.integers(1, 40), st.booleans())
-def test_a_packed_layer_is_the_layer(always, batch, rows, bias):
+def test_a_packed_layer_is_the_layer(always: None, batch: list[int], rows: int, bias: bool) -> None:
     plain = layer(bias=bias)
     packed = PackedLinear.of(plain)
     states = torch.randn(*batch, rows, 1024)
@@ -50,7 +52,7 @@ def test_a_packed_layer_is_the_layer(always, batch, rows, bias):
 
 
 @NEEDS_ONEDNN
-def test_each_number_of_rows_takes_the_product_that_was_chosen_for_it(monkeypatch):
+def test_each_number_of_rows_takes_the_product_that_was_chosen_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, (False, True, False, True, False, True, False))
     plain = layer(64, 64)
     packed, taken = PackedLinear.of(plain), []
@@ -65,7 +67,7 @@ def test_each_number_of_rows_takes_the_product_that_was_chosen_for_it(monkeypatc
 
 
 @NEEDS_ONEDNN
-def test_parameters_stay_the_very_same_and_tied_ones_tied(always):
+def test_parameters_stay_the_very_same_and_tied_ones_tied(always: None) -> None:
     model = llama(vocab=8)
     model.lm_head.weight = model.model.embed_tokens.weight
     names, values = zip(*model.named_parameters(), strict=True)
@@ -78,13 +80,13 @@ def test_parameters_stay_the_very_same_and_tied_ones_tied(always):
     assert not any("packed" in name for name in model.state_dict())
 
 
-def test_layers_that_gain_nothing_stay_what_they_are(monkeypatch):
+def test_layers_that_gain_nothing_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, layout.AS_SAVED)
     assert not any(isinstance(module, PackedLinear) for module in pack(llama()).modules())
 
 
 @NEEDS_ONEDNN
-def test_packing_again_sees_changed_weights(always):
+def test_packing_again_sees_changed_weights(always: None) -> None:
     packed = PackedLinear.of(layer())
     states = torch.randn(1, 1024)
     with torch.inference_mode():
@@ -99,7 +101,7 @@ def test_packing_again_sees_changed_weights(always):
 
 @NEEDS_ONEDNN
 @pytest.mark.filterwarnings("ignore:oneDNN cannot pack bfloat16")  # true of many processors
-def test_a_copy_or_another_dtype_is_packed_anew(always):
+def test_a_copy_or_another_dtype_is_packed_anew(always: None) -> None:
     packed = PackedLinear.of(layer())
     states = torch.randn(2, 1024)
     with torch.inference_mode():
@@ -115,15 +117,17 @@ def test_a_copy_or_another_dtype_is_packed_anew(always):
 
 
 @NEEDS_ONEDNN
-def test_gradients_of_a_layer_that_is_used_as_saved_are_those_of_the_layer():
+def test_gradients_of_a_layer_that_is_used_as_saved_are_those_of_the_layer() -> None:
     plain = layer(8, 8)
     packed = PackedLinear.of(copy.deepcopy(plain))
     for each in (plain, packed):
         each(torch.ones(1, 8)).sum().backward()
+    assert plain.weight.grad is not None
+    assert packed.weight.grad is not None
     assert torch.equal(plain.weight.grad, packed.weight.grad)
 
 
-def test_without_onednn_nothing_changes(monkeypatch):
+def test_without_onednn_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     model = pack(qwen2())
     assert not any(isinstance(module, PackedLinear) for module in model.modules())

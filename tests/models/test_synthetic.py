@@ -1,12 +1,15 @@
 """A synthetic pair has the acceptance that was asked for, and is a pair like any other."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specnb.decoding.loop import generate
 from specnb.models import synthetic
-from specnb.models.loading import load_pair
+from specnb.models.loading import Pair, load_pair
 from specnb.models.shapes import Shape
 from specnb.models.synthetic import synthetic_pair
 from specnb.sampling.distributions import Sampling, overlap, standardise
@@ -16,36 +19,36 @@ KEPT = [53555.02276056572, 29187.000123639682]
 GATED = Shape(3, 96, 160, 4, gated=True, kv_heads=2), Shape(1, 48, 96, 3, gated=True, head_dim=32)
 
 
-def small_pair(alpha=0.7, seed=0):
+def small_pair(alpha: float = 0.7, seed: int = 0) -> Pair:
     return synthetic_pair(alpha, LARGE, SMALL, vocab=512, context=128, seed=seed)
 
 
 @torch.inference_mode()
-def alpha_of(pair, sequences, sampling=Sampling()):
+def alpha_of(pair: Pair, sequences: Tensor, sampling: Sampling = Sampling()) -> float:
     p, q = (standardise(model(input_ids=sequences).logits, sampling) for model in (pair.target, pair.draft))
     return float(overlap(p, q).mean())
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.76, 0.9])
-def test_alpha_is_what_was_asked(alpha):
+def test_alpha_is_what_was_asked(alpha: float) -> None:
     pair = small_pair(alpha)
     sequences = torch.randint(512, (16, 64), generator=torch.Generator().manual_seed(5))
     assert alpha_of(pair, sequences) == pytest.approx(alpha, abs=0.03)
 
 
-def test_alpha_holds_along_sequences_that_the_pair_generates():
+def test_alpha_holds_along_sequences_that_the_pair_generates() -> None:
     pair = small_pair(0.76)
     made = generate(pair.target, [[token] for token in range(32)], gamma=0, max_new_tokens=64, progress=False)
     assert alpha_of(pair, torch.tensor(made.tokens)) == pytest.approx(0.76, abs=0.05)
 
 
-def test_the_same_seed_gives_the_same_pair():
+def test_the_same_seed_gives_the_same_pair() -> None:
     weights = [torch.cat([w.flatten() for w in small_pair(seed=s).target.parameters()]) for s in (1, 1, 2)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_the_pair_is_saved_and_loaded_like_any_other(tmp_path):
+def test_the_pair_is_saved_and_loaded_like_any_other(tmp_path: Path) -> None:
     pair = small_pair()
     for name, model in (("target", pair.target), ("draft", pair.draft)):
         model.save_pretrained(tmp_path / name)
@@ -60,7 +63,9 @@ def test_the_pair_is_saved_and_loaded_like_any_other(tmp_path):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("alpha", [0.53, 0.8])
-def test_gated_shapes_have_their_alpha_at_the_temperature_they_were_dialled_at(alpha, temperature):
+def test_gated_shapes_have_their_alpha_at_the_temperature_they_were_dialled_at(
+    alpha: float, temperature: float
+) -> None:
     pair = synthetic_pair(alpha, *GATED, temperature=temperature, vocab=512, context=128)
     sampling = Sampling(temperature)
     made = generate(
@@ -69,7 +74,7 @@ def test_gated_shapes_have_their_alpha_at_the_temperature_they_were_dialled_at(a
     assert alpha_of(pair, torch.tensor(made.tokens), sampling) == pytest.approx(alpha, abs=0.05)
 
 
-def test_at_temperature_0_the_draft_is_right_or_wrong_and_right_as_often_as_asked():
+def test_at_temperature_0_the_draft_is_right_or_wrong_and_right_as_often_as_asked() -> None:
     pair = synthetic_pair(0.75, *GATED, temperature=0, vocab=512, context=128)
     tokens = torch.arange(512)[None].T
     with torch.inference_mode():
@@ -78,7 +83,7 @@ def test_at_temperature_0_the_draft_is_right_or_wrong_and_right_as_often_as_aske
     assert len(firsts[0].unique()) == len(firsts[1].unique()) == 512  # both pass every token on
 
 
-def test_a_pair_in_bfloat16_is_the_pair_rounded():
+def test_a_pair_in_bfloat16_is_the_pair_rounded() -> None:
     exact, rounded = (
         synthetic_pair(0.7, *GATED, vocab=512, context=128, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
     )
@@ -91,7 +96,7 @@ def test_a_pair_in_bfloat16_is_the_pair_rounded():
     assert alpha_of(rounded, sequences) == pytest.approx(0.7, abs=0.03)
 
 
-def test_distributions_are_looked_at_in_parts_where_the_vocabulary_is_large(monkeypatch):
+def test_distributions_are_looked_at_in_parts_where_the_vocabulary_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = []
     for distributions in (2**23, 3 * 512):
         monkeypatch.setattr(synthetic, "CHUNK_PROBS", distributions)
@@ -99,7 +104,7 @@ def test_distributions_are_looked_at_in_parts_where_the_vocabulary_is_large(monk
     torch.testing.assert_close(*heads, rtol=1e-5, atol=1e-6)
 
 
-def test_a_pair_keeps_its_weights_from_version_to_version():
+def test_a_pair_keeps_its_weights_from_version_to_version() -> None:
     """What was measured with a seed is about this pair: a sum over its weights, to what sums differ by on machines."""
     pair = small_pair(0.76)
     sums = [
@@ -108,12 +113,12 @@ def test_a_pair_keeps_its_weights_from_version_to_version():
     assert sums == pytest.approx(KEPT, rel=1e-6)
 
 
-def test_an_alpha_that_no_weight_reaches_is_refused():
+def test_an_alpha_that_no_weight_reaches_is_refused() -> None:
     with pytest.raises(ValueError, match=r"at temperature 8.0 these shapes have one from 0.[5-9]"):
         synthetic_pair(0.3, *GATED, temperature=8.0, vocab=512, context=128)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 0.0, 0.05, 1.0, 2.0, float("nan")])
-def test_an_alpha_that_cannot_be_dialled_is_refused(alpha):
+def test_an_alpha_that_cannot_be_dialled_is_refused(alpha: float) -> None:
     with pytest.raises(ValueError, match=r"alpha is .*; a synthetic pair has one from 0.1 to 0.99"):
         small_pair(alpha)

@@ -1,9 +1,13 @@
 """A model evaluated over a tree: each node has the distribution that its path alone would give."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 from tiny import ARCHITECTURES, LIMIT, ROUNDING, llama
+from torch import Tensor
+from transformers import PreTrainedModel
 from tree_bugs import TREE_BUGS
 
 from specnb.models.cache import additive_mask, ragged_mask
@@ -14,20 +18,20 @@ VOCAB = 5
 PROMPT = [1, 3, 2]
 
 
-def model_of(architecture, attention="sdpa"):
+def model_of(architecture: str, attention: str = "sdpa") -> PreTrainedModel:
     model = ARCHITECTURES[architecture](VOCAB, dtype=torch.float64)
     model.set_attn_implementation(attention)
     return model
 
 
-def alone(model, paths):
+def alone(model: PreTrainedModel, paths: Sequence[tuple[int, ...]]) -> Tensor:
     """Log-distributions after each path: its whole text in a run of its own, no cache, no mask."""
     with torch.inference_mode():
         rows = [model(input_ids=torch.tensor([[*PROMPT, *path]]), use_cache=False).logits[0, -1] for path in paths]
     return torch.log_softmax(torch.stack(rows), dim=-1)
 
 
-def grown(rng, roots, levels, width):
+def grown(rng: np.random.Generator, roots: Sequence[tuple[int, ...]], levels: int, width: int) -> list[tuple[int, ...]]:
     """Random paths below `roots`, level by level, parents first."""
     paths, last = [], list(roots)
     for _ in range(levels):
@@ -37,7 +41,7 @@ def grown(rng, roots, levels, width):
     return paths
 
 
-def largest_error(model, runner=TreeModel, seed=0, rounds=4):
+def largest_error(model: PreTrainedModel, runner: type[TreeModel] = TreeModel, seed: int = 0, rounds: int = 4) -> float:
     """Over several rounds of growing a tree and forgetting most of it, so that freed slots are used again."""
     rng = np.random.default_rng(seed)
     distributions = runner(model, PROMPT, capacity=40)
@@ -53,11 +57,11 @@ def largest_error(model, runner=TreeModel, seed=0, rounds=4):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_node_has_the_distribution_of_its_path_alone(architecture, attention):
+def test_every_node_has_the_distribution_of_its_path_alone(architecture: str, attention: str) -> None:
     assert largest_error(model_of(architecture, attention)) < ROUNDING[attention]
 
 
-def test_a_prompt_of_one_token_is_the_root_alone():
+def test_a_prompt_of_one_token_is_the_root_alone() -> None:
     model = model_of("llama")
     distributions = TreeModel(model, [2], capacity=3)([(), (1,)])
     with torch.inference_mode():
@@ -66,11 +70,11 @@ def test_a_prompt_of_one_token_is_the_root_alone():
 
 
 @pytest.mark.parametrize("bug", TREE_BUGS)
-def test_planted_bugs_change_the_distributions(bug):
+def test_planted_bugs_change_the_distributions(bug: str) -> None:
     assert largest_error(model_of("gpt2"), TREE_BUGS[bug].model) > 1e-3
 
 
-def test_each_node_is_evaluated_once_and_missing_nodes_together():
+def test_each_node_is_evaluated_once_and_missing_nodes_together() -> None:
     distributions = TreeModel(model_of("llama"), PROMPT, capacity=8)
     distributions([(0, 1), (0, 2), (3,)])
     distributions([(0,), (0, 1), (0, 2, 4)])
@@ -78,7 +82,7 @@ def test_each_node_is_evaluated_once_and_missing_nodes_together():
     assert distributions.runs == [5, 1]
 
 
-def test_dropped_nodes_free_their_slots():
+def test_dropped_nodes_free_their_slots() -> None:
     distributions = TreeModel(model_of("llama"), PROMPT, capacity=5)
     distributions([(0, 1), (0, 2), (3,)])
     with pytest.raises(RuntimeError, match="2 new nodes need 2 cache slots, but 0 are free: drop nodes"):
@@ -88,12 +92,12 @@ def test_dropped_nodes_free_their_slots():
     assert torch.allclose(distributions(paths), alone(model_of("llama"), paths), atol=1e-10)
 
 
-def test_a_tree_in_half_precision_has_float32_distributions():
+def test_a_tree_in_half_precision_has_float32_distributions() -> None:
     distributions = TreeModel(llama(VOCAB, dtype=torch.bfloat16), PROMPT, capacity=3)
     assert distributions([(1,), (2,)]).dtype == torch.float32
 
 
-def test_the_last_position_can_be_reached():
+def test_the_last_position_can_be_reached() -> None:
     model = model_of("gpt2")
     prompt = [1] * (LIMIT - 2)
     distributions = TreeModel(model, prompt, capacity=3)([(0, 1)])
@@ -102,7 +106,7 @@ def test_the_last_position_can_be_reached():
     assert torch.allclose(distributions[0], torch.log_softmax(own, -1), atol=1e-10)
 
 
-def test_a_line_is_a_tree_too():
+def test_a_line_is_a_tree_too() -> None:
     """Explicit positions and visibility of a line give what the runner makes of slots alone, to the last bit."""
     model, tokens, slots = model_of("llama"), torch.tensor([[1, 2, 0, 4]]), torch.arange(4)[None]
     visible = torch.arange(6) <= slots[..., None]

@@ -1,10 +1,13 @@
 """Figures of caches: the drawn mask is the mask that the model was given."""
 
+from collections.abc import Iterator
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 from tiny import llama
+from torch import Tensor
 
 from specnb.decoding import batch_layouts
 from specnb.decoding.batch_layouts import LAYOUTS
@@ -16,17 +19,17 @@ BLOCK = torch.tensor([[1, 2], [0, 0], [3, 1]])
 
 
 @pytest.fixture(autouse=True)
-def _closed():
+def _closed() -> Iterator[None]:
     yield
     plt.close("all")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @torch.inference_mode()
-def test_what_is_drawn_is_what_the_model_was_given(layout, monkeypatch):
+def test_what_is_drawn_is_what_the_model_was_given(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
 
-    def kept(visible, dtype):
+    def kept(visible: Tensor, dtype: torch.dtype) -> Tensor:
         given.append(visible)
         return cache.additive_mask(visible, dtype)
 
@@ -41,7 +44,7 @@ def test_what_is_drawn_is_what_the_model_was_given(layout, monkeypatch):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @torch.inference_mode()
-def test_a_snapshot_holds_every_sequence(layout):
+def test_a_snapshot_holds_every_sequence(layout: str) -> None:
     rows = LAYOUTS[layout](llama(), SEQUENCES, 6)
     rows.run(BLOCK)
     rows.crop(torch.tensor([2, 0, 1]))
@@ -53,7 +56,7 @@ def test_a_snapshot_holds_every_sequence(layout):
 
 
 @torch.inference_mode()
-def test_every_layout_can_be_drawn():
+def test_every_layout_can_be_drawn() -> None:
     shots = {}
     for name, layout in LAYOUTS.items():
         rows = layout(llama(), SEQUENCES, 6)
@@ -67,6 +70,6 @@ def test_every_layout_can_be_drawn():
     assert [axis.get_title().split("\n")[0] for axis in masks.axes] == list(LAYOUTS)
 
 
-def test_another_type_of_rows_is_refused():
+def test_another_type_of_rows_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot be drawn"):
         snapshot(type("Other", (), {"lengths": torch.tensor([1])})())

@@ -4,13 +4,14 @@ import json
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from specnb.measure.statistics import Estimate
-from specnb.report import claims, results
+from specnb.report import claims, origin, results
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +28,10 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (False, False, "refuted"),
         (np.True_, False, "holds"),
         (None, False, "open"),
-        *((verdict, False, verdict) for verdict in results.VERDICTS),
+        *((verdict, False, verdict) for verdict in claims.VERDICTS),
     ],
 )
-def test_a_verdict_follows_from_its_checks(holds: bool | str | None, holds_if: bool, verdict: str) -> None:
+def test_a_verdict_follows_from_its_checks(holds: Any, holds_if: bool, verdict: str) -> None:
     assert results.Findings("00").verdict("lanes-figure", holds, "9 runs", holds_if) == verdict
 
 
@@ -72,7 +73,7 @@ def test_an_origin_is_left_with_the_verdicts(tmp_path: Path, monkeypatch: pytest
     made = json.loads((tmp_path / "data" / "results" / "02.origin.json").read_text())
     assert made["parameters"] == {"seed": 1, "distributions": "(1, 2)"}
     assert list(made["written"]) == ["data/results/02.claims.csv", "data/results/02.numbers.json"]
-    monkeypatch.setattr(results.origin, "at_start", lambda root, number: {})
+    monkeypatch.setattr(origin, "at_start", lambda root, number: {})
     results.Findings("12").close()
     assert not (tmp_path / "data" / "results" / "12.origin.json").exists()
 
@@ -82,7 +83,7 @@ def test_collect_has_every_claim_and_keeps_verdicts() -> None:
     findings.verdict("lanes-figure", True, "9 runs\n  for 38 tokens")
     findings.close()
     table = results.collect().set_index("id")
-    assert list(table.index) == list(pd.read_csv(results.CLAIMS).id)
+    assert list(table.index) == list(pd.read_csv(claims.CLAIMS).id)
     assert table.loc["lanes-figure", "verdict"] == "holds"
     assert table.loc["lanes-figure", "evidence"] == "9 runs for 38 tokens"
     assert (table.drop("lanes-figure").verdict == "open").all()
@@ -150,7 +151,7 @@ def test_outside_a_checkout_findings_say_what_is_needed(tmp_path: Path, monkeypa
 
 def test_main_counts_what_is_open(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     results.main()
-    number = len(pd.read_csv(results.CLAIMS))
+    number = len(pd.read_csv(claims.CLAIMS))
     assert f"{number} claims: 0 holds, 0 refuted, 0 conditional, {number} open" in capsys.readouterr().out
     assert len(pd.read_csv(tmp_path / "data" / "results" / "claims.csv")) == number
 
@@ -202,7 +203,7 @@ def test_results_go_elsewhere_unless_asked(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     for value in ("", None):
         monkeypatch.setenv("SPECNB_OUT", "") if value == "" else monkeypatch.delenv("SPECNB_OUT")
-        assert results.out() == results.ROOT / "build" / "own"
+        assert results.out() == claims.ROOT / "build" / "own"
 
 
 def test_an_unknown_parameter_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,26 +1,39 @@
 """Which ways to keep the rows of a batch equally long are exact, by enumeration."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from tiny import distributions_after, gpt2, llama, near_copy
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from specnb import theory
 from specnb.decoding.loop import generate
 from specnb.sampling import batch_truncation
-from specnb.sampling.enumeration import completed, count_distribution, joint_distribution, step_distribution
-from specnb.sampling.verification import exact_match, rejection_sampling, token_verification
+from specnb.sampling.batch_truncation import Truncation
+from specnb.sampling.enumeration import (
+    Conditional,
+    completed,
+    count_distribution,
+    joint_distribution,
+    step_distribution,
+)
+from specnb.sampling.verification import Outcome, Rule, exact_match, rejection_sampling, token_verification
 
 EXACT = [batch_truncation.keep_all, batch_truncation.truncate_to_shortest]
 WRONG = [batch_truncation.truncate_and_resample, batch_truncation.truncate_as_printed]
 
 
-def distributions(make, prompt, length, noise=0.5):
+def distributions(
+    make: Callable[..., PreTrainedModel], prompt: list[int], length: int, noise: float = 0.5
+) -> tuple[Conditional, Conditional]:
     target = make(vocab=3)
     return distributions_after(target, prompt, length), distributions_after(near_copy(target, noise), prompt, length)
 
 
-def distance(truncation, gamma, make=llama):
+def distance(truncation: Truncation, gamma: int, make: Callable[..., PreTrainedModel] = llama) -> float:
     p, q = distributions(make, [1], gamma + 1)
     others = batch_truncation.emitted_count_distribution(*distributions(make, [2, 0], gamma + 1), gamma)
     emitted = batch_truncation.distribution_with_neighbour(truncation, p, q, gamma, others)
@@ -31,24 +44,28 @@ def distance(truncation, gamma, make=llama):
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 @pytest.mark.parametrize("make", [llama, gpt2])
 @pytest.mark.parametrize("truncation", EXACT)
-def test_exact_truncations_keep_the_distribution_of_every_row(truncation, make, gamma):
+def test_exact_truncations_keep_the_distribution_of_every_row(
+    truncation: Truncation, make: Callable[..., PreTrainedModel], gamma: int
+) -> None:
     assert distance(truncation, gamma, make) < 1e-12
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_resampling_where_a_draft_token_was_accepted_is_not_exact(make, gamma):
+def test_resampling_where_a_draft_token_was_accepted_is_not_exact(
+    make: Callable[..., PreTrainedModel], gamma: int
+) -> None:
     assert distance(batch_truncation.truncate_and_resample, gamma, make) > 0.01
 
 
 @pytest.mark.parametrize("gamma", [2, 3])
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_truncation_as_printed_is_not_exact(make, gamma):
+def test_truncation_as_printed_is_not_exact(make: Callable[..., PreTrainedModel], gamma: int) -> None:
     assert distance(batch_truncation.truncate_as_printed, gamma, make) > 0.05
 
 
 @pytest.mark.parametrize("rule", [token_verification, exact_match, rejection_sampling])
-def test_the_resampled_token_is_biased_towards_the_recovered_token(rule):
+def test_the_resampled_token_is_biased_towards_the_recovered_token(rule: Rule) -> None:
     """The deviation of one draft's distribution, derived: P(the other rejects) (1 - beta) (recovered - p)."""
     p, q = (torch.tensor(probs, dtype=torch.float64) for probs in ([0.5, 0.3, 0.2], [0.2, 0.2, 0.6]))
     others = torch.tensor([0.4, 0.6], dtype=torch.float64)
@@ -70,7 +87,7 @@ def test_the_resampled_token_is_biased_towards_the_recovered_token(rule):
     assert torch.allclose(first - p, others[0] * (rejected - rejected.sum() * p), rtol=0, atol=1e-12)
 
 
-def test_truncated_rows_stay_independent():
+def test_truncated_rows_stay_independent() -> None:
     """Not only each row's distribution: the joint distribution of both is the product."""
     gamma, length = 2, 3
     pairs = [distributions(llama, prompt, length) for prompt in ([1], [2, 0])]
@@ -78,7 +95,7 @@ def test_truncated_rows_stay_independent():
     joint = torch.zeros((27, 27), dtype=torch.float64)
     sequences = {}
 
-    def rest(row, tokens):
+    def rest(row: int, tokens: tuple[int, ...]) -> Tensor:
         key = (row, tokens)
         if key not in sequences:
             sequences[key] = completed({tokens: 1.0}, pairs[row][0], length).flatten()
@@ -94,7 +111,7 @@ def test_truncated_rows_stay_independent():
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
-def test_tokens_of_a_batch_truncated_to_its_shortest_row(alpha, rows):
+def test_tokens_of_a_batch_truncated_to_its_shortest_row(alpha: float, rows: int) -> None:
     """With iid acceptance every draft survives if all rows accept it: Equation 1 with alpha to the power of rows."""
     counts = torch.from_numpy(theory.count_distribution(alpha, 4))
     shortest = batch_truncation.shortest_count_distribution(counts, rows)
@@ -103,7 +120,7 @@ def test_tokens_of_a_batch_truncated_to_its_shortest_row(alpha, rows):
     assert mean == pytest.approx(float(theory.expected_tokens(alpha**rows, 4)))
 
 
-def test_the_shortest_of_several_rows_by_counting():
+def test_the_shortest_of_several_rows_by_counting() -> None:
     counts = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     expected = np.zeros(3)
     for index in np.ndindex(3, 3, 3):
@@ -112,30 +129,31 @@ def test_the_shortest_of_several_rows_by_counting():
 
 
 @pytest.mark.parametrize("truncation", [*EXACT, *WRONG])
-def test_truncations_work_in_the_loop_as_enumerated(truncation):
+def test_truncations_work_in_the_loop_as_enumerated(truncation: Truncation) -> None:
     """A rule of the loop sees the whole batch; two rows of it are each other's neighbour."""
     target = llama(dtype=torch.float64)
     draft = near_copy(target, noise=0.5)
     kept = []
 
-    def rule(p, q, draft_tokens, accept, final):
+    def rule(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
         outcome = token_verification(p, q, draft_tokens, accept, final)
         made = truncation(outcome, outcome.accepted.flip(0), p, draft_tokens, final)
         kept.append((outcome.accepted.tolist(), made.accepted.tolist()))
         return made
 
     generate(target, [[1], [2, 0]], draft, gamma=3, max_new_tokens=8, rule=rule, progress=False)
-    expected = {
+    accepted_counts: dict[str, Callable[[list[int]], list[int]]] = {
         "keep_all": lambda pair: pair,
         "truncate_to_shortest": lambda pair: [min(pair)] * 2,
         "truncate_and_resample": lambda pair: [min(pair)] * 2,
         "truncate_as_printed": lambda pair: [3 - max(pair) + n for n in pair],
-    }[truncation.__name__]
+    }
+    expected = accepted_counts[truncation.__name__]
     assert kept
     assert all(made == expected(accepted) for accepted, made in kept)
 
 
-def test_the_distribution_of_counts_is_that_of_the_rule():
+def test_the_distribution_of_counts_is_that_of_the_rule() -> None:
     p, q = distributions(gpt2, [1], 3)
     assert torch.equal(
         batch_truncation.emitted_count_distribution(p, q, 2),

@@ -1,5 +1,7 @@
 """Beam search on distributions with exact scores: every tree, ties and ends; planted bugs must be found."""
 
+from typing import Any
+
 import pytest
 import torch
 from beam_bugs import BEAM_BUGS
@@ -17,7 +19,7 @@ EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 
 @EXAMPLES
 @given(st.lists(st.lists(st.integers(-3, 0), min_size=4, max_size=4), min_size=1, max_size=4), st.integers(1, 20))
-def test_best_is_a_stable_sort(rows, count):
+def test_best_is_a_stable_sort(rows: list[list[int]], count: int) -> None:
     totals = torch.tensor(rows, dtype=torch.float64)
     flat = [(-score, parent, token) for parent, row in enumerate(rows) for token, score in enumerate(row)]
     expected = sorted(flat)[:count]
@@ -25,14 +27,14 @@ def test_best_is_a_stable_sort(rows, count):
     assert list(zip(parents, tokens, scores.tolist(), strict=True)) == [(p, t, -s) for s, p, t in expected]
 
 
-def test_ties_of_one_level_go_to_the_higher_beam_and_the_lower_token():
+def test_ties_of_one_level_go_to_the_higher_beam_and_the_lower_token() -> None:
     state = extend(start(), torch.zeros(1, 5), BeamSettings(width=3, max_new_tokens=9))
     assert state.paths == ((0,), (1,), (2,))
     state = extend(state, torch.zeros(3, 5), BeamSettings(width=3, max_new_tokens=9))
     assert state.paths == ((0, 0), (0, 1), (0, 2))
 
 
-def test_of_equal_finished_beams_the_older_stays_before():
+def test_of_equal_finished_beams_the_older_stays_before() -> None:
     chosen = BeamSettings(width=2, max_new_tokens=3, length_penalty=0.0, early_stopping="never", eos=(1,))
     row = torch.tensor([[0.0, 0.0, -9.0]])
     state = start()
@@ -41,7 +43,7 @@ def test_of_equal_finished_beams_the_older_stays_before():
     assert [beam.path for beam in state.finished] == [(1,), (0, 1)]
 
 
-def test_a_distribution_that_is_not_a_number_is_an_error():
+def test_a_distribution_that_is_not_a_number_is_an_error() -> None:
     with pytest.raises(FloatingPointError, match="NaN"):
         extend(start(), torch.tensor([[0.0, torch.nan]]), BeamSettings(width=1, max_new_tokens=2))
 
@@ -60,7 +62,9 @@ SEARCHES = st.builds(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(SEARCHES, st.integers(0, 2), st.integers(1, 4), st.integers(0, 10**6), st.sampled_from([0.0, 0.2, 0.5, 1.0]))
-def test_any_draft_gives_the_same_states(chosen, wider, gamma, seed, differ):
+def test_any_draft_gives_the_same_states(
+    chosen: BeamSettings, wider: int, gamma: int, seed: int, differ: float
+) -> None:
     distributions = DyadicLogProbs(6, seed)
     draft = DyadicLogProbs(6, seed + 1, like=distributions, differ=differ)
     own, reached = trajectory(distributions, chosen), [start()]
@@ -71,7 +75,7 @@ def test_any_draft_gives_the_same_states(chosen, wider, gamma, seed, differ):
     assert all(map(same, own, reached))
 
 
-def test_a_draft_that_is_the_target_is_always_accepted():
+def test_a_draft_that_is_the_target_is_always_accepted() -> None:
     """Of the target's own distributions, u = w drafts are its beams: every step but the last is full."""
     distributions, chosen = DyadicLogProbs(6, 3), BeamSettings(width=3, max_new_tokens=12)
     levels = [len(states) for states in steps(distributions, chosen, distributions, 3, 2)]
@@ -89,7 +93,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_tree_gives_the_same_states(case):
+def test_every_tree_gives_the_same_states(case: str) -> None:
     vocab, chosen, width, gamma = CASES[case]
     found = [enumerate_trees(DyadicLogProbs(vocab, seed), chosen, width, gamma) for seed in range(3)]
     assert sum(one.trees for one in found) > 100
@@ -98,7 +102,7 @@ def test_every_tree_gives_the_same_states(case):
 
 
 @pytest.mark.parametrize("bug", BEAM_BUGS)
-def test_planted_bugs_are_found(bug):
+def test_planted_bugs_are_found(bug: str) -> None:
     different = 0
     for vocab, chosen, width, gamma in CASES.values():
         for seed in range(2):
@@ -108,7 +112,7 @@ def test_planted_bugs_are_found(bug):
     assert different > 0
 
 
-def test_pooling_is_never_worse_level_by_level_and_not_the_same():
+def test_pooling_is_never_worse_level_by_level_and_not_the_same() -> None:
     """A.4's more elaborate procedure: from the same beams, no beam of a rank scores lower, and some higher."""
     found = [enumerate_trees(DyadicLogProbs(4, seed), BeamSettings(1, 4), 2, 2, advance_pooled) for seed in range(8)]
     assert sum(one.worse for one in found) == 0
@@ -117,14 +121,14 @@ def test_pooling_is_never_worse_level_by_level_and_not_the_same():
     assert sum(one.better for one in as_wide) == 0  # what is accepted is then all that was drafted
 
 
-def test_drafted_levels_stop_where_nothing_could_follow():
+def test_drafted_levels_stop_where_nothing_could_follow() -> None:
     distributions, chosen = DyadicLogProbs(5, 0), BeamSettings(2, 3, eos=(4,))
     levels = list(draft_levels(start(), distributions, 3, 9, chosen))
     assert [len(level) for level in levels] == [3, 3]
     assert not any(4 in path for level in levels for path in level)
 
 
-def test_advance_takes_no_step_without_distributions():
+def test_advance_takes_no_step_without_distributions() -> None:
     assert advance(start(), {}, BeamSettings(1, 2)) == []
 
 
@@ -142,6 +146,6 @@ def test_advance_takes_no_step_without_distributions():
         ({"early_stopping": "always"}, "early_stopping is 'always'; it must be True, False or 'never'"),
     ],
 )
-def test_settings_out_of_range_are_refused(wrong, message):
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BeamSettings(**({"width": 2, "max_new_tokens": 4} | wrong))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def test_standardise_agrees_with_the_slow_reference(row: list[float], sampling: 
         assert torch.equal(have > 0, want > 0)
 
 
-def distribution_of(*parts: float, **settings: float) -> list[float]:
+def distribution_of(*parts: float, **settings: Any) -> list[float]:
     """The distribution that the settings make of weights, given as logits."""
     return standardise(torch.tensor(parts, dtype=torch.float64).log(), Sampling(**settings)).tolist()
 
@@ -181,7 +182,7 @@ def test_rows_without_a_distribution_raise_or_come_out_as_nan(bad: list[float], 
         ({"top_p": NAN}, "top_p is nan"),
     ],
 )
-def test_impossible_settings_are_named(settings: dict[str, float], message: str) -> None:
+def test_impossible_settings_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sampling(**settings)
 
@@ -284,7 +285,7 @@ def test_sample_takes_any_leading_shape(shape: tuple[int, ...]) -> None:
 
 
 @st.composite
-def pairs(draw_example) -> tuple[list[int], list[int]]:
+def pairs(draw_example: st.DrawFn) -> tuple[list[int], list[int]]:
     vocab = draw_example(st.integers(1, 6))
     row = st.lists(st.integers(0, 9), min_size=vocab, max_size=vocab).filter(any)
     return draw_example(row), draw_example(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -47,7 +48,13 @@ def test_completed_by_hand() -> None:
     assert torch.equal(have, torch.tensor([[0.25, 0.25], [0.0, 0.5]], dtype=torch.float64))
 
 
-def by_formula(accept_mass, final_distribution, p: Conditional, q: Conditional, gamma: int) -> Emissions:
+def by_formula(
+    accept_mass: Callable[[Tensor, Tensor], Tensor],
+    final_distribution: Callable[[Tensor, Tensor], Tensor],
+    p: Conditional,
+    q: Conditional,
+    gamma: int,
+) -> Emissions:
     """The distribution of what a step emits when x is drafted and accepted with `accept_mass(p, q)[x]`."""
     emitted: Emissions = {}
     for n in range(gamma + 1):
@@ -81,7 +88,12 @@ FORMULAS: list[tuple[Rule, object, object]] = [
 @pytest.mark.parametrize(
     ("rule", "accept_mass", "final_distribution"), FORMULAS, ids=lambda x: getattr(x, "__name__", "")
 )
-def test_cells_give_what_the_formulas_say(rule: Rule, accept_mass, final_distribution, kind: str) -> None:
+def test_cells_give_what_the_formulas_say(
+    rule: Rule,
+    accept_mass: Callable[[Tensor, Tensor], Tensor],
+    final_distribution: Callable[[Tensor, Tensor], Tensor],
+    kind: str,
+) -> None:
     p, q = distribution_pair(kind, vocab=3)
     have, want = step_distribution(rule, p, q, gamma=2), by_formula(accept_mass, final_distribution, p, q, gamma=2)
     for tokens in have.keys() | want.keys():
@@ -100,7 +112,7 @@ def test_count_distribution_follows_from_the_overlaps() -> None:
     """One token more than n only if the first n drafts are all accepted, each at its own context."""
     counts = count_distribution(step_distribution(token_verification, P, Q, gamma=2), gamma=2)
     first = overlap(P(()), Q(()))
-    both = sum(torch.minimum(P(()), Q(()))[x] * overlap(P((x,)), Q((x,))) for x in range(3))
+    both = torch.stack([torch.minimum(P(()), Q(()))[x] * overlap(P((x,)), Q((x,))) for x in range(3)]).sum()
     torch.testing.assert_close(counts, torch.stack([1 - first, first - both, both]), atol=1e-12, rtol=0)
 
 
@@ -158,7 +170,7 @@ def test_no_leak_is_small_enough_to_hide_in_a_cell(lenience: float, kind: str) -
             .max()
         )
     except ValueError:
-        distance = torch.inf
+        distance = torch.tensor(torch.inf)
     assert distance > 1e-11
 
 

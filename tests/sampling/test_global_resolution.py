@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from distributions_for_tests import PAIRS, distance, first_distributions
@@ -88,7 +90,7 @@ def repeats_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("bug", [wrong_set, no_residual, shares_not_conditional, repeats_tested_again])
-def test_a_bug_is_found(bug, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_found(bug: Callable[[pytest.MonkeyPatch], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Either the distribution or the acceptance is off by more than the bounds allow."""
     p, q = torch.tensor([1, 3, 4, 2]).double() / 10, torch.tensor([4, 2, 1, 3]).double() / 10
     bug(monkeypatch)

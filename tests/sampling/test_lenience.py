@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from tiny import llama, near_copy
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from specnb.decoding import loop
 from specnb.decoding.loop import forget_compiled, generate
@@ -151,9 +153,9 @@ def test_lenience_one_is_the_exact_rule_bit_for_bit(seed: int, kind: str) -> Non
 
 def test_lenience_one_gives_the_same_sequences_in_the_loop_and_less_gives_others() -> None:
     target = llama(vocab=16)
-    settings = {"gamma": 3, "max_new_tokens": 10, "seed": 5, "progress": False}
+    settings: dict[str, Any] = {"gamma": 3, "max_new_tokens": 10, "seed": 5, "progress": False}
 
-    def sequences(draft, rule: Rule) -> list[list[int]]:
+    def sequences(draft: PreTrainedModel | ModelDrafter | None, rule: Rule) -> list[list[int]]:
         return generate(target, [[1, 2], [3], [0, 5, 4]] * 4, draft, rule=rule, **settings).tokens
 
     draft = near_copy(target, 0.3)
@@ -170,7 +172,7 @@ def test_equal_rules_share_a_compiled_batch(rule: Callable[[float], Rule], monke
     built = []
 
     class CountedBatch(Batch):
-        def __init__(self, *settings) -> None:
+        def __init__(self, *settings: Any) -> None:
             built.append(self)
             super().__init__(*settings)
 
@@ -186,11 +188,12 @@ def test_equal_rules_share_a_compiled_batch(rule: Callable[[float], Rule], monke
 # Temperature 0
 
 
-def greedily(lenience: float, p: list[float], draft: int) -> Outcome:
+def greedily(lenience: float, p: list[float], draft: int) -> tuple[int, int]:
     distributions, nothing = torch.tensor([p, p]), torch.zeros(1, len(p))
-    return lenient_greedy_verification(lenience)(
+    outcome = lenient_greedy_verification(lenience)(
         distributions, nothing, torch.tensor([draft]), torch.zeros(1), torch.zeros(())
     )
+    return int(outcome.accepted), int(outcome.token)
 
 
 @pytest.mark.parametrize(("lenience", "draft", "accepted"), [(1, 0, 1), (1, 1, 0), (0.5, 1, 1), (0.5, 2, 0)])
@@ -264,8 +267,8 @@ def sequence_probability(p: Conditional, q: Conditional, gamma: int, lenience: f
 def test_the_probability_of_a_sequence_sums_over_its_divisions_into_steps(kind: str, gamma: int) -> None:
     p, q = distribution_pair(kind, vocab=2)
     sequences = list(product(range(2), repeat=4))
-    distributions = [torch.stack([distributions_along(side, tokens, 4) for tokens in sequences]) for side in (p, q)]
-    have = sequence_log_probability(*distributions, torch.tensor(sequences), gamma, lenience=0.4).exp()
+    ps, qs = (torch.stack([distributions_along(side, tokens, 4) for tokens in sequences]) for side in (p, q))
+    have = sequence_log_probability(ps, qs, torch.tensor(sequences), gamma, lenience=0.4).exp()
     for row, tokens in enumerate(sequences):
         for n in range(1, 5):
             assert float(have[row, n - 1]) == pytest.approx(
@@ -276,9 +279,9 @@ def test_the_probability_of_a_sequence_sums_over_its_divisions_into_steps(kind: 
 def test_with_lenience_one_a_sequence_has_the_targets_probability() -> None:
     p, q = distribution_pair("dense", vocab=3)
     sequences = list(product(range(3), repeat=3))
-    distributions = [torch.stack([distributions_along(side, tokens, 3) for tokens in sequences]) for side in (p, q)]
-    have = sequence_log_probability(*distributions, torch.tensor(sequences), 2, lenience=1.0)
-    want = distributions[0].gather(-1, torch.tensor(sequences)[..., None])[..., 0].log().cumsum(1)
+    ps, qs = (torch.stack([distributions_along(side, tokens, 3) for tokens in sequences]) for side in (p, q))
+    have = sequence_log_probability(ps, qs, torch.tensor(sequences), 2, lenience=1.0)
+    want = ps.gather(-1, torch.tensor(sequences)[..., None])[..., 0].log().cumsum(1)
     torch.testing.assert_close(have, want, atol=1e-12, rtol=0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -346,7 +346,7 @@ def most_probable_first(drafts: list[DraftTuple]) -> list[DraftTuple]:
         ("k-sequential", first_tested_twice),  # its order does not matter: every test has the same threshold
     ],
 )
-def test_draft_tokens_in_a_wrong_order_are_found(name: str, change: Callable) -> None:
+def test_draft_tokens_in_a_wrong_order_are_found(name: str, change: Callable[..., Any]) -> None:
     method = methods(BUGGY_Q, 2)[name]
     emitted, _ = asked_selection(*method[:2], BUGGY_P, change(method.drafts))
     assert distance(emitted, BUGGY_P) > 1e-3

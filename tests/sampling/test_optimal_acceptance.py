@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from distributions_for_tests import PAIRS, distribution_pair
-from scipy.optimize import OptimizeResult
+from scipy.optimize import OptimizeResult, linprog
 
 from specnb.sampling import optimal_acceptance
 from specnb.sampling.block_verification import block_plan
@@ -138,9 +140,9 @@ def test_an_unsolved_program_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_wrong_dual_solution_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    solve = optimal_acceptance.linprog
+    solve = linprog
 
-    def shifted(*args, **kwargs) -> OptimizeResult:
+    def shifted(*args: Any, **kwargs: Any) -> OptimizeResult:
         solved = solve(*args, **kwargs)
         solved.fun += 1e-6
         return solved

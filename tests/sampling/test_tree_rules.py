@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,8 +12,15 @@ from torch import Tensor
 
 from specnb.sampling import traversal
 from specnb.sampling.block_verification import block_plan, block_verification
-from specnb.sampling.enumeration import Emissions, completed, joint_distribution
-from specnb.sampling.multi_draft import SelectionPlan, k_sequential_plan, recursive_plan, spechub_plan, top_k_plan
+from specnb.sampling.enumeration import Conditional, Emissions, completed, joint_distribution
+from specnb.sampling.multi_draft import (
+    SelectionPlan,
+    SelectionPlanner,
+    k_sequential_plan,
+    recursive_plan,
+    spechub_plan,
+    top_k_plan,
+)
 from specnb.sampling.threshold_enumeration import (
     asked_tree_distribution,
     expected_accepted,
@@ -59,7 +67,7 @@ class Method(NamedTuple):
     scheme: Scheme
 
 
-def of_selection(plan, scheme: Scheme) -> Method:
+def of_selection(plan: SelectionPlanner, scheme: Scheme) -> Method:
     function = SelectionTree(plan)
     return Method(TreeRule(function), function.thresholds, scheme)
 
@@ -93,7 +101,7 @@ TREES = [(-1,), (-1, -1), (-1, 0, -1), (-1, -1, 0, 0), (-1, 0, 1)]
 KINDS = ["zeros in p", "zeros in q", "zeros in both", "disjoint", "equal", "one-hot p", "one-hot q"]
 
 
-def total_variation(emitted: Emissions, p, length: int) -> float:
+def total_variation(emitted: Emissions, p: Conditional, length: int) -> float:
     return float((completed(emitted, p, length) - joint_distribution(p, length)).abs().sum()) / 2
 
 
@@ -144,12 +152,15 @@ def accepted(method: Method, parents: tuple[int, ...], seed: int = 0) -> float:
     return expected_accepted(asked_tree_distribution(*method[:2], p, q, parents, method.scheme))
 
 
-def random_tree(parents: tuple[int, ...], rows: int = 300, vocab: int = 4, scheme: Scheme = independent_children):
+def random_tree(
+    parents: tuple[int, ...], rows: int = 300, vocab: int = 4, scheme: Scheme = independent_children
+) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...], Tensor, Tensor]:
     """p, q, tokens and uniforms of `rows` trees whose distributions depend on the row only."""
     generator = torch.Generator().manual_seed(len(parents))
     p = torch.softmax(2 * torch.randn(rows, len(parents) + 1, vocab, generator=generator).double(), -1)
     base = torch.softmax(2 * torch.randn(rows, len(parents) + 1, vocab, generator=generator).double(), -1)
-    tokens, q = [], []
+    tokens: list[Tensor] = []
+    q: list[Tensor] = []
     for node, parent in enumerate(parents):
         own = scheme(base[:, parent + 1], [tokens[i] for i in range(node) if parents[i] == parent])
         q.append(own)
@@ -291,7 +302,7 @@ def path_off_by_one(rule: TreeRule) -> TreeRule:
 def accepted_off_by_one(rule: TreeRule) -> TreeRule:
     """The last node of the path is not counted, and its token is lost."""
 
-    def fewer(*given) -> TreeOutcome:
+    def fewer(*given: Any) -> TreeOutcome:
         outcome = rule(*given)
         return outcome._replace(accepted=(outcome.accepted - 1).clamp_min(0))
 
@@ -339,7 +350,7 @@ def is_found(method: Method, parents: tuple[int, ...], vocab: int = 3, kind: str
 @pytest.mark.parametrize("bug", BUGS)
 @pytest.mark.parametrize("name", ["recursive, without replacement", "q = 1, top-k", "k-sequential", "SpecHub",
                                   "traversal, without replacement", "best path", "exact match", "greedy"])  # fmt: skip
-def test_a_bug_of_the_rule_is_found(name: str, bug) -> None:
+def test_a_bug_of_the_rule_is_found(name: str, bug: Callable[[TreeRule], TreeRule]) -> None:
     method, kind = BUGGY[name], "one-hot p" if name == "greedy" else "dense"
     assert len([other for other in BUGS if (name, other) not in HARMLESS]) >= 3
     if (name, bug) not in HARMLESS:
@@ -387,7 +398,9 @@ def weights_not_renormalised(monkeypatch: pytest.MonkeyPatch) -> Method:
     "bug",
     [root_first, residual_of_the_token_rule, draft_distribution_not_skewed, one_path_fewer, weights_not_renormalised],
 )
-def test_a_bug_of_the_recursion_is_found(bug, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_the_recursion_is_found(
+    bug: Callable[[pytest.MonkeyPatch], Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if bug is residual_of_the_token_rule:  # of few tokens, a residual is one-hot
         assert is_found(bug(monkeypatch), (-1, 0), vocab=4)
     else:
@@ -399,7 +412,9 @@ def test_a_bug_of_the_selection_is_found(take: str) -> None:
     """The second level of the tree is looked up at the wrong entry."""
 
     class Wrong(SelectionTree):
-        def __call__(self, p, q, tokens, parents, accept, final):
+        def __call__(
+            self, p: Tensor, q: Tensor, tokens: Tensor, parents: tuple[int, ...], accept: Tensor, final: Tensor
+        ) -> TreeOutcome:
             if take == "p after the parent":
                 p = p[..., [0, *(parent + 1 for parent in parents)], :]
             else:

@@ -1,25 +1,27 @@
 """Tree rules: the joint distribution of everything a step emits, enumerated exactly, and the rule's edge cases."""
 
+from collections.abc import Sequence
 from itertools import pairwise, product
 
 import pytest
 import torch
+from torch import Tensor
 
 from specnb.sampling.distributions import residual
-from specnb.sampling.enumeration import completed, joint_distribution
-from specnb.sampling.tree_verification import TreeRule, node_depths, recursive_rejection
+from specnb.sampling.enumeration import Conditional, Emissions, completed, joint_distribution
+from specnb.sampling.tree_verification import TreeOutcome, TreeRule, node_depths, recursive_rejection
 from specnb.sampling.verification import token_verification
 
 VOCAB = 3
 TREES = [(-1,), (-1, -1), (-1, -1, -1), (-1, 0), (-1, 0, -1), (-1, -1, 0, 0), (-1, 0, 0, -1, 3), (-1, 0, 1)]
 
 
-def conditionals(seed, zeros=0.0):
+def conditionals(seed: int, zeros: float = 0.0) -> Conditional:
     """Random distributions that depend on every token before."""
     generator = torch.Generator().manual_seed(seed)
     table = {}
 
-    def after(prefix):
+    def after(prefix: tuple[int, ...]) -> Tensor:
         if prefix not in table:
             weights = torch.rand(VOCAB, generator=generator, dtype=torch.float64)
             weights[torch.rand(VOCAB, generator=generator) < zeros] = 0.0
@@ -29,21 +31,21 @@ def conditionals(seed, zeros=0.0):
     return after
 
 
-def prefixes(parents, tokens):
+def prefixes(parents: tuple[int, ...], tokens: Sequence[int]) -> list[tuple[int, ...]]:
     """The tokens from the root to each node."""
-    paths = []
+    paths: list[tuple[int, ...]] = []
     for parent, token in zip(parents, tokens, strict=True):
         paths.append((*paths[parent], token) if parent >= 0 else (token,))
     return paths
 
 
-def step_distribution(rule, p, q, parents):
+def step_distribution(rule: TreeRule, p: Conditional, q: Conditional, parents: tuple[int, ...]) -> Emissions:
     """The probability of everything a step can emit, by asking `rule` in every cell of the uniforms.
 
     A uniform is compared with one number, or not at all: r(x)/q(x) of its node, where r is what earlier siblings leave
     when all of them are rejected. The final uniform is compared with cumulated distributions, each of them one r.
     """
-    emitted = {}
+    emitted: Emissions = {}
     for tokens in product(range(VOCAB), repeat=len(parents)):
         paths = prefixes(parents, tokens)
         own = torch.stack([q(path[:-1]) for path in paths])
@@ -76,7 +78,7 @@ def step_distribution(rule, p, q, parents):
 
 @pytest.mark.parametrize("zeros", [0.0, 0.4])
 @pytest.mark.parametrize("parents", TREES, ids=str)
-def test_recursive_rejection_is_exact(parents, zeros):
+def test_recursive_rejection_is_exact(parents: tuple[int, ...], zeros: float) -> None:
     """Whatever a step emits, the target continued from there has its own joint distribution."""
     length = max(node_depths(parents)) + 1
     p, q = conditionals(0, zeros), conditionals(100, zeros)
@@ -84,10 +86,12 @@ def test_recursive_rejection_is_exact(parents, zeros):
     assert (have - joint_distribution(p, length)).abs().max() < 1e-12
 
 
-def test_a_rule_that_forgets_the_rejected_sibling_is_found():
+def test_a_rule_that_forgets_the_rejected_sibling_is_found() -> None:
     """Two drafts, each tested against p itself: the enumeration sees it."""
 
-    def forgetful(p, q, draft_tokens, parents, accept, final):
+    def forgetful(
+        p: Tensor, q: Tensor, draft_tokens: Tensor, parents: tuple[int, ...], accept: Tensor, final: Tensor
+    ) -> TreeOutcome:
         both = [
             recursive_rejection(
                 p[..., [0, node + 1], :],
@@ -110,7 +114,7 @@ def test_a_rule_that_forgets_the_rejected_sibling_is_found():
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 3])
-def test_on_a_chain_it_is_algorithm_1(gamma):
+def test_on_a_chain_it_is_algorithm_1(gamma: int) -> None:
     generator = torch.Generator().manual_seed(gamma)
     p, q = (torch.softmax(torch.randn(500, n, 5, generator=generator).double(), -1) for n in (gamma + 1, gamma))
     tokens = torch.randint(-1, 5, (500, gamma), generator=generator)
@@ -123,7 +127,7 @@ def test_on_a_chain_it_is_algorithm_1(gamma):
     assert torch.equal(tree.path, torch.arange(gamma).where(torch.arange(gamma) < chain.accepted[:, None], -1))
 
 
-def test_nodes_without_a_token_are_passed_over():
+def test_nodes_without_a_token_are_passed_over() -> None:
     p = torch.tensor([[0.2, 0.8], [0.5, 0.5], [0.5, 0.5]])
     q = torch.tensor([[0.0, 0.0], [0.2, 0.8]])
     half = torch.tensor([0.5, 0.5])
@@ -131,12 +135,12 @@ def test_nodes_without_a_token_are_passed_over():
     assert (int(outcome.accepted), int(outcome.token), outcome.path.tolist()) == (1, 0, [1])
 
 
-def test_rules_are_values():
+def test_rules_are_values() -> None:
     assert TreeRule(recursive_rejection.function) == recursive_rejection
     assert hash(TreeRule(recursive_rejection.function)) == hash(recursive_rejection)
 
 
 @pytest.mark.parametrize("parents", [(0,), (-2,), (-1, 2, 0)])
-def test_parents_come_before_their_children(parents):
+def test_parents_come_before_their_children(parents: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="it must be an earlier node, or -1"):
         node_depths(parents)

@@ -93,7 +93,7 @@ def test_without_a_proposal_the_next_token_has_the_targets_distribution(rule: Ru
     q[missing_from], draft_tokens[missing_from] = 0.0, -1
     uniforms = lattice(3)
     rows = [tensor.expand(len(uniforms), *tensor.shape) for tensor in (p, q, draft_tokens)]
-    accepted, token = rule(*rows, *_split(uniforms))
+    accepted, token = rule(*rows, *_split(uniforms))  # type: ignore[call-arg]
     assert accepted.max() == missing_from
     at_the_gap = accepted == missing_from
     share = torch.bincount(token[at_the_gap], minlength=3) / at_the_gap.sum()
@@ -107,7 +107,9 @@ def _split(uniforms: Tensor) -> tuple[Tensor, Tensor]:
 # Shapes, types, extremes
 
 
-def random_case(rule: Rule, shape: tuple[int, ...], kind: str = "dense", vocab: int = 5, gamma: int = 3):
+def random_case(
+    rule: Rule, shape: tuple[int, ...], kind: str = "dense", vocab: int = 5, gamma: int = 3
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """p, q, drafts and uniforms of each row; a draft in eight is missing."""
     kind = "one-hot p" if rule is greedy_verification else kind
     generator = torch.Generator().manual_seed(0)
@@ -115,18 +117,22 @@ def random_case(rule: Rule, shape: tuple[int, ...], kind: str = "dense", vocab: 
     uniforms = torch.rand(rows, 2 * gamma + 1, generator=generator, dtype=torch.float64)
     ps, qs, drafted = [], [], []
     for row in range(rows):
-        p, q = distribution_pair(kind, vocab, seed=row)
+        p_of, q_of = distribution_pair(kind, vocab, seed=row)
         tokens: tuple[int, ...] = ()
         for i in range(gamma):
-            tokens += (int(sample(q(tokens), uniforms[row, i])),)
-        ps.append(distributions_along(p, tokens, gamma + 1))
-        qs.append(distributions_along(q, tokens, gamma))
+            tokens += (int(sample(q_of(tokens), uniforms[row, i])),)
+        ps.append(distributions_along(p_of, tokens, gamma + 1))
+        qs.append(distributions_along(q_of, tokens, gamma))
         drafted.append(torch.tensor(tokens, dtype=torch.int64))
     p, q, draft_tokens = torch.stack(ps), torch.stack(qs), torch.stack(drafted)
     missing = torch.rand(draft_tokens.shape, generator=generator) < 1 / 8
     q, draft_tokens = q.where(~missing[..., None], 0.0), draft_tokens.where(~missing, -1)
-    flat = (p, q, draft_tokens, *_split(uniforms[:, gamma:]))
-    return tuple(tensor.reshape(*shape, *tensor.shape[1:]) for tensor in flat)
+    accept, final = _split(uniforms[:, gamma:])
+
+    def shaped(tensor: Tensor) -> Tensor:
+        return tensor.reshape(*shape, *tensor.shape[1:])
+
+    return shaped(p), shaped(q), shaped(draft_tokens), shaped(accept), shaped(final)
 
 
 @every_rule
@@ -240,7 +246,7 @@ def test_no_other_rule_accepts_more_often_than_token_verification(kind: str, see
 def test_neither_of_the_other_two_rules_always_accepts_more() -> None:
     fair, sure = (torch.tensor(probs, dtype=torch.float64) for probs in ([0.5, 0.5], [1.0, 0.0]))
     acceptance = {
-        (rule, name): first_acceptance(rule, lambda _: fair, lambda _, q=q: q)
+        (rule, name): first_acceptance(rule, lambda _: fair, lambda _, q=q: q)  # type: ignore[misc]
         for rule in (rejection_sampling, exact_match)
         for name, q in (("fair", fair), ("sure", sure))
     }

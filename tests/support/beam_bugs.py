@@ -5,27 +5,30 @@ The reference is the search without drafts, which is compared with transformers 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from specnb.audit.bugs.bug import KnownBug
 from specnb.sampling import beam_rules
-from specnb.sampling.beam_rules import Rule, advance
+from specnb.sampling.beam_rules import BeamSettings, Path, Rule, State, advance
 
 
-def with_functions(**wrong) -> Rule:
+def with_functions(**wrong: Any) -> Rule:
     """`advance` with other functions in place of those that it calls."""
 
-    def rule(state, log_p, settings):
+    def rule(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
         with patch.multiple(beam_rules, **wrong):
             return advance(state, log_p, settings)
 
     return rule
 
 
-def one_may_be_missing(state, log_p, settings):
+def one_may_be_missing(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
     """A level is accepted with w - 1 of the beams inside the tree; the one outside is dropped."""
     states = []
     while not state.ended:
@@ -38,43 +41,43 @@ def one_may_be_missing(state, log_p, settings):
     return states
 
 
-def wrong_parents(state, log_p, settings):
+def wrong_parents(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
     """Children keep their scores and tokens, and are attached to the next beam."""
     right = beam_rules.best
 
-    def best(totals, count):
+    def best(totals: Tensor, count: int) -> tuple[list[int], list[int], Tensor]:
         parents, tokens, scores = right(totals, count)
         return [(parent + 1) % len(totals) for parent in parents], tokens, scores
 
     return with_functions(best=best)(state, log_p, settings)
 
 
-def scores_not_reordered(state, log_p, settings):
+def scores_not_reordered(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
     """Scores stay where they were while their beams change places."""
     right = beam_rules.best
 
-    def best(totals, count):
+    def best(totals: Tensor, count: int) -> tuple[list[int], list[int], Tensor]:
         parents, tokens, scores = right(totals, count)
         return parents, tokens, scores.roll(1)
 
     return with_functions(best=best)(state, log_p, settings)
 
 
-def one_level_off(state, log_p, settings):
+def one_level_off(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
     """Below the first level a node is given its parent's distribution."""
     shifted = {path: log_p.get(path[:-1], probs) if path not in state.paths else probs for path, probs in log_p.items()}
     return advance(state, shifted, settings)
 
 
-def past_the_end(state, log_p, settings):
+def past_the_end(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
     """The search continues in the tree after its end."""
     return with_functions(is_over=lambda *given: False)(state, log_p, settings)
 
 
-def ties_the_other_way(state, log_p, settings):
+def ties_the_other_way(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
     """Of equal scores the later parent and the higher token come first."""
 
-    def best(totals, count):
+    def best(totals: Tensor, count: int) -> tuple[list[int], list[int], Tensor]:
         flat = totals.flatten()
         at = flat.flip(0).argsort(descending=True, stable=True)[:count]
         at = len(flat) - 1 - at
@@ -83,12 +86,12 @@ def ties_the_other_way(state, log_p, settings):
     return with_functions(best=best)(state, log_p, settings)
 
 
-def without_length_penalty(state, log_p, settings):
+def without_length_penalty(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
     """Beams that end inside the tree are not divided by their length."""
     return advance(state, log_p, replace(settings, length_penalty=0.0))
 
 
-def end_inside(state, log_p, settings):
+def end_inside(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
     """An end token inside the tree is ignored."""
     return advance(state, log_p, replace(settings, eos=()))
 

@@ -29,11 +29,11 @@ def _sparse(generator: np.random.Generator, vocab: int) -> Array:
 
 
 def _one_hot(generator: np.random.Generator, vocab: int) -> Array:
-    return np.eye(vocab)[generator.integers(vocab)]
+    return np.asarray(np.eye(vocab)[generator.integers(vocab)])
 
 
 def _on(support: NDArray[np.bool_], probs: Array) -> Array:
-    return np.where(support, probs, 0.0) / probs[support].sum()
+    return np.asarray(np.where(support, probs, 0.0) / probs[support].sum())
 
 
 def _disjoint(generator: np.random.Generator, vocab: int) -> tuple[Array, Array]:

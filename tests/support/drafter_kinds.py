@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from drafters_for_tests import VOCAB, near_model, table
@@ -12,7 +14,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specnb.drafting.base import Drafter, Proposal
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.chain import ChainDrafter
 from specnb.drafting.early_exit import early_exit
 from specnb.drafting.fallback import FallbackDrafter
@@ -47,7 +49,7 @@ def chain() -> TableDrafter:
     return TableDrafter(table())
 
 
-WITHOUT_MODEL = {
+WITHOUT_MODEL: dict[str, Callable[[], Drafter]] = {
     "prompt lookup, recent": lambda: PromptLookupDrafter(VOCAB),
     "prompt lookup, frequent": lambda: PromptLookupDrafter(VOCAB, longest=1, choose="frequent"),
     "prompt lookup, proportional": lambda: PromptLookupDrafter(VOCAB, longest=2, choose="proportional"),
@@ -66,7 +68,7 @@ WITHOUT_MODEL = {
 }
 """Name -> makes a drafter that depends on the sequence alone."""
 
-WITH_MODEL = {
+WITH_MODEL: dict[str, Callable[[], Drafter]] = {
     "copy, otherwise a model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, shortest=2), near("llama")),
     "copy and a model": lambda: MixtureDrafter(PromptLookupDrafter(VOCAB), near("llama"), weight=0.4),
     "model until unsure": lambda: StoppingDrafter(near("llama"), LowConfidence(0.4)),
@@ -112,7 +114,7 @@ class ReportsRaw(Drafter):
 
     vocab = VOCAB
 
-    def propose(self, context, uniforms):
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         sharp = table() ** 2 / (table() ** 2).sum(dim=-1, keepdim=True)
         drafted = TemplateDrafter(sharp).propose(context, uniforms).draft_tokens
         before = torch.cat([context.newest[:, None], drafted[:, :-1]], dim=1)
@@ -122,7 +124,7 @@ class ReportsRaw(Drafter):
 class MatchOffByOne(PromptLookupDrafter):
     """Proposes the continuation of the match, and reports the token after that one."""
 
-    def propose(self, context, uniforms):
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         drafted, q = super().propose(context, uniforms)
         one_later = torch.cat([q[:, 1:], q[:, -1:]], dim=1)
         return Proposal(drafted, one_later.where(q.sum(dim=-1, keepdim=True) > 0, 0.0))
@@ -131,15 +133,16 @@ class MatchOffByOne(PromptLookupDrafter):
 class WeightsIgnored(MixtureDrafter):
     """Samples from the mixture, reports the second drafter's distribution."""
 
-    def propose(self, context, uniforms):
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         drafted = super().propose(context, uniforms).draft_tokens
+        assert isinstance(self.second, TableDrafter)
         return Proposal(drafted, self.second.table[torch.cat([context.newest[:, None], drafted[:, :-1]], dim=1)])
 
 
 class DiscardsUnlikely(TableDrafter):
     """Takes back a draft token, and all after it, whose own probability is low."""
 
-    def propose(self, context, uniforms):
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         drafted, q = super().propose(context, uniforms)
         own = q.gather(-1, drafted[..., None])[..., 0]
         kept = (own >= 0.3).cumprod(dim=1).bool()
@@ -149,7 +152,7 @@ class DiscardsUnlikely(TableDrafter):
 class GreedySoftQ(TableDrafter):
     """Proposes the most probable token, reports the soft distribution."""
 
-    def propose(self, context, uniforms):
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         token, tokens, q = context.newest, [], []
         for _ in uniforms.unbind(dim=1):
             q.append(self.table[token])
@@ -158,7 +161,7 @@ class GreedySoftQ(TableDrafter):
         return Proposal(torch.stack(tokens, dim=1), torch.stack(q, dim=1))
 
 
-BUGS = {
+BUGS: dict[str, Callable[[], Drafter]] = {
     "q reported raw": ReportsRaw,
     "match off by one": lambda: MatchOffByOne(VOCAB),
     "mixture weights ignored": lambda: WeightsIgnored(UniformDrafter(VOCAB), chain(), weight=0.7),

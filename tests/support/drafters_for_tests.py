@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from tiny import ARCHITECTURES, near_copy
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.template import TemplateDrafter
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.token_tree import TokenTree
 from specnb.sampling.distributions import Sampling, sample, standardise
+from specnb.sampling.tree_verification import TreeOutcome
+from specnb.sampling.verification import Outcome
 
 VOCAB = 4
 TWO_DRAFTS = (-1, -1)
@@ -30,11 +35,12 @@ class TableTreeDrafter(Drafter):
     vocab = VOCAB
 
     def __init__(self, parents: tuple[int, ...]) -> None:
-        self.parents = parents
+        self.parents: tuple[int, ...] = parents
         self.table = table()
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        tokens, distributions = [], []
+        tokens: list[Tensor] = []
+        distributions: list[Tensor] = []
         for parent, uniform in zip(self.parents, uniforms.unbind(dim=1), strict=True):
             distributions.append(self.table[context.newest if parent < 0 else tokens[parent]])
             tokens.append(sample(distributions[-1], uniform))
@@ -44,9 +50,10 @@ class TableTreeDrafter(Drafter):
 class ModelTreeDrafter(Drafter):
     """A tree sampled from a model with a cache of its own, which keeps the accepted path as the target's does."""
 
-    def __init__(self, model, parents: tuple[int, ...], sampling: Sampling = Sampling()) -> None:
+    def __init__(self, model: PreTrainedModel, parents: tuple[int, ...], sampling: Sampling = Sampling()) -> None:
         self.model = self.draft_model = model
-        self.parents, self.sampling = parents, sampling
+        self.parents: tuple[int, ...] = parents
+        self.sampling = sampling
         self.vocab = model.config.vocab_size
         self.tree = TokenTree(parents)
 
@@ -72,8 +79,9 @@ class ModelTreeDrafter(Drafter):
         q = torch.stack([after[parent + 1] for parent in self.parents], dim=1)
         return Proposal(torch.stack(tokens[1:], dim=1), q)
 
-    def update(self, context: Context, outcome) -> None:
+    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
         first = self.first_node[:, None]
+        assert isinstance(outcome, TreeOutcome)
         path = outcome.path.clamp_min(0)
         self.runner.move(first + path, first + torch.arange(path.shape[1]))
 
@@ -108,17 +116,17 @@ class AdaptiveDrafter(TemplateDrafter):
         missing = torch.arange(self.gamma) >= self.limit[:, None]
         return Proposal(draft_tokens.masked_fill(missing, -1), q.masked_fill(missing[..., None], 0.0))
 
-    def update(self, context: Context, outcome) -> None:
+    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
         step = torch.where(outcome.accepted == self.limit, 1, -1)
         self.limit = (self.limit + step).clamp(1, self.gamma)
 
 
-def near_model(architecture: str):
+def near_model(architecture: str) -> PreTrainedModel:
     """A draft model that is accepted often."""
     return near_copy(ARCHITECTURES[architecture](VOCAB), noise=0.2)
 
 
-DRAFTERS = {
+DRAFTERS: dict[str, Callable[[], tuple[Drafter, int]]] = {
     "chain": lambda: (TemplateDrafter(table()), 3),
     "two drafts": lambda: (TableTreeDrafter(TWO_DRAFTS), 2),
     "tree of depth 2": lambda: (TableTreeDrafter(DEPTH_2), len(DEPTH_2)),

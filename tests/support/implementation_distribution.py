@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.decoding import loop
-from specnb.decoding.loop import generate
+from specnb.decoding.loop import Generation, generate
+from specnb.decoding.record import StepRecord
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
@@ -67,7 +68,7 @@ class Verdict(NamedTuple):
         return detectable_total_variation(self.cells - (len(PROMPTS) - 1), self.probs.n, level)
 
 
-def measure(case: Case, generate: Callable[..., loop.Generation] | None = None) -> Verdict:
+def measure(case: Case, generate: Callable[..., Generation] | None = None) -> Verdict:
     """Generates, checks the record against the texts (`AssertionError`), and compares both with the theory.
 
     `generate` stands for the loop with a bug in it; what that draws with, it knows itself.
@@ -76,7 +77,7 @@ def measure(case: Case, generate: Callable[..., loop.Generation] | None = None) 
     target.set_attn_implementation(case.attention)
     write = generate or partial(loop.generate, sampling=case.sampling)
     made = write(
-        target.to(case.device),
+        target.to(case.device),  # type: ignore[arg-type]
         PROMPTS * (case.rows // len(PROMPTS)),
         made_drafter(case),
         gamma=case.gamma,
@@ -96,9 +97,9 @@ def made_drafter(case: Case) -> Drafter | PreTrainedModel | None:
     model, near = make(VOCAB, seed=100, layers=1), near_copy(make(VOCAB), noise=0.2)
     for one in (model, near):
         one.set_attn_implementation(case.attention)
-        one.to(case.device)
+        one.to(case.device)  # type: ignore[arg-type]
     counted = np.random.default_rng(0).integers(0, VOCAB, 200)
-    return {
+    drafters: dict[str, Drafter | PreTrainedModel | None] = {
         "model": model,
         "near": near,
         "sharp": ModelDrafter(model, SHARP),
@@ -106,7 +107,8 @@ def made_drafter(case: Case) -> Drafter | PreTrainedModel | None:
         "patchy": PatchyDrafter(model),
         "ngram": NgramDrafter(NgramModel(counted, 3, VOCAB)),
         "alone": None,
-    }[case.drafter]
+    }
+    return drafters[case.drafter]
 
 
 class PatchyDrafter(ModelDrafter):
@@ -151,6 +153,37 @@ def text_distribution(case: Case, target: PreTrainedModel, prompt: tuple[int, ..
     return probs
 
 
+def refilled(
+    target: PreTrainedModel, drafter: Drafter | PreTrainedModel | None, rows: int, **settings: Any
+) -> Generation:
+    """Completions of 4 tokens by a batch of a third of the rows, so that most prompts take over a row."""
+    return generate(
+        target, PROMPTS * (rows // 3), drafter, max_new_tokens=4, batch_size=rows // 3, progress=False, **settings
+    )
+
+
+def eager(architecture: str) -> PreTrainedModel:
+    """A tiny target with the attention that is faster for so few numbers."""
+    target: PreTrainedModel = ARCHITECTURES[architecture](VOCAB)
+    target.set_attn_implementation("eager")
+    return target
+
+
+def completions_p_value(made: Generation, architecture: str, eos: int | None = None) -> float:
+    """Whether completions of 4 tokens, as `refilled` makes them, have the target's joint distribution."""
+    case = Case(architecture, "-", 1, eos=eos, tokens=4)
+    return fit(case, ARCHITECTURES[architecture](VOCAB), made.tokens)[0].p_value
+
+
+def assert_rows_do_not_interact(target: PreTrainedModel, make: Callable[[], Drafter], **settings: Any) -> None:
+    """Prompts that take over the rows of others are continued as they are when all run together."""
+    asked: dict[str, Any] = {"max_new_tokens": 8, "eos": 2, "seed": 3, "progress": False, **settings}
+    together = generate(target, PROMPTS * 4, make(), **asked)
+    in_turn = generate(target, PROMPTS * 4, make(), batch_size=2, **asked)
+    assert in_turn.tokens == together.tokens
+    assert np.array_equal(in_turn.record.draft_tokens, together.record.draft_tokens)
+
+
 def codes(sequences: list[list[int]]) -> np.ndarray:
     """One number for each text, whatever its length."""
     longest = max(map(len, sequences))
@@ -158,7 +191,7 @@ def codes(sequences: list[list[int]]) -> np.ndarray:
     return padded @ (VOCAB + 1) ** np.arange(longest)
 
 
-def acceptance_p_value(record: loop.StepRecord) -> float:
+def acceptance_p_value(record: StepRecord) -> float:
     """Whether drafts were accepted as often as `beta` says: at each draft tested, the chance given all before.
 
     The differences are martingale increments, so their sum has the summed variance beta (1 - beta).
@@ -170,7 +203,7 @@ def acceptance_p_value(record: loop.StepRecord) -> float:
     return float(2 * stats.norm.sf(abs((hit[tested] - beta).sum()) / spread)) if spread > 0 else 1.0
 
 
-def check_record(made: loop.Generation) -> None:
+def check_record(made: Generation) -> None:
     """The record tells the same story as the texts, and no text took more target runs than it has tokens."""
     record = made.record
     assert record.emitted.sum(axis=1).tolist() == [len(text) for text in made.tokens]
@@ -234,7 +267,7 @@ TESTS = 60
 LEVEL = FALSE_ALARMS / TESTS
 
 
-def overlap_error(architecture):
+def overlap_error(architecture: str) -> tuple[float, int]:
     """The largest difference between a recorded overlap and that of both models run without a cache,
     and how often all drafts of a step were accepted."""
     target = ARCHITECTURES[architecture](VOCAB, dtype=torch.float64)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from specnb.decoding.step import Batch
 from specnb.models.operations import Operation, OperationRecorder
 
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
 WAITS = {"nonzero", "masked_select", "_unique2"}
 """Operations whose result has a size that depends on the values of a tensor. A number read by Python is not found here
 (and need not be: what follows from it would not be replayed); tensors without values show it."""
@@ -48,5 +50,16 @@ class Tape:
                     kept.copy_(made)
 
 
+def taped(make: Callable[..., AnyBatch]) -> Callable[..., AnyBatch]:
+    """Makes batches whose first step is recorded and whose later steps are replayed."""
+
+    def made(*settings: Any) -> AnyBatch:
+        batch = make(*settings)
+        batch.wrap(Tape, "step")
+        return batch
+
+    return made
+
+
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

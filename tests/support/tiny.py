@@ -7,8 +7,9 @@ broken cache or a wrong position would change nothing that a test could see.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +20,9 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -28,10 +31,11 @@ from specnb.models.loading import Pair
 from specnb.sampling.distributions import Sampling, standardise
 from specnb.sampling.enumeration import Conditional
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 LIMIT = 16  # positions of every tiny model
 ROUNDING = {"sdpa": 1e-10, "eager": 1e-5}
 """How far two ways to the same float64 logits may lie apart: Llama's eager attention has a float32 softmax."""
-SHAPE = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "initializer_range": 1.0}
+SHAPE: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "initializer_range": 1.0}
 
 
 def llama(vocab: int = 4, seed: int = 1, dtype: torch.dtype = torch.float32, layers: int = 2) -> LlamaForCausalLM:
@@ -42,7 +46,7 @@ def llama(vocab: int = 4, seed: int = 1, dtype: torch.dtype = torch.float32, lay
 
 def gpt2(vocab: int = 4, seed: int = 2, dtype: torch.dtype = torch.float32, layers: int = 2) -> GPT2LMHeadModel:
     """Learned positions: one more than `LIMIT` is an error."""
-    sizes = {"n_embd": 8, "n_layer": layers, "n_head": 2, "n_inner": 8, "n_positions": LIMIT}
+    sizes: dict[str, Any] = {"n_embd": 8, "n_layer": layers, "n_head": 2, "n_inner": 8, "n_positions": LIMIT}
     return _made(GPT2LMHeadModel, GPT2Config, vocab, seed, dtype, tie_word_embeddings=False, **sizes)
 
 
@@ -63,9 +67,14 @@ def roomy_pair() -> Pair:
     for layers in (2, 1):
         torch.manual_seed(layers)
         config = LlamaConfig(vocab_size=13, hidden_size=16, intermediate_size=16, num_hidden_layers=layers,
-                             num_attention_heads=2, max_position_embeddings=64, attn_implementation="sdpa")  # fmt: skip
+                             num_attention_heads=2, max_position_embeddings=64)  # fmt: skip
         models.append(LlamaForCausalLM(config).eval())
-    return Pair(*models, tokenizer=None)
+    return without_tokenizer(*models)
+
+
+def without_tokenizer(target: PreTrainedModel, draft: PreTrainedModel) -> Pair:
+    """A pair for tests that read and write token ids only."""
+    return Pair(target, draft, cast(PreTrainedTokenizerBase, None))
 
 
 ARCHITECTURES = {"llama": llama, "gpt2": gpt2}
@@ -80,12 +89,19 @@ def _sizes(layers: int) -> dict[str, int]:
     }
 
 
-def _made(model_class, config_class, vocab, seed, dtype, **sizes):
+def _made(
+    model_class: type[Model],
+    config_class: Callable[..., PretrainedConfig],
+    vocab: int,
+    seed: int,
+    dtype: torch.dtype,
+    **sizes: Any,
+) -> Model:
     torch.manual_seed(seed)
     config = config_class(vocab_size=vocab, attn_implementation="sdpa", **SHAPE, **sizes)
-    model = model_class(config).to(dtype).eval()
+    model: Model = model_class(config).to(dtype).eval()  # type: ignore[arg-type]
     # Logits of standard deviation near 1: distributions that differ much and still give every token a chance.
-    model.get_output_embeddings().weight.data *= 0.4
+    model.get_output_embeddings().weight.data *= 0.4  # type: ignore[no-untyped-call]
     return model
 
 

@@ -1,31 +1,34 @@
 """Known bugs of tree attention: each gives the model, or the table of cache slots, one wrong input."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from specnb.audit.bugs.bug import KnownBug
 from specnb.models.tree import TreeModel
+from specnb.sampling.beam_rules import Path
 
 
 class ChangedInputs(TreeModel):
     """A tree model whose positions and mask pass through `change` before the model sees them."""
 
-    def _run(self, paths):
+    def _run(self, paths: list[Path]) -> None:
         run = self.runner.run
 
-        def changed(tokens, slots, keep, positions, visible):
+        def changed(tokens: Tensor, slots: Tensor, keep: int, positions: Tensor, visible: Tensor) -> Tensor:
             return run(tokens, slots, keep, *self.change(slots, positions, visible))
 
-        self.runner.run = changed
-        super()._run(paths)
-        self.runner.run = run
+        with patch.object(self.runner, "run", changed):
+            super()._run(paths)
 
-    def change(self, slots, positions, visible):
+    def change(self, slots: Tensor, positions: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
 
-def _rolled(visible, columns):
+def _rolled(visible: Tensor, columns: Tensor) -> Tensor:
     visible = visible.clone()
     visible[:, :, columns] = visible[:, :, columns].roll(1, dims=1)
     return visible
@@ -34,7 +37,7 @@ def _rolled(visible, columns):
 class BeamsNotReordered(ChangedInputs):
     """Beams are reordered and the cache is not: a node attends to the prefix of the node before it."""
 
-    def change(self, slots, positions, visible):
+    def change(self, slots: Tensor, positions: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         columns = torch.ones(visible.shape[-1], dtype=torch.bool)
         columns[slots[0]] = False
         return positions, _rolled(visible, columns)
@@ -43,35 +46,35 @@ class BeamsNotReordered(ChangedInputs):
 class WrongParent(ChangedInputs):
     """Within the forward pass, a node is attached to the parent of the node before it."""
 
-    def change(self, slots, positions, visible):
+    def change(self, slots: Tensor, positions: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         return positions, _rolled(visible, slots[0]).scatter(2, slots[..., None], True)
 
 
 class CausalMask(ChangedInputs):
     """A causal mask instead of the tree mask: a node attends to its siblings."""
 
-    def change(self, slots, positions, visible):
+    def change(self, slots: Tensor, positions: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         return positions, visible.cumsum(dim=1) > 0
 
 
 class WithoutItself(ChangedInputs):
     """A node does not attend to its own token."""
 
-    def change(self, slots, positions, visible):
+    def change(self, slots: Tensor, positions: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         return positions, visible.scatter(2, slots[..., None], False)
 
 
 class PositionsOfSlots(ChangedInputs):
     """The position id of a node is its slot, not its depth."""
 
-    def change(self, slots, positions, visible):
+    def change(self, slots: Tensor, positions: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         return slots, visible
 
 
 class AncestorsOverwritten(TreeModel):
     """Only the last nodes of the beams keep their slots; their ancestors are overwritten while still in use."""
 
-    def keep(self, paths):
+    def keep(self, paths: Iterable[Path]) -> None:
         super().keep(paths)
         self.free += [slot for path, slot in self.slots.items() if path and path not in set(paths)]
 

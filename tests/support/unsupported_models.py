@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from implementation_distribution import VOCAB
 from tiny import LIMIT
 from transformers import (
@@ -9,11 +11,12 @@ from transformers import (
     BloomForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
 )
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 8,
     "intermediate_size": 8,
@@ -24,13 +27,13 @@ SIZES = {
 }
 
 
-def encoder_decoder():
+def encoder_decoder() -> PreTrainedModel:
     return T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
 
 
-def without_positions():
+def without_positions() -> PreTrainedModel:
     return BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=8, n_layer=1, n_head=2))
 
 
-def sliding():
+def sliding() -> PreTrainedModel:
     return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4))

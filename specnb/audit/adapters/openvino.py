@@ -55,7 +55,7 @@ def log_probs(folder: Path, prompt: Sequence[int]) -> list[list[float]]:
     made = compiled({name: value for name, value in given.items() if name in named})
     logits = np.asarray(made["logits"][0], dtype=np.float64)
     shifted = logits - logits.max(-1, keepdims=True)
-    return (shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))).tolist()
+    return (shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))).tolist()  # type: ignore[no-any-return]
 
 
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:

@@ -181,7 +181,7 @@ def bonus_missing_in_draft(set_attribute: SetAttribute) -> None:
 
 
 def padding_visible(set_attribute: SetAttribute) -> None:
-    mask = cached_model.ragged_mask
+    mask = cached_model.ragged_mask  # type: ignore[attr-defined]  # the name that CachedModel uses
     set_attribute(
         cached_model, "ragged_mask", lambda slots, *rest: mask(slots.amax(0, keepdim=True).expand_as(slots), *rest)
     )

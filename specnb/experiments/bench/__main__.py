@@ -13,8 +13,10 @@ from specnb.experiments.bench.generators import PAIRS
 from specnb.experiments.bench.plan import plan, small_plan
 from specnb.experiments.bench.published_sizes import GpuBench
 from specnb.experiments.bench.stages import STAGES
-from specnb.experiments.bench.tables import NEW_TOKENS, machine, recorded
-from specnb.report.results import ROOT, out, stamp, write
+from specnb.experiments.bench.tables import NEW_TOKENS, recorded
+from specnb.machine import machine
+from specnb.report.claims import ROOT
+from specnb.report.results import out, stamp, write
 from specnb.report.source_digest import module_digest
 
 

@@ -45,7 +45,9 @@ def prompts_for(pair: Pair, name: str, count: int, length: int = PROMPT_TOKENS) 
         if len(sequences) < count:
             raise ValueError(f"{count} prompts were asked for, but {len(sequences)} files are held out; ask for fewer")
         return [pair.encode(text[:4000])[:length] for text in sequences]
-    return np.random.default_rng(0).integers(pair.target.config.vocab_size, size=(count, length)).tolist()
+    random = np.random.default_rng(0)
+    prompts: list[list[int]] = random.integers(pair.target.config.vocab_size, size=(count, length)).tolist()
+    return prompts
 
 
 def time_generators(

@@ -10,7 +10,7 @@ import pandas as pd
 from specnb.experiments.bench.generators import PROMPT_TOKENS
 from specnb.experiments.bench.setting import Setting
 from specnb.models.shapes import HUNDREDTH, PUBLISHED, Shape, whole
-from specnb.report.results import ROOT
+from specnb.report.claims import ROOT
 
 GAMMA = 4
 ALPHA = 0.75  # of the other synthetic pairs; Table 2's English to German with T5-small at temperature 0

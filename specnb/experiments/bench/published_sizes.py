@@ -20,12 +20,13 @@ from specnb.experiments.bench.against_transformers import compare_gammas
 from specnb.experiments.bench.generators import prompts_for
 from specnb.experiments.bench.plan import LARGE, LLAMA, SIZES, TINY, Task
 from specnb.experiments.bench.setting import Row, Workload, free_memory, measure_setting, workload
-from specnb.experiments.bench.tables import goal_row, keep, machine, recorded
+from specnb.experiments.bench.tables import goal_row, keep, recorded
+from specnb.machine import machine
 from specnb.measure.memory_bandwidth import bandwidth
 from specnb.measure.statistics import Estimate
 from specnb.models.loading import Pair, load_pair
 from specnb.models.synthetic import synthetic_pair
-from specnb.report.results import ROOT
+from specnb.report.claims import ROOT
 from specnb.report.source_digest import module_digest
 from specnb.sampling.distributions import Sampling
 

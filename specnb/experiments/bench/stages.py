@@ -35,7 +35,8 @@ from specnb.measure.recommend import predict
 from specnb.measure.speed import Speeds, measure_speeds
 from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.loading import Pair, load_pair
-from specnb.models.synthetic import DRAFT, TARGET, Shape, synthetic_pair
+from specnb.models.shapes import DRAFT, TARGET, Shape
+from specnb.models.synthetic import synthetic_pair
 from specnb.sampling.distributions import Sampling
 
 FEW_TOKENS = 48  # of a timed sequence where many pairs are compared

@@ -3,7 +3,10 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +22,14 @@ from specnb.models.loading import TRAINED_PAIR
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_adapter_says_what_it_supports(engine):
+def test_an_adapter_says_what_it_supports(engine: str) -> None:
     module = adapter(engine)
     assert module.PACKAGE
     assert set(module.SUPPORTED) <= set(SPECULATIONS)
     assert "none" in module.SUPPORTED, "no verdict without its control"
 
 
-def test_adapters_import_nothing_but_python():
+def test_adapters_import_nothing_but_python() -> None:
     """In an engine's environment there is neither torch nor transformers, nor numpy in some."""
     names = [f"specnb.audit.adapters.{name}" for name in (*ENGINES, "gguf", "openai_server", "__main__")]
     code = f"import sys, {', '.join(names)}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
@@ -35,11 +38,11 @@ def test_adapters_import_nothing_but_python():
 
 
 @pytest.fixture
-def engine(monkeypatch):
+def engine(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Models, Settings]]:
     """An engine that continues a prompt with its seed; `asked` is what it was asked for."""
     asked = []
 
-    def generate(models, requests, settings):
+    def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
         asked.append((models, settings))
         yield from ([request.seed, 1] for request in requests)
 
@@ -48,14 +51,16 @@ def engine(monkeypatch):
     return asked
 
 
-def arguments(tmp_path, *more):
+def arguments(tmp_path: Path, *more: str) -> list[str]:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("[0, 5]\n[0, 7]\n")
     out = tmp_path / "tokens.jsonl"
     return ["openvino", "--target", "t", "--prompts", str(prompts), "--out", str(out), *more]
 
 
-def test_the_command_writes_what_the_audit_reads_and_continues(engine, tmp_path):
+def test_the_command_writes_what_the_audit_reads_and_continues(
+    engine: list[tuple[Models, Settings]], tmp_path: Path
+) -> None:
     given = arguments(tmp_path, "--count", "5", "--seed", "3", "--temperature", "0.7")
     assert main(given) == 0
     out = tmp_path / "tokens.jsonl"
@@ -70,12 +75,16 @@ def test_the_command_writes_what_the_audit_reads_and_continues(engine, tmp_path)
     assert engine[0][1].temperature == 0.7
 
 
-def test_what_an_engine_does_not_have_is_refused_by_name(engine, tmp_path, capsys):
+def test_what_an_engine_does_not_have_is_refused_by_name(
+    engine: list[tuple[Models, Settings]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments(tmp_path, "--speculation", "lookup")) == 2
     assert "no speculation of kind 'lookup'; it has none, draft" in capsys.readouterr().err
 
 
-def test_a_missing_file_of_prompts_is_named(engine, tmp_path, capsys):
+def test_a_missing_file_of_prompts_is_named(
+    engine: list[tuple[Models, Settings]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = arguments(tmp_path)
     (tmp_path / "prompts.jsonl").unlink()
     assert main(given) == 2
@@ -89,37 +98,37 @@ def test_a_missing_file_of_prompts_is_named(engine, tmp_path, capsys):
         {"seed": -1}, {"max_new_tokens": 0}, {"dtype": "int8"},
     ],
 )  # fmt: skip
-def test_settings_out_of_range_are_refused_by_name(wrong):
+def test_settings_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
         Settings(**wrong)
 
 
-def test_all_completions_have_seeds_of_their_own():
+def test_all_completions_have_seeds_of_their_own() -> None:
     runs = [requests([[0]], Settings(seed=seed), 1000) for seed in (1, 2, 3)]
     assert len({one.seed for run in runs for one in run}) == 3000
 
 
-def test_speculation_with_a_draft_model_needs_one(tmp_path):
+def test_speculation_with_a_draft_model_needs_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--draft"):
         Models(tmp_path).require_draft()
 
 
 @pytest.mark.parametrize("line", ["{", '"abc"', '{"tokens": [1]}', "[1, -2]", "[1.5]", "[true]"])
-def test_prompts_that_are_no_ids_are_refused_with_their_line(tmp_path, line):
+def test_prompts_that_are_no_ids_are_refused_with_their_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text("[1]\n" + line + "\n")
     with pytest.raises(ValueError, match=r"prompts.jsonl, line 2"):
         read_prompts(file)
 
 
-def test_an_empty_file_of_prompts_is_refused(tmp_path):
+def test_an_empty_file_of_prompts_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n")
     with pytest.raises(ValueError, match="no prompts"):
         read_prompts(file)
 
 
-def test_compressed_files_do_not_depend_on_name_or_time(tmp_path):
+def test_compressed_files_do_not_depend_on_name_or_time(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("[1]\n")
     (tmp_path / "b").write_text("[1]\n")
     compress(tmp_path / "a", tmp_path / "a.jsonl.gz")
@@ -128,7 +137,7 @@ def test_compressed_files_do_not_depend_on_name_or_time(tmp_path):
     assert read_prompts(tmp_path / "a.jsonl.gz") == [[1]]
 
 
-def test_weights_are_read_as_torch_reads_them():
+def test_weights_are_read_as_torch_reads_them() -> None:
     from safetensors.torch import load_file
 
     file = TRAINED_PAIR / "draft" / "model.safetensors"
@@ -143,17 +152,19 @@ class Writer:
 
     made: "Writer"
 
-    def __init__(self, path, architecture):
-        Writer.made, self.tensors, self.values = self, {}, {"architecture": architecture}
+    def __init__(self, path: Path, architecture: str) -> None:
+        Writer.made = self
+        self.tensors: dict[str, Any] = {}
+        self.values: dict[str, Any] = {"architecture": architecture}
 
-    def add_tensor(self, name, values):
+    def add_tensor(self, name: str, values: Any) -> None:
         self.tensors[name] = values
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *given: self.values.__setitem__(name, given)
 
 
-def test_a_model_becomes_a_gguf_file_with_every_weight(monkeypatch, tmp_path):
+def test_a_model_becomes_a_gguf_file_with_every_weight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFWriter=Writer))
     folder = TRAINED_PAIR / "draft"
     gguf.write_gguf(folder, tmp_path / "draft.gguf")
@@ -168,19 +179,21 @@ def test_a_model_becomes_a_gguf_file_with_every_weight(monkeypatch, tmp_path):
     assert np.array_equal(np.sort(Writer.made.tensors["blk.0.attn_q.weight"], 0), np.sort(query, 0))
 
 
-def test_other_architectures_are_refused(monkeypatch, tmp_path):
+def test_other_architectures_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFWriter=Writer))
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
     with pytest.raises(ValueError, match="only LlamaForCausalLM"):
         gguf.write_gguf(tmp_path, tmp_path / "model.gguf")
 
 
-def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(monkeypatch, tmp_path):
+def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from specnb.audit.adapters import llama_cpp
 
     asked = []
 
-    def handle(request):
+    def handle(request: dict[str, Any]) -> str:
         asked.append(request)
         return json.dumps({"__verbose": {"tokens": [request["seed"]]}})
 
@@ -196,7 +209,7 @@ def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(monkeypatch
     assert asked[0]["ignore_eos"] is False, "it would remove the end token from the distribution"
 
 
-def test_an_error_of_llama_cpp_is_not_taken_for_an_answer():
+def test_an_error_of_llama_cpp_is_not_taken_for_an_answer() -> None:
     from specnb.audit.adapters.llama_cpp import _answer
 
     server = SimpleNamespace(handle_completions=lambda request: json.dumps({"error": {"message": "too long"}}))
@@ -204,7 +217,7 @@ def test_an_error_of_llama_cpp_is_not_taken_for_an_answer():
         _answer(server, {})
 
 
-def test_transformers_assisted_generation_keeps_the_prompt_apart():
+def test_transformers_assisted_generation_keeps_the_prompt_apart() -> None:
     from specnb.audit.adapters import transformers
 
     models = Models(TRAINED_PAIR / "target", TRAINED_PAIR / "draft")
@@ -216,17 +229,18 @@ def test_transformers_assisted_generation_keeps_the_prompt_apart():
 @pytest.mark.parametrize(("kind", "method", "sampled"), [
     ("draft", "draft_model", "greedy"), ("probabilistic", "draft_model", "probabilistic"), ("lookup", "ngram", None),
 ])  # fmt: skip
-def test_what_vllm_is_asked_for(kind, method, sampled):
+def test_what_vllm_is_asked_for(kind: str, method: str, sampled: str | None) -> None:
     from specnb.audit.adapters.vllm import speculation
 
     given = speculation(Models(TRAINED_PAIR / "target", TRAINED_PAIR / "draft"), Settings(speculation=kind, gamma=3))
+    assert given is not None
     assert (given["method"], given.get("draft_sample_method")) == (method, sampled)
     assert given["num_speculative_tokens"] == 3
     assert speculation(Models(TRAINED_PAIR), Settings()) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
-def test_the_mend_of_vllm_repeats_each_value_for_its_draft_tokens(dtype):
+def test_the_mend_of_vllm_repeats_each_value_for_its_draft_tokens(dtype: torch.dtype) -> None:
     from specnb.audit.adapters.vllm_mended import expanded
 
     values, ends = torch.tensor([5, 0, 2], dtype=dtype), torch.tensor([2, 3, 6], dtype=torch.int32)
@@ -234,7 +248,7 @@ def test_the_mend_of_vllm_repeats_each_value_for_its_draft_tokens(dtype):
     assert expanded(values, ends, 6).dtype == dtype
 
 
-def test_onnxruntime_gets_both_models_and_an_end_token_that_cannot_be_sampled(tmp_path):
+def test_onnxruntime_gets_both_models_and_an_end_token_that_cannot_be_sampled(tmp_path: Path) -> None:
     from specnb.audit.adapters import onnxruntime
 
     for name, layers in (("target", 16), ("draft", 2)):

@@ -2,7 +2,10 @@
 
 import json
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,36 +20,44 @@ PROMPTS = [[0, number] for number in range(1, 8)]
 class Server(ThreadingHTTPServer):
     """Continues a prompt with its tokens plus 10. The first requests are answered with `failures`, in order."""
 
-    def __init__(self):
+    url: str
+
+    def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.failures, self.requests, self.lock = [], [], threading.Lock()
-        self.answer = lambda sent: {"choices": [{"text": "?", "token_ids": [token + 10 for token in sent["prompt"]]}]}
+        self.failures: list[int] = []
+        self.requests: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+        self.answer: Callable[[dict[str, Any]], Any] = lambda sent: {
+            "choices": [{"text": "?", "token_ids": [token + 10 for token in sent["prompt"]]}]
+        }
 
 
 class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
+    server: Server
+
+    def do_GET(self) -> None:
         self.reply(200, {"data": [{"id": "small"}]})
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             failure = self.server.failures.pop(0) if self.server.failures else None
             self.server.requests.append(sent)
         self.reply(failure or 200, {"error": "no"} if failure else self.server.answer(sent))
 
-    def reply(self, status, answer):
+    def reply(self, status: int, answer: Any) -> None:
         content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, *words):
+    def log_message(self, *words: object) -> None:
         pass
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[Server]:
     with Server() as here:
         thread = threading.Thread(target=here.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -56,11 +67,11 @@ def server():
         thread.join()
 
 
-def expected(prompts):
+def expected(prompts: Sequence[Sequence[int]]) -> list[tuple[Sequence[int], list[int]]]:
     return [(prompt, [token + 10 for token in prompt]) for prompt in prompts]
 
 
-def test_tokens_arrive_in_the_order_of_the_prompts_in_the_audits_format(server, tmp_path):
+def test_tokens_arrive_in_the_order_of_the_prompts_in_the_audits_format(server: Server, tmp_path: Path) -> None:
     out = tmp_path / "tokens.jsonl"
     assert collect(server.url, PROMPTS, out, Settings(temperature=0.7, top_k=40), say=None) == len(PROMPTS)
     assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
@@ -69,7 +80,7 @@ def test_tokens_arrive_in_the_order_of_the_prompts_in_the_audits_format(server, 
     assert len({one["seed"] for one in server.requests}) == len(PROMPTS)
 
 
-def test_the_command_collects(server, tmp_path, capsys):
+def test_the_command_collects(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "tokens.jsonl"
     prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
     given = ["collect", "--url", server.url, "--prompts", str(prompts), "--out", str(out), "--top-p", "0.9"]
@@ -82,11 +93,11 @@ def test_the_command_collects(server, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
-def test_the_url_may_end_in_v1(server, tmp_path, ending):
+def test_the_url_may_end_in_v1(server: Server, tmp_path: Path, ending: str) -> None:
     assert collect(server.url + ending, PROMPTS[:1], tmp_path / "tokens.jsonl", say=None) == 1
 
 
-def test_a_busy_server_is_asked_again(server, tmp_path):
+def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
     server.failures = [503, 429]
     out = tmp_path / "tokens.jsonl"
     collect(server.url, PROMPTS, out, wait=0.0, parallel=1, say=None)
@@ -94,7 +105,7 @@ def test_a_busy_server_is_asked_again(server, tmp_path):
     assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
 
 
-def test_a_server_that_stays_busy_ends_it_and_what_arrived_is_continued(server, tmp_path):
+def test_a_server_that_stays_busy_ends_it_and_what_arrived_is_continued(server: Server, tmp_path: Path) -> None:
     out = tmp_path / "tokens.jsonl"
     collect(server.url, PROMPTS[:3], out, parallel=1, say=None)
     server.failures = [503] * 2
@@ -109,7 +120,7 @@ def test_a_server_that_stays_busy_ends_it_and_what_arrived_is_continued(server, 
     assert collect(server.url, PROMPTS, out, say=None) == 0
 
 
-def test_seeds_do_not_depend_on_whether_it_was_continued(server, tmp_path):
+def test_seeds_do_not_depend_on_whether_it_was_continued(server: Server, tmp_path: Path) -> None:
     collect(server.url, PROMPTS, tmp_path / "whole.jsonl", parallel=1, say=None)
     whole = [one["seed"] for one in server.requests]
     server.requests.clear()
@@ -118,27 +129,27 @@ def test_seeds_do_not_depend_on_whether_it_was_continued(server, tmp_path):
     assert [one["seed"] for one in server.requests] == whole
 
 
-def test_a_refused_request_is_not_repeated(server, tmp_path):
+def test_a_refused_request_is_not_repeated(server: Server, tmp_path: Path) -> None:
     server.failures = [400]
     with pytest.raises(ValueError, match="answered 400"):
         collect(server.url, PROMPTS[:1], tmp_path / "tokens.jsonl", say=None)
     assert len(server.requests) == 1
 
 
-def test_an_answer_without_ids_is_an_error_that_says_what_to_do(server, tmp_path):
+def test_an_answer_without_ids_is_an_error_that_says_what_to_do(server: Server, tmp_path: Path) -> None:
     server.answer = lambda sent: {"choices": [{"text": "only text"}]}
     with pytest.raises(ValueError, match=r"no token ids.*return_token_ids"):
         collect(server.url, PROMPTS[:1], tmp_path / "tokens.jsonl", say=None)
 
 
-def test_a_file_of_other_prompts_is_not_continued(server, tmp_path):
+def test_a_file_of_other_prompts_is_not_continued(server: Server, tmp_path: Path) -> None:
     out = tmp_path / "tokens.jsonl"
     collect(server.url, PROMPTS[:2], out, say=None)
     with pytest.raises(ValueError, match=r"tokens.jsonl, line 1 is not for prompt 1"):
         collect(server.url, PROMPTS[1:], out, say=None)
 
 
-def test_a_server_that_is_not_there_is_named(tmp_path):
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"127.0.0.1:9/v1/models failed 1 times"):
         collect("http://127.0.0.1:9", PROMPTS, out=tmp_path / "tokens.jsonl", retries=0, say=None)
 
@@ -153,10 +164,10 @@ def test_a_server_that_is_not_there_is_named(tmp_path):
         {"meta_info": {"output_ids": [5, 7]}},
     ],
 )
-def test_ids_are_found_where_servers_put_them(answer):
+def test_ids_are_found_where_servers_put_them(answer: dict[str, Any]) -> None:
     assert token_ids(answer, [0]) == [5, 7]
 
 
-def test_a_server_that_adds_to_the_prompt_is_an_error():
+def test_a_server_that_adds_to_the_prompt_is_an_error() -> None:
     with pytest.raises(ValueError, match="a prompt of 2 tokens, not the 1"):
         token_ids({"choices": [{"token_ids": [5], "prompt_token_ids": [0, 1]}]}, [1])

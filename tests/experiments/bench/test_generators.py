@@ -1,5 +1,7 @@
 """Timed generators run on every prompt and write as many tokens as asked."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -12,19 +14,17 @@ from specnb.experiments.bench.generators import (
     time_generators,
     transformers_generate,
 )
-from specnb.models.loading import load_pair
-from specnb.models.synthetic import Shape, synthetic_pair
+from specnb.models.loading import Pair, load_pair
 from specnb.sampling.distributions import Sampling
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+def test_every_generator_runs_on_every_prompt_in_random_order() -> None:
+    ran: list[tuple[str, int]] = []
 
+    def generator(name: str) -> Callable[[list[int]], None]:
+        return lambda prompt: ran.append((name, prompt[0]))
 
-def test_every_generator_runs_on_every_prompt_in_random_order():
-    ran = []
-    generators = {name: lambda prompt, name=name: ran.append((name, prompt[0])) for name in "abc"}
+    generators = {name: generator(name) for name in "abc"}
     seconds = time_generators(generators, [[row] for row in range(8)], torch.device("cpu"))
     assert list(seconds.columns) == list("abc")
     assert seconds.shape == (8, 3)
@@ -36,24 +36,24 @@ def test_every_generator_runs_on_every_prompt_in_random_order():
 
 
 @pytest.mark.parametrize("gamma", [0, 2])
-def test_specnb_writes_as_many_tokens_as_asked(pair, gamma):
+def test_specnb_writes_as_many_tokens_as_asked(pair: Pair, gamma: int) -> None:
     assert [len(tokens) for tokens in specnb_generate(pair, gamma, 7)([1, 2]).tokens] == [7]
 
 
-def test_specnb_runs_the_prompt_in_as_many_rows_as_asked(pair):
+def test_specnb_runs_the_prompt_in_as_many_rows_as_asked(pair: Pair) -> None:
     made = specnb_generate(pair, 2, 5, rows=3, sampling=Sampling(0))([1, 2])
     assert made.tokens == [made.tokens[0]] * 3
 
 
 @pytest.mark.parametrize(("assisted", "gamma"), [(False, None), (True, 2), (True, None)])
 @pytest.mark.filterwarnings("ignore")  # transformers warns of its own settings
-def test_transformers_writes_as_many_tokens_as_asked(pair, assisted, gamma):
+def test_transformers_writes_as_many_tokens_as_asked(pair: Pair, assisted: bool, gamma: int | None) -> None:
     torch.manual_seed(0)
     run = transformers_generate(pair.target, pair.draft if assisted else None, gamma, 7)
     assert run([1, 2]).shape == (1, 9)
 
 
-def test_prompts_are_of_one_length_and_the_same_each_time(pair):
+def test_prompts_are_of_one_length_and_the_same_each_time(pair: Pair) -> None:
     made = prompts_for(pair, "synthetic", 3)
     assert np.shape(made) == (3, PROMPT_TOKENS)
     assert np.shape(prompts_for(pair, "synthetic", 2, 7)) == (2, 7)
@@ -61,12 +61,12 @@ def test_prompts_are_of_one_length_and_the_same_each_time(pair):
     assert max(map(max, made)) < 64
 
 
-def test_more_prompts_than_held_out_files_are_refused():
+def test_more_prompts_than_held_out_files_are_refused() -> None:
     with pytest.raises(ValueError, match=r"1000 prompts were asked for, but \d+ files are held out"):
         prompts_for(load_pair(), "trained", 1000)
 
 
-def test_pairs_are_loaded_by_name_as_asked():
+def test_pairs_are_loaded_by_name_as_asked() -> None:
     made = pairs_named(["trained"], dtype=torch.float64)
     assert list(made) == ["trained"]
     assert made["trained"].target.dtype == torch.float64

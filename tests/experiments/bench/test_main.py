@@ -1,11 +1,14 @@
 """The command of the bench: which stages and pairs it measures, and what it records."""
 
 import json
+from pathlib import Path
+
+import pytest
 
 from specnb.experiments.bench import __main__ as bench
 
 
-def test_what_was_measured_with_is_recorded_by_machine(monkeypatch, tmp_path):
+def test_what_was_measured_with_is_recorded_by_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
     monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
     monkeypatch.setattr(bench, "STAGES", {"walltime": lambda *how: asked.append(how)})

@@ -1,6 +1,8 @@
 """The bench of a GPU on tiny shapes: what is written, what is resumed, what does not fit. No test asserts a time."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,31 +13,34 @@ from specnb.experiments.bench import __main__, against_transformers, published_s
 from specnb.experiments.bench.__main__ import main
 from specnb.experiments.bench.plan import LARGE, LLAMA, small_plan
 from specnb.experiments.bench.published_sizes import GpuBench, goals
+from specnb.experiments.bench.setting import Setting, Workload
 
 BENCH = ["name", "ratio", "low", "high", "goal", "machine", "threads", "dtype", "compiled"]
 
 
 @pytest.fixture
-def here(monkeypatch, tmp_path):
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
     return tmp_path
 
 
-def bench_with(**found):
+def bench_with(**found: Any) -> Any:
     """A bench that measures nothing: each task has one row with what is given."""
-    bench = GpuBench(torch.device("cpu"), torch.float32, small=True)
+    bench: Any = GpuBench(torch.device("cpu"), torch.float32, small=True)
     if found:
         bench.rows = lambda task: [{"pair": task.pair, "rows": task.setting.rows} | found]
     return bench
 
 
-def ratios(bench):
+def ratios(bench: GpuBench) -> pd.Series:
     tables = [bench.table(name) for name in published_sizes.TABLES]
     return pd.concat([table for table in tables if len(table)]).set_index("key").ratio
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns of its own settings
-def test_all_kinds_of_tasks_run_on_tiny_shapes(here, monkeypatch, capsys):
+def test_all_kinds_of_tasks_run_on_tiny_shapes(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     few = [task for task in small_plan() if task.setting.rows == 1 and task.pair != "trained"][:4]
     table2 = [task for task in small_plan() if task.table == "table2"][:1]
     monkeypatch.setattr(__main__, "small_plan", lambda: few + table2)
@@ -54,7 +59,7 @@ def test_all_kinds_of_tasks_run_on_tiny_shapes(here, monkeypatch, capsys):
     assert any("measured over predicted" in name for name in tables["goals"].name)
 
 
-def test_a_second_run_continues_where_the_first_stopped(here):
+def test_a_second_run_continues_where_the_first_stopped(here: Path) -> None:
     tasks = small_plan()
     first = bench_with(ratio=1.0)
     assert first.run(tasks, minutes=0) == [task.key for task in tasks]
@@ -66,7 +71,7 @@ def test_a_second_run_continues_where_the_first_stopped(here):
 
 
 @pytest.mark.parametrize("change", ["code", "driver", None])
-def test_under_other_conditions_a_task_is_measured_again(here, change):
+def test_under_other_conditions_a_task_is_measured_again(here: Path, change: str | None) -> None:
     task = small_plan()[1]
     bench_with(ratio=1.0).run([task], minutes=1)
     bench = bench_with(ratio=2.0)
@@ -77,10 +82,12 @@ def test_under_other_conditions_a_task_is_measured_again(here, change):
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("2 GB are too many\n..."), MemoryError("a batch of 3 fits")])
-def test_running_out_of_memory_is_recorded_and_the_bench_continues(here, monkeypatch, error):
+def test_running_out_of_memory_is_recorded_and_the_bench_continues(
+    here: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     tasks = [task for task in small_plan() if task.pair == LLAMA]
 
-    def too_large(load, setting, bandwidth):
+    def too_large(load: Workload, setting: Setting, bandwidth: float) -> dict[str, Any]:
         if setting.rows == 1:
             raise error
         return {"pair": load.name, "rows": setting.rows, "predicted": 1.0}
@@ -96,7 +103,7 @@ def test_running_out_of_memory_is_recorded_and_the_bench_continues(here, monkeyp
     assert table.predicted[2] == 1.0
 
 
-def test_goals_are_ratios_that_should_be_large():
+def test_goals_are_ratios_that_should_be_large() -> None:
     under = {"machine": "x", "threads": 1, "dtype": "bfloat16", "compiled": "graph"}
     figures = {"predicted": 2.0, "counted": 1.6, "measured": 1.8, "measured_low": 1.7, "measured_high": 1.9,
                "calls": 1.7, "calls_low": 1.6, "calls_high": 1.8, "bound_plain_ms": 4.0, "plain_ms": 5.0,
@@ -120,7 +127,7 @@ def test_goals_are_ratios_that_should_be_large():
     assert [row["ratio"] for row in rows if "as counted" in row["name"]] == [pytest.approx(1.8 / 1.6)]
 
 
-def test_the_pair_stays_loaded_for_tasks_that_share_it(here):
+def test_the_pair_stays_loaded_for_tasks_that_share_it(here: Path) -> None:
     bench = bench_with()
     one, other = (task for task in small_plan() if task.pair == LLAMA)
     first = bench.workload(one)
@@ -129,6 +136,6 @@ def test_the_pair_stays_loaded_for_tasks_that_share_it(here):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_error_says_so():
+def test_without_a_gpu_the_error_says_so() -> None:
     with pytest.raises(SystemExit, match="finds no CUDA device"):
         main(["--device", "cuda"])

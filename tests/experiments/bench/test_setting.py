@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from specnb.experiments.bench.generators import prompts_for
-from specnb.experiments.bench.setting import Setting, measure_setting, memory, memory_bounds, step_times, workload
+from specnb.experiments.bench.setting import (
+    Setting,
+    Workload,
+    measure_setting,
+    memory,
+    memory_bounds,
+    step_times,
+    workload,
+)
 from specnb.measure.memory_bandwidth import min_seconds
 from specnb.measure.speed import Speeds
 from specnb.models.shapes import Shape
@@ -13,18 +21,18 @@ from specnb.sampling.distributions import Sampling
 
 
 @pytest.fixture(scope="module")
-def load():
+def load() -> Workload:
     pair = synthetic_pair(0.7, Shape(1, 64, 64, 2, gated=True), Shape(1, 32, 32, 2), vocab=256, context=64)
     return workload("tiny", pair, prompts_for(pair, "synthetic", 8, 5), Sampling(), 8)
 
 
-def test_alpha_is_measured_along_sequences_of_the_target(load):
+def test_alpha_is_measured_along_sequences_of_the_target(load: Workload) -> None:
     assert load.beta.shape == (8, 8)
     assert load.beta.mean() == pytest.approx(0.7, abs=0.12)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_the_columns_of_a_row_are_consistent(load, rows):
+def test_the_columns_of_a_row_are_consistent(load: Workload, rows: int) -> None:
     row = measure_setting(load, Setting(2, rows, False, new_tokens=6, repetitions=3), bandwidth=1e9)
     assert (row["pair"], row["gamma"], row["rows"], row["context"]) == ("tiny", 2, rows, 8)
     assert row["dtype"] == "float32"
@@ -38,7 +46,7 @@ def test_the_columns_of_a_row_are_consistent(load, rows):
     assert all(value > 0 for value in row.values() if isinstance(value, float))
 
 
-def test_steps_are_timed_with_the_rows_that_have_ended():
+def test_steps_are_timed_with_the_rows_that_have_ended() -> None:
     """Two rows, 0.5 s a token; plain, each step emits two; with drafts, 3 tokens a step of each active row."""
     seconds = np.array([[[0.0, 0.5, 0.0], [0.1, 0.1, 0.05]]] * 3)
     speeds = Speeds((0, 4), seconds, np.tile([1.0, 3.0], (3, 1)), np.tile([1.0, 0.75], (3, 1)))
@@ -49,7 +57,7 @@ def test_steps_are_timed_with_the_rows_that_have_ended():
     assert speeds.improvement(4, refilled=True).value == pytest.approx(2 / 0.75)
 
 
-def test_the_bound_of_a_step_is_that_of_all_its_runs(load):
+def test_the_bound_of_a_step_is_that_of_all_its_runs(load: Workload) -> None:
     step, plain = (memory_bounds(load.pair, gamma, 1, 9, 1e9)["bound_step_ms"] for gamma in (3, 0))
     draft = 1e3 * min_seconds(load.pair.draft, 1e9, 1, 1, 9)
     verify = 1e3 * min_seconds(load.pair.target, 1e9, 1, 4, 9)
@@ -57,7 +65,7 @@ def test_the_bound_of_a_step_is_that_of_all_its_runs(load):
     assert plain == memory_bounds(load.pair, 0, 1, 9, 1e9)["bound_plain_ms"]
 
 
-def test_memory_is_measured_and_predicted(load):
+def test_memory_is_measured_and_predicted(load: Workload) -> None:
     one, four = (memory(load, Setting(2, rows, False, new_tokens=6)) for rows in (1, 4))
     assert one["weights_gb"] == four["weights_gb"] > 0
     assert four["predicted_gb"] == pytest.approx(4 * one["predicted_gb"])

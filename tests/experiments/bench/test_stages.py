@@ -9,22 +9,17 @@ from specnb.experiments.bench.stages import GAMMA, overhead_fraction, trace, wal
 from specnb.experiments.bench.tables import settings
 from specnb.measure.cost import Costs
 from specnb.measure.speed import Speeds
-from specnb.models.synthetic import Shape, synthetic_pair
+from specnb.models.loading import Pair
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
-
-
-def test_the_overhead_is_the_time_beyond_both_models_forward_passes():
+def test_the_overhead_is_the_time_beyond_both_models_forward_passes() -> None:
     costs = Costs(np.full((3, 1), 1.0), np.tile([4.0, 5.0], (3, 1)), (1, 3))
     seconds = np.array([[[0.0, 4.0, 0.0], [1.25, 2.5, 0.25]]] * 3)  # per token; 2 tokens a step: a step takes 8
     speeds = Speeds((0, 2), seconds, np.tile([1.0, 2.0], (3, 1)))
     assert overhead_fraction(costs, speeds, 2) == pytest.approx(1 - (2 * 1.0 + 5.0) / 8.0)
 
 
-def test_goals_of_walltime_are_measured_over_predicted(pair):
+def test_goals_of_walltime_are_measured_over_predicted(pair: Pair) -> None:
     table = pd.DataFrame(
         [
             {"pair": "synthetic", "gamma": gamma, "predicted": 2.0, "measured": 1.8, "measured_low": 1.7,
@@ -41,7 +36,7 @@ def test_goals_of_walltime_are_measured_over_predicted(pair):
     assert len(rows) == 6
 
 
-def test_a_trace_has_every_part_of_every_step(pair, monkeypatch):
+def test_a_trace_has_every_part_of_every_step(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "prompts_for", lambda *_: [[1, 2, 3]])
     made = trace(pair, new_tokens=9)
     assert (made.groupby("gamma").emitted.sum() == 9).all()
