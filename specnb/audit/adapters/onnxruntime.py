@@ -1,8 +1,8 @@
 """ONNX Runtime GenAI: a draft model, n-grams, or neither, one prompt a call, which is all that its speculation takes.
 
-Its own model builder converts the models; for that its environment has torch and transformers. The list of end tokens
-is left empty, so that completions go on after one: the generator has no setting for that, and one that gave the token
-probability zero would be another distribution.
+Its own model builder converts the models; for that its environment has torch and transformers. Completions end at the
+end token: the generator has no setting to go on after it, and an empty list of end tokens in the configuration is not
+obeyed. The sequence is returned without that token, so it is added here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
     draft = settings.speculation == "draft"
     if draft:
         convert(models.require_draft(), folder / "draft")
-    model = genai.Model(str(composite(folder, draft=draft)))
+    model = genai.Model(str(composite(folder, draft)))
+    end = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]["eos_token_id"]
     for request in requests:
         params = genai.GeneratorParams(model)
         params.set_search_options(**search_options(request, settings))
@@ -52,7 +53,8 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
         generator.append_tokens(np.array([request.prompt], dtype=np.int32))
         while not generator.is_done():
             generator.generate_next_token()
-        yield [int(token) for token in generator.get_sequence(0)[len(request.prompt) :]]
+        made = [int(token) for token in generator.get_sequence(0)[len(request.prompt) :]]
+        yield made if len(made) == settings.max_new_tokens else [*made, end]
 
 
 def composite(folder: Path, draft: bool) -> Path:
@@ -62,7 +64,6 @@ def composite(folder: Path, draft: bool) -> Path:
     """
     config = json.loads((folder / "target" / CONFIG).read_text(encoding="utf-8"))
     model = config["model"]
-    model["eos_token_id"] = []
     model["decoder"]["filename"] = "target/model.onnx"
     if draft:
         own = json.loads((folder / "draft" / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]

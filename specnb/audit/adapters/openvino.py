@@ -41,7 +41,7 @@ def convert(model: Path, out: Path) -> Path:
 def default_dtype() -> str:
     """The name of the dtype that OpenVINO computes in on this processor unless it is told one.
 
-    Its key-value cache has a precision of its own, 8 bits by default, which no dtype of the computation covers.
+    The key-value cache has a precision of its own, in `KV_CACHE_PRECISION`, which may have fewer bits.
     """
     import openvino
 

@@ -234,7 +234,7 @@ def test_the_mend_of_vllm_repeats_each_value_for_its_draft_tokens(dtype):
     assert expanded(values, ends, 6).dtype == dtype
 
 
-def test_onnxruntime_gets_both_models_and_no_end_token(tmp_path):
+def test_onnxruntime_gets_both_models_in_one_configuration(tmp_path):
     from specnb.audit.adapters import onnxruntime
 
     for name, layers in (("target", 16), ("draft", 2)):
@@ -245,7 +245,7 @@ def test_onnxruntime_gets_both_models_and_no_end_token(tmp_path):
     for draft in (False, True):
         folder = onnxruntime.composite(tmp_path, draft)
         model = json.loads((folder / onnxruntime.CONFIG).read_text())["model"]
-        assert model["eos_token_id"] == []
+        assert model["eos_token_id"] == 0
         assert model["decoder"] == {"filename": "target/model.onnx", "num_hidden_layers": 16}
         assert ("draft" in model) == draft
     assert model["draft"] == {"filename": "draft/model.onnx", "num_hidden_layers": 2}
