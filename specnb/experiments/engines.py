@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 
 from specnb.audit.api import audit
 from specnb.audit.claimed import ENGINE_ORDERS, Claimed, other_orders
+from specnb.audit.engine import Engine
 from specnb.audit.report import Report
 from specnb.audit.token_file import read_tokens
 from specnb.experiments.corpus import DATA
@@ -109,6 +111,20 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+def record(row: Row) -> dict[str, Any]:
+    """What `specnb.experiments.engines_collect` noted beside a row's tokens."""
+    noted: dict[str, Any] = json.loads(row.file.with_name(f"{row.name}.json").read_text(encoding="utf-8"))
+    return noted
+
+
+def engine_dtype(row: Row) -> torch.dtype | None:
+    """The dtype that an engine chose itself; None where it was told to compute in that of the target."""
+    if row.dtype != "default":
+        return None
+    dtype: torch.dtype = getattr(torch, record(row)["computes_in"])
+    return dtype
+
+
 def audited(row: Row, completions: int | None = None) -> Report:
     """The audit of a row's committed tokens, or of its first `completions`, with the draft model's distributions."""
     pair = load_pair(packed=False)
@@ -116,6 +132,7 @@ def audited(row: Row, completions: int | None = None) -> Report:
     return audit(
         pair.target, [one.tokens for one in sequences], prompts=[one.prompt for one in sequences],
         sampling=row.sampling, draft=pair.draft, eos=row.eos, max_new_tokens=NEW_TOKENS, delta=DELTA, progress=False,
+        engine=Engine(dtype=engine_dtype(row)),
     )  # fmt: skip
 
 
@@ -138,12 +155,12 @@ def line(row: Row, report: Report, seconds: float) -> dict[str, Any]:
     `<kind>_shows_from` is the total variation per token from which on that kind of deviation would have been found in
     as many tokens with power 0.9; empty where none of its size would.
     """
-    record = json.loads(row.file.with_name(f"{row.name}.json").read_text(encoding="utf-8"))
+    noted = record(row)
     detectable = report.detectable or {}
     return {
         "row": row.name,
         "engine": row.engine,
-        "version": record["version"],
+        "version": noted["version"],
         "speculation": row.speculation,
         "temperature": row.temperature,
         "top_k": row.top_k,
@@ -161,7 +178,7 @@ def line(row: Row, report: Report, seconds: float) -> dict[str, Any]:
         "impossible": report.violations.get("impossible", 0),
         "draft_leak_shows_from": detectable.get("draft-leak"),
         "wrong_q_shows_from": detectable.get("wrong-q"),
-        "generated_in_s": record["seconds"],
+        "generated_in_s": noted["seconds"],
         "audited_in_s": round(seconds, 1),
         "sha256": digest(row.file),
     }

@@ -3,7 +3,9 @@
     python -m specnb.experiments.engines_collect openvino-none-t1 build/engines/openvino/bin/python
 
 The engine runs in its own environment, with the adapter of `specnb.audit.adapters`. The tokens go to
-`data/engines/tokens/<row>.jsonl.gz`, compressed to the same bytes each time, and what they came from to `<row>.json`.
+`data/engines/tokens/<row>.jsonl.gz`, compressed to the same bytes each time, and what they came from to `<row>.json`:
+version, settings, the dtype that the engine computes in, rows of a batch, and the seeds of the first and the last
+completion (those between are consecutive).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specnb.audit.adapters.__main__ import adapter
+from specnb.audit.adapters.settings import Settings
 from specnb.audit.adapters.tokens_out import compress, read_prompts
 from specnb.experiments import engine_prompts
 from specnb.experiments.engines import NEW_TOKENS, Row, digest, rows
@@ -53,16 +56,26 @@ def command(row: Row, python: str, out: Path) -> list[str]:
 
 def version(row: Row, python: str) -> str:
     """The version of the engine's package in its environment."""
-    package = adapter(row.engine).PACKAGE
-    asked = f"from importlib.metadata import version; print(version({package!r}))"
-    return subprocess.run([python, "-c", asked], check=True, capture_output=True, text=True).stdout.strip()
+    return _answer(python, f"from importlib.metadata import version; print(version({adapter(row.engine).PACKAGE!r}))")
+
+
+def precision(row: Row, python: str) -> str:
+    """The name of the dtype that the engine computes in: the row's, or the engine's own choice on this processor."""
+    if row.dtype != "default":
+        return row.dtype
+    return _answer(python, f"from specnb.audit.adapters.{row.engine} import default_dtype; print(default_dtype())")
+
+
+def _answer(python: str, code: str) -> str:
+    paths = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, env=paths).stdout.strip()
 
 
 def collect(row: Row, python: str) -> Path:
     """Collects a row's tokens and returns their file. Raises `CalledProcessError` if the engine fails."""
     RAW.mkdir(parents=True, exist_ok=True)
     raw = RAW / f"{row.name}.jsonl"
-    start, continued = time.perf_counter(), raw.exists()
+    start, continued = time.perf_counter(), raw.exists() and raw.stat().st_size > 0
     paths = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(command(row, python, raw), check=True, env=paths)
     seconds = None if continued else round(time.perf_counter() - start, 1)
@@ -73,6 +86,9 @@ def collect(row: Row, python: str) -> Path:
         "version": version(row, python),
         "settings": row._asdict(),
         "gamma": GAMMA,
+        "computes_in": precision(row, python),
+        "batch": getattr(adapter(row.engine), "BATCH", 1),
+        "seeds": [Settings(seed=row.number).seed_of(number) for number in (0, row.completions - 1)],
         "completions": len(read_prompts(raw)),
         "seconds": seconds,
         "processor": machine(),

@@ -1,7 +1,8 @@
 """ONNX Runtime GenAI: a draft model, n-grams, or neither, one prompt a call, which is all that its speculation takes.
 
-Its own model builder converts the models. The end token is moved out of the vocabulary, so that completions go on after
-it: the generator has no setting for that, and one that gave the token probability zero would be another distribution.
+Its own model builder converts the models; for that its environment has torch and transformers. Completions end at the
+end token: the generator has no setting to go on after it, and an empty list of end tokens in the configuration is not
+obeyed. The sequence is returned without that token, so it is added here.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
     import onnxruntime_genai as genai
 
     folder = models.cache / "onnxruntime"
-    target = convert(models.target.absolute(), (folder / "target").absolute())
-    draft = None
-    if settings.speculation == "draft":
-        draft = convert(models.require_draft().absolute(), (folder / "draft").absolute())
-    model = genai.Model(str(composite(target, draft, folder / settings.speculation)))
+    convert(models.target, folder / "target")
+    draft = settings.speculation == "draft"
+    if draft:
+        convert(models.require_draft(), folder / "draft")
+    model = genai.Model(str(composite(folder, draft)))
+    end = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]["eos_token_id"]
     for request in requests:
         params = genai.GeneratorParams(model)
         params.set_search_options(**search_options(request, settings))
@@ -51,19 +53,21 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
         generator.append_tokens(np.array([request.prompt], dtype=np.int32))
         while not generator.is_done():
             generator.generate_next_token()
-        yield [int(token) for token in generator.get_sequence(0)[len(request.prompt) :]]
+        made = [int(token) for token in generator.get_sequence(0)[len(request.prompt) :]]
+        yield made if len(made) == settings.max_new_tokens else [*made, end]
 
 
-def composite(target: Path, draft: Path | None, folder: Path) -> Path:
-    """Writes to `folder` a configuration with the model in `target`, and that in `draft` to draft; returns `folder`."""
-    config = json.loads((target / CONFIG).read_text(encoding="utf-8"))
-    folder.mkdir(parents=True, exist_ok=True)
+def composite(folder: Path, draft: bool) -> Path:
+    """Writes to `folder` a configuration of the model in its folder target, and of that in draft; returns `folder`.
+
+    The release refuses paths with "..", so the configuration lies above the models.
+    """
+    config = json.loads((folder / "target" / CONFIG).read_text(encoding="utf-8"))
     model = config["model"]
-    model["eos_token_id"] = model["vocab_size"]
-    model["decoder"]["filename"] = "../target/model.onnx"
-    if draft is not None:
-        own = json.loads((draft / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]
-        model["draft"] = own | {"filename": "../draft/model.onnx"}
+    model["decoder"]["filename"] = "target/model.onnx"
+    if draft:
+        own = json.loads((folder / "draft" / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]
+        model["draft"] = own | {"filename": "draft/model.onnx"}
     (folder / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
     return folder
 

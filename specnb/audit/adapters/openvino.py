@@ -18,7 +18,7 @@ PACKAGE = "openvino-genai"
 SUPPORTED = ("none", "draft", "lookup")
 BATCH = 16
 NGRAM = 3  # longest n-gram that prompt lookup compares
-FLOAT32: dict[str, Any] = {
+FLOAT32: dict[str, Any] = {  # with one thread; in bfloat16, release 2026.4.1 dies of a division by zero with one thread
     "INFERENCE_PRECISION_HINT": "f32",
     "KV_CACHE_PRECISION": "f32",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
@@ -36,6 +36,17 @@ def convert(model: Path, out: Path) -> Path:
     for name in ("config.json", "generation_config.json"):
         shutil.copy(model / name, out / name)
     return out
+
+
+def default_dtype() -> str:
+    """The name of the dtype that OpenVINO computes in on this processor unless it is told one.
+
+    The key-value cache has a precision of its own, in `KV_CACHE_PRECISION`, which may have fewer bits.
+    """
+    import openvino
+
+    name = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+    return {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[name]
 
 
 def log_probs(folder: Path, prompt: Sequence[int]) -> list[list[float]]:
@@ -64,7 +75,7 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
     import openvino
     import openvino_genai as genai
 
-    properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": 1, **(FLOAT32 if settings.dtype == "float32" else {})}
+    properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": 1} | FLOAT32 if settings.dtype == "float32" else {}
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_seqs = 1, BATCH  # gigabytes, rows
     speculation: dict[str, Any] = {}
