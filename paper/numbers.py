@@ -15,13 +15,14 @@ from paper.reading import (
     known_bugs,
     one_machine,
     per_token,
+    printed,
     share,
     single_runs,
     with_minus,
 )
 from specnb.experiments.detection import CAP, DELTA
 from specnb.report.claims import CLAIMS, VERDICTS
-from specnb.report.results import UNCHECKED
+from specnb.report.results import ROOT, UNCHECKED
 from specnb.theory import walltime_improvement
 
 Named = dict[str, str]
@@ -266,7 +267,27 @@ def beam(results: Results) -> Named:
         if label != "free":
             named[f"{label}-at"] = v.removeprefix("twice at ")
     cheap = best["twice at 129"]
-    return named | {"cheap-u": count(cheap.u), "cheap-gamma": count(cheap.gamma)}
+    return named | {"cheap-u": count(cheap.u), "cheap-gamma": count(cheap.gamma)} | timed_beams()
+
+
+def timed_beams() -> Named:
+    """Whole beam searches timed by notebook 06: the setting with the best prediction, and the one with u = w."""
+    timed = printed(ROOT / "notebooks" / "06_beam_search.ipynb", "predicted is inside")
+    bounds = timed.measured.str.extract(r"\[(?P<low>\S+), (?P<high>\S+)\] \(n = (?P<n>\d+)\)").astype(float)
+    best = timed.loc[timed.predicted.astype(float).idxmax()]
+    narrow = timed[timed.u == timed.w].iloc[0]
+    return {
+        "timed-w": best.w,
+        "timed-u": best.u,
+        "timed-gamma": best.gamma,
+        "timed-free": best["number of tokens free"],
+        "timed-predicted": best.predicted,
+        "timed": best.measured,
+        "timed-narrow-predicted": narrow.predicted,
+        "timed-narrow": narrow.measured,
+        "timed-inside": f"{(timed['predicted is inside'] == 'True').sum()} of {len(timed)}",
+        "timed-gains": f"{(bounds.low > 1).sum()} of {len(timed)}",
+    }
 
 
 def batches(results: Results) -> Named:

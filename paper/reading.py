@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pandas as pd
 
@@ -66,6 +67,18 @@ class Results:
                 "pass it as `numbers` to `findings.verdict` in the notebook and run that again"
             )
         return named[name]
+
+
+def printed(notebook: Path, column: str) -> pd.DataFrame:
+    """The table with `column` among the committed outputs of `notebook`, as text: times are kept nowhere else."""
+    for cell in json.loads(notebook.read_text("utf-8"))["cells"]:
+        for output in cell.get("outputs", ()):
+            html = "".join(output.get("data", {}).get("text/html", ()))
+            if f"<th>{column}</th>" in html:
+                table = ElementTree.fromstring(html[html.index("<table") : html.index("</table>")] + "</table>")
+                heading, *rows = ([cell.text or "" for cell in row] for row in table.iter("tr"))
+                return pd.DataFrame(rows, columns=heading).set_index(heading[0])
+    raise Missing(f"no output of {notebook.name} is a table with a column {column!r}; `make notebooks` runs it")
 
 
 def with_minus(text: str) -> str:

@@ -14,6 +14,7 @@ from specnb.report import results
 
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "paper" / "paper.typ").read_text()
+NUMBERS = (ROOT / "paper" / "numbers.json").read_bytes()
 
 # What may have digits in the text: everything else comes from numbers.json.
 ALLOWED = {
@@ -126,10 +127,17 @@ def test_no_semicolon_is_swallowed() -> None:
     assert re.findall(r"#n(?:\.[\w-]+)+;", TEXT) == []
 
 
-def test_a_long_table_does_not_float() -> None:
-    """A float that is taller than the space between two wide figures is drawn over them."""
-    table = TEXT[TEXT.index("n.tables.bug_suite") :]
-    assert "placement: none" in table[: table.index("<bug-suite>")]
+def test_a_figure_over_a_table_stops_it() -> None:
+    """A wide figure of the page's foot is drawn over a table for which the column has no room left."""
+    page = """#import "style.typ": *
+#show: paper.with(title: [t], authors: "a", abstract: [b])
+#records(((a: "word"),) * 20, (("a", [a]),), [a table])
+#v(SPACE)
+#metadata(none) <wide-top>"""
+    files = {"style.typ": (ROOT / "paper" / "style.typ").read_bytes(), "numbers.json": NUMBERS}
+    build.compiled(files | {"paper.typ": page.replace("SPACE", "1mm").encode()})
+    with pytest.raises(RuntimeError, match="a figure is drawn over a table on page 1"):
+        build.compiled(files | {"paper.typ": page.replace("SPACE", "-30mm").encode()})
 
 
 def test_main_names_what_is_missing_and_writes_nothing(project: Path) -> None:

@@ -40,3 +40,15 @@ def test_numbers_as_printed() -> None:
 def test_one_machine_is_the_first() -> None:
     table = pd.DataFrame({"machine": ["b", "a", "b"], "ms": [1, 2, 3]})
     assert list(reading.one_machine(table).ms) == [1, 3]
+
+
+def test_a_printed_table_is_read_from_the_outputs_of_a_notebook(tmp_path: Path) -> None:
+    html = pd.DataFrame({"u": [4, 8], "measured": ["0.97 [0.60, 1.03]", "1.41"]}).to_html()
+    path = tmp_path / "06_beams.ipynb"
+    path.write_text(
+        json.dumps({"cells": [{"source": ""}, {"outputs": [{"data": {"text/html": html.splitlines(True)}}]}]})
+    )
+    table = reading.printed(path, "measured")
+    assert (list(table.u), list(table.measured)) == (["4", "8"], ["0.97 [0.60, 1.03]", "1.41"])
+    with pytest.raises(reading.Missing, match=r"no output of 06_beams\.ipynb is a table with a column 'speed'"):
+        reading.printed(path, "speed")
