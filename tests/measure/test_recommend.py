@@ -1,10 +1,13 @@
 """The recommended gamma follows from the measured costs, and is 0 where no gamma helps."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from specnb.measure.cost import Costs
 from specnb.measure.recommend import predict, recommend_gamma
+from specnb.measure.statistics import Estimate
 from specnb.models.synthetic import Shape, synthetic_pair
 from specnb.theory import walltime_improvement
 
@@ -57,6 +60,20 @@ def test_a_draft_that_costs_more_than_its_target_is_not_recommended(case, monkey
     assert (made.gamma == 0) == useless
     assert set(made.predicted) == set(range(1, 9))
     assert str(made).startswith("do not speculate: the best, gamma = " if useless else f"gamma = {made.gamma}: ")
+
+
+@pytest.mark.parametrize(("low", "gamma"), [(0.9, 0), (1.0, 0), (1.1, 3)])
+def test_a_gamma_is_recommended_only_if_its_whole_interval_is_above_1(low, gamma, monkeypatch):
+    """Of three gammas the last is predicted to be the fastest, 1.2 times plain decoding."""
+    overlaps = SimpleNamespace(beta={"draft": np.full((8, 4), 0.5)})
+    monkeypatch.setattr("specnb.measure.recommend.measure_acceptance", lambda *_, **__: overlaps)
+    monkeypatch.setattr("specnb.measure.recommend.measure_costs", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "specnb.measure.recommend.predict",
+        lambda beta, costs, gamma, seed: Estimate(0.9 + gamma / 10, low, 1.5, beta.size),
+    )
+    made = recommend_gamma(SimpleNamespace(target=None, draft=None), [[1]] * 8, largest=3, progress=False)
+    assert made.gamma == gamma
 
 
 def test_a_tiny_pair_gets_a_recommendation():
