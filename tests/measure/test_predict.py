@@ -73,6 +73,33 @@ def test_larger_batches_gain_less_and_long_contexts_gain_it_back() -> None:
     assert at(256, cache=0.5) > at(256)
 
 
+def test_a_limit_is_how_much_faster_decoding_would_be_without_it() -> None:
+    given: dict[str, float] = {
+        "gamma": 4,
+        "tokens_per_step": 2.5,
+        "cost_ratio": 0.1,
+        "verify_cost": 1.5,
+        "overhead": 0.2,
+    }
+    ideal: dict[str, dict[str, float]] = {
+        "acceptance": {"tokens_per_step": 5},
+        "drafting": {"cost_ratio": 0},
+        "verification": {"verify_cost": 1},
+        "overhead": {"overhead": 0},
+    }
+    made = predict(**given)  # type: ignore[arg-type]
+    for name, changed in ideal.items():
+        without = predict(**{**given, **changed})  # type: ignore[arg-type]
+        assert made.limits[name] == pytest.approx(without.speedup.value / made.speedup.value)
+    assert made.limited_by == "acceptance"
+
+
+@pytest.mark.parametrize(("verified", "passed"), [(None, 5), (7, 8)])
+def test_a_verification_is_over_the_draft_tokens_and_the_newest_one(verified: float | None, passed: float) -> None:
+    made = predict(gamma=4, verified=verified, tokens_per_step=3, cost_ratio=0, overhead=0, verify_cost=lambda n: n / 4)
+    assert made.speedup.value == pytest.approx(3 / (passed / 4))
+
+
 def test_what_is_given_is_used_instead_of_the_roofline() -> None:
     known = predict(tokens_per_step=3, gamma=4, cost_ratio=0.1, verify_cost=lambda n: n / 5, overhead=0.0)
     assert known.speedup.value == pytest.approx(3 / 1.4)

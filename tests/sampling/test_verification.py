@@ -188,6 +188,12 @@ def test_nothing_impossible_is_emitted_for_any_uniform(rule: Rule, kind: str, dt
         assert (chances[emitted] > 0).all()
 
 
+def test_a_token_that_the_target_never_samples_is_not_accepted_even_for_a_uniform_of_zero() -> None:
+    p, q = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[0.5, 0.5]])
+    outcome = token_verification(p, q, torch.tensor([1]), torch.zeros(1), torch.tensor(0.5))
+    assert (int(outcome.accepted), int(outcome.token)) == (0, 0)
+
+
 @every_rule
 def test_a_rule_does_not_change_its_arguments(rule: Rule) -> None:
     case = random_case(rule, (5,))
