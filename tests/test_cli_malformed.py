@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from tiny import llama
 
 from specnb import cli
-from specnb.audit.adapters import openai_server
 from specnb.audit.token_file import read_tokens
 from specnb.cli import main
 
@@ -424,8 +423,8 @@ def test_collected_tokens(
         return io.BytesIO(b'{"data": [{"id": "name"}]}' if listed else reply)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(openai_server.urllib.request, "urlopen", answered)
-        patch.setattr(openai_server.time, "sleep", lambda seconds: None)
+        patch.setattr("urllib.request.urlopen", answered)
+        patch.setattr("time.sleep", lambda seconds: None)
         given = [f"{name}={value}" for name, value in [("--url", "http://localhost"), *options]]
         status, printed, err = run(["collect", "--prompts", str(asked), "--out", str(out), *given])
     assert asked.read_bytes() == prompts

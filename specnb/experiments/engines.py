@@ -117,10 +117,8 @@ def record(row: Row) -> dict[str, Any]:
     return noted
 
 
-def engine_dtype(row: Row) -> torch.dtype | None:
-    """The dtype that an engine chose itself; None where it was told to compute in that of the target."""
-    if row.dtype != "default":
-        return None
+def engine_dtype(row: Row) -> torch.dtype:
+    """The dtype that an engine computed in: the one that it was told, or its own choice."""
     dtype: torch.dtype = getattr(torch, record(row)["computes_in"])
     return dtype
 

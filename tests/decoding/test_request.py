@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
@@ -67,47 +67,47 @@ def test_large_seeds_and_rows_give_sequences_of_their_own(large: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "same"),
+    ("numbers", "same"),
     [
-        (Sampling(Fraction(1, 2), np.int64(3), Fraction(3, 4)), Sampling(0.5, 3, 0.75)),
-        (Sampling(np.float16(0.5), None, np.float32(0.5)), Sampling(0.5, None, 0.5)),
-        (Sampling(-0.0), Sampling(0)),
-        (Sampling(1, 10**30), Sampling()),
-        (Sampling(1, None, 5e-324), Sampling(0)),
+        ((Fraction(1, 2), np.int64(3), Fraction(3, 4)), Sampling(0.5, 3, 0.75)),
+        ((np.float16(0.5), None, np.float32(0.5)), Sampling(0.5, None, 0.5)),
+        ((-0.0,), Sampling(0)),
+        ((1, 10**30), Sampling()),
+        ((1, None, 5e-324), Sampling(0)),
     ],
     ids=str,
 )
-def test_numbers_of_any_type_are_settings(sampling, same):
+def test_numbers_of_any_type_are_settings(numbers: tuple[Any, ...], same: Sampling) -> None:
     """The least top_p keeps the most probable token, although it is 0 in float32."""
-    assert plain(sampling=sampling) == plain(sampling=same)
+    assert plain(sampling=Sampling(*numbers)) == plain(sampling=same)
 
 
 # Invalid values are refused.
 
 
-def deep():
-    nested = []
+def deep() -> list[Any]:
+    nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
     return nested
 
 
 class Unprintable:
-    def __repr__(self):
+    def __repr__(self) -> str:
         raise RuntimeError("no words")
 
 
-def of_another_vocabulary():
+def of_another_vocabulary() -> PreTrainedModel:
     model = llama()
     model.config.vocab_size = 9
     return model
 
 
 @contextmanager
-def untouched(*models):
+def untouched(*models: nn.Module) -> Iterator[None]:
     """Fails if one of `models` runs."""
 
-    def fail(*arguments):
+    def fail(*arguments: Any) -> None:
         raise AssertionError("a model ran")
 
     hooks = [model.register_forward_pre_hook(fail) for model in models]
@@ -218,7 +218,7 @@ class Proposing(Drafter):
     ],
     ids=repr,
 )
-def test_a_drafter_with_an_improper_member_is_refused_before_a_model_runs(member, value):
+def test_a_drafter_with_an_improper_member_is_refused_before_a_model_runs(member: str, value: Any) -> None:
     drafter = Proposing()
     setattr(drafter, member, value)
     with untouched(TARGET), pytest.raises(TypeError, match=rf"Proposing\.{member} is .*; it must be "):
@@ -236,8 +236,10 @@ def test_a_drafter_with_an_improper_member_is_refused_before_a_model_runs(member
     ],
 )
 @pytest.mark.parametrize("parents", [None, (-1,)], ids=["chain", "tree"])
-def test_a_rule_that_returns_no_outcome_is_reported(returned, parents):
-    def rule(p, *others):
+def test_a_rule_that_returns_no_outcome_is_reported(
+    returned: Callable[[Tensor], Any], parents: tuple[int, ...] | None
+) -> None:
+    def rule(p: Tensor, *others: Any) -> Any:
         return returned(torch.zeros(len(p), dtype=torch.int64))
 
     drafter = Proposing()
@@ -382,7 +384,7 @@ good = {
 own_sampling = [scalars | st.just(usual) for usual in (0.5, None, 0.5)]
 
 
-def drafter_with(member, value):
+def drafter_with(member: str, value: Any) -> Drafter:
     drafter = Proposing()
     setattr(drafter, member, value)
     return drafter

@@ -77,7 +77,8 @@ def test_a_gamma_is_recommended_only_if_its_whole_interval_is_above_1(
         "specnb.measure.recommend.predict",
         lambda beta, costs, gamma, seed: Estimate(0.9 + gamma / 10, low, 1.5, beta.size),
     )
-    made = recommend_gamma(SimpleNamespace(target=None, draft=None), [[1]] * 8, largest=3, progress=False)
+    pair: Any = SimpleNamespace(target=None, draft=None)
+    made = recommend_gamma(pair, [[1]] * 8, largest=3, progress=False)
     assert made.gamma == gamma
 
 
