@@ -58,6 +58,15 @@ def test_functions_are_asked_for_every_prefix() -> None:
     assert list(row.cutoff_gaps) == [1]  # token 2 is impossible
 
 
+def test_a_suspected_model_is_sampled_as_the_target_and_not_as_the_draft() -> None:
+    def coin(prefix: tuple[int, ...]) -> list[float]:
+        return [0.25, 0.75]
+
+    (row,) = teacher_forced_rows(coin, [Completion([], [1])], Sampling(0.5), coin, Sampling(2.0), coin)
+    assert row.suspected is not None
+    assert row.suspected[0].tolist() == row.p[0].tolist() == pytest.approx([0.1, 0.9])
+
+
 def test_margins_say_how_far_outside_a_token_is() -> None:
     logits = torch.tensor([2.0, 1.0, 0.5, -1.0])
     probs = torch.softmax(logits.double(), 0)
