@@ -206,14 +206,12 @@ def test_refilled_rows_get_the_completions_they_would_get_together(
     }  # fmt: skip
     prompts = chosen.pop("prompts") * 2
     together = generate(target, prompts, drafters[drafter], **chosen, eos=eos, progress=False)
-    time_interleaved = generate(
-        target, prompts, drafters[drafter], **chosen, eos=eos, batch_size=batch_size, progress=False
-    )
-    assert time_interleaved.tokens == together.tokens
+    few_rows = generate(target, prompts, drafters[drafter], **chosen, eos=eos, batch_size=batch_size, progress=False)
+    assert few_rows.tokens == together.tokens
     for field in ("draft_tokens", "accepted", "token", "emitted"):
-        assert np.array_equal(getattr(time_interleaved.record, field), getattr(together.record, field)), field
-    assert np.allclose(time_interleaved.record.beta, together.record.beta)
-    check_record(time_interleaved)
+        assert np.array_equal(getattr(few_rows.record, field), getattr(together.record, field)), field
+    assert np.allclose(few_rows.record.beta, together.record.beta)
+    check_record(few_rows)
 
 
 def test_rows_are_never_empty_while_prompts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
