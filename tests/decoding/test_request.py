@@ -216,7 +216,7 @@ class Proposing(Drafter):
         *(("draft_model", value) for value in ("x", 1)),
         *((name, value) for name in ("start", "propose", "update") for value in (None, 3, lambda: None)),
     ],
-    ids=repr,
+    ids=lambda value: repr(value).split(" at ")[0],  # without an address
 )
 def test_a_drafter_with_an_improper_member_is_refused_before_a_model_runs(member: str, value: Any) -> None:
     drafter = Proposing()
