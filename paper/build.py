@@ -10,6 +10,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import typst
@@ -129,14 +130,14 @@ def readings_table(results: Results) -> pd.DataFrame:
 
 def engines_table(results: Results) -> pd.DataFrame:
     """Released engines as the audit sees them, one row per engine, kind of speculation and settings."""
-    table = results.table("engines")
-    after = table.found_after.map(lambda n: "not rejected" if pd.isna(n) else f"after {n:.0f}")
+    every = results.table("engines")
+    table = every[every.speculation != "none"]
+    after = table.found_after.map(lambda n: "no" if pd.isna(n) else f"after {n:.0f}")
     return pd.DataFrame(
         {
             "engine": table.engine.map(ENGINES),
             "speculation": table.speculation,
-            "T": table.temperature.map("{:g}".format),
-            "top_k": table.top_k.map(lambda k: str(k) if k else ""),
+            "settings": [settings_in_words(row) for row in table.itertuples()],
             "tokens": table.tokens.map("{:,}".format),
             "rejected": after,
             "tv": table.tv.map("{:.3f}".format),
@@ -144,6 +145,12 @@ def engines_table(results: Results) -> pd.DataFrame:
             "high": table.tv_high.map("{:.3f}".format),
         }
     )
+
+
+def settings_in_words(row: Any) -> str:
+    """Temperature, filter and precision of a row of `engines.csv`."""
+    filters = f", top-k {row.top_k}" if row.top_k else f", top-p {row.top_p:g}" if row.top_p < 1 else ""
+    return f"T {row.temperature:g}{filters}{', own dtype' * (row.dtype != 'float32')}"
 
 
 TABLES = {

@@ -453,12 +453,16 @@ def engines(results: Results) -> Named:
     draft, filtered = table.loc["openvino-draft-t1"], table.loc["openvino-draft-t07-k40"]
     passed = table[(table.engine == "llama_cpp") & (table.speculation != "none")]
     vllm, mended = table.loc["vllm-draft-t1"], table.loc["vllmmended-probabilistic-t1"]
+    onnxruntime = table.loc["onnxruntime-draft-t1"]
     return {
         "vllm-version": str(vllm.version),
         "vllm-after": count(vllm.found_after),
         "vllm-tv": interval(vllm, "tv", "tv_low", "tv_high"),
         "mended-verdict": mended.verdict.replace("_", " "),
         "mended-tokens": f"{mended.tokens:,}",
+        "onnxruntime-version": str(onnxruntime.version),
+        "onnxruntime-verdict": str(onnxruntime.verdict),
+        "onnxruntime-tokens": f"{onnxruntime.tokens:,}",
         "rows": count(len(table)),
         "tokens": f"{table.tokens.sum():,}",
         "controls": count(len(controls)),
