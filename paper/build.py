@@ -148,9 +148,9 @@ def engines_table(results: Results) -> pd.DataFrame:
 
 
 def settings_in_words(row: Any) -> str:
-    """Temperature, filter and precision of a row of `engines.csv`."""
-    filters = f", top-k {row.top_k}" if row.top_k else f", top-p {row.top_p:g}" if row.top_p < 1 else ""
-    return f"T {row.temperature:g}{filters}{', own dtype' * (row.dtype != 'float32')}"
+    """Temperature, top-k or top-p, and the dtype if it is the engine's own, of a row of `engines.csv`."""
+    filters = f", k {row.top_k}" if row.top_k else f", p {row.top_p:g}" if row.top_p < 1 else ""
+    return f"{row.temperature:g}{filters}{', own' * (row.dtype != 'float32')}"
 
 
 TABLES = {
