@@ -278,12 +278,12 @@ def the_audit_sees_more(results: Results) -> bool:
     return bool(bugs["median"].isna().sum() < min((bugs[test].fillna(1) >= 0.5).sum() for test in tests))
 
 
-@remark("does not return the greedy text")
+@remark("does not return the greedy sequence")
 def soft_greedy_is_not_greedy(results: Results) -> bool:
     return _verdicts(results, "processors-greedy") == {"refuted"}
 
 
-@remark("true of the distribution, and of the text only at temperature zero")
+@remark("true of the distribution, and of the sequence only at temperature zero")
 def only_greedy_text_is_the_same(results: Results) -> bool:
     return results.number("same-distribution-not-same-text", "greedy_differing") == 0
 
