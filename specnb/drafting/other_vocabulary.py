@@ -108,9 +108,8 @@ class OtherVocabularyDrafter(ChainDrafter):
         return newest.to(tokens.device), slots.to(tokens.device)
 
     def _in_own(self, row: list[int]) -> list[int]:
-        return list(
-            self.own.encode(str(self.target.decode(row, clean_up_tokenization_spaces=False)), add_special_tokens=False)
-        )
+        text = str(self.target.decode(row, clean_up_tokenization_spaces=False))
+        return list(self.own.encode(text, add_special_tokens=False))
 
 
 def shared_tokens(own: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
