@@ -21,8 +21,8 @@ from paper.reading import (
     with_minus,
 )
 from specnb.experiments.detection import CAP, DELTA
-from specnb.report.claims import CLAIMS, VERDICTS
-from specnb.report.results import ROOT, UNCHECKED
+from specnb.report.claims import CLAIMS, ROOT, VERDICTS
+from specnb.report.results import UNCHECKED
 from specnb.theory import walltime_improvement
 
 Named = dict[str, str]
