@@ -52,7 +52,7 @@ def install() -> None:
         # The Python below a virtual environment, which may be the very one that has just been deleted.
         base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
         subprocess.run([base if base.exists() else sys.executable, "-m", "venv", VENV], check=True)
-    pip = [VENV / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip = [VENV / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile"]
     subprocess.run([*pip, "-r", "requirements.txt"], cwd=ROOT, check=True)
     # Kernels here talk to this machine only, and need not warn of it.
     (VENV / "etc" / "ipython").mkdir(parents=True, exist_ok=True)

@@ -280,9 +280,8 @@ class _History:
         gained = self.log_weight + np.concatenate([np.zeros((1, ratios.shape[1])), staked.cumsum(axis=0)])
         self.log_weight = gained[-1]
         weight = np.exp(gained[:-1] - gained[:-1].max(axis=1, keepdims=True))
-        return (  # type: ignore[no-any-return]
-            (weight * np.exp(staked)).sum(axis=1) / weight.sum(axis=1)
-        )
+        mean: Array = (weight * np.exp(staked)).sum(axis=1) / weight.sum(axis=1)
+        return mean
 
 
 def _ratio_at(r: Tensor, p: Tensor, tokens: Tensor) -> Array:

@@ -20,11 +20,12 @@ from specnb.audit.bugs.later import HELD_OUT_BUGS as HELD_OUT_BUGS
 from specnb.audit.bugs.later import LATER_BUGS
 from specnb.audit.bugs.latest import LATEST_BUGS as LATEST_BUGS
 from specnb.audit.bugs.layout import LAYOUT_BUGS
-from specnb.audit.bugs.loop import LOOP_BUGS, active, reseeded
+from specnb.audit.bugs.loop import LOOP_BUGS, Reseeded
 from specnb.audit.bugs.step import FILTERS, step_bugs
 from specnb.decoding import loop
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
+from specnb.models.cached_model import CachedModel
 from specnb.sampling.distributions import Sampling
 from specnb.sampling.verification import Outcome
 
@@ -36,7 +37,7 @@ def known_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
     'after a rejection p itself is sampled'
     """
     suite = step_bugs(filters) | LOOP_BUGS
-    suite["reseeded"] = replace(suite["reseeded"], patch=reseeded)  # in the loop this is a matter of the uniforms
+    suite["reseeded"] = replace(suite["reseeded"], batch=Reseeded)  # in the loop this is a matter of the uniforms
     return suite
 
 
@@ -61,6 +62,7 @@ class BuggyDrafter(ModelDrafter):
         raw = bug.sampled is not None or bug.q is not None
         super().__init__(model, Sampling() if raw else bug.claimed)
         self.bug = bug
+        self.runner_class = bug.draft_class or CachedModel
 
     def sample(self, probs: Tensor, uniform: Tensor) -> Tensor:
         return super().sample(self.bug.sampled(probs) if self.bug.sampled else probs, uniform)
@@ -82,7 +84,7 @@ def generate(
     A bug of how draft tokens are sampled needs a model as `drafter`. `settings` are those of `loop.generate` except
     sampling and rule. Raises what that raises, and `TypeError` for a drafter that cannot have the bug.
     """
-    changes_draft = bug.sampled is not None or bug.q is not None
+    changes_draft = bug.sampled or bug.q or (bug.draft_class and not bug.batch)
     if isinstance(drafter, PreTrainedModel):
         drafter = BuggyDrafter(drafter, bug)
     elif changes_draft:
@@ -92,5 +94,4 @@ def generate(
         return bug.rule(bug.p(p) if bug.p else p, q, draft_tokens, accept, final)
 
     sampling = Sampling() if bug.p else bug.claimed
-    with active(bug):
-        return loop.generate(target, prompts, drafter, sampling=sampling, rule=rule, **settings)
+    return loop.generate(target, prompts, drafter, sampling=sampling, rule=rule, batch_class=bug.batch, **settings)

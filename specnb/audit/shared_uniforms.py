@@ -79,9 +79,9 @@ class CumulativeMass:
         return low / total, high / total
 
     def _inside(self, block: Tensor) -> Tensor:
-        return (  # type: ignore[no-any-return]
-            self.blocks[torch.arange(len(block), device=block.device), block].double().cumsum(dim=-1)
-        )
+        rows = torch.arange(len(block), device=block.device)
+        inside: Tensor = self.blocks[rows, block].double().cumsum(dim=-1)
+        return inside
 
 
 def same_uniform_ratio(p_interval: Interval, earlier: Interval, interval: Interval) -> Array:

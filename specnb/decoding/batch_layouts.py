@@ -78,13 +78,14 @@ class CompactedBatch:
             owners[..., None], positions[..., None], self.owners[:, None], self.positions[:, None]
         )
         self.mask_entries = visible.numel()
-        return self.model(  # type: ignore[no-any-return]
+        logits: Tensor = self.model(
             input_ids=tokens,
             position_ids=self.position_ids_of(positions).clamp(0, self.last_position),
             attention_mask=additive_mask(visible, self.model.dtype),
             past_key_values=self.cache,
             use_cache=True,
         ).logits
+        return logits
 
     def is_visible(self, owner: Tensor, position: Tensor, other: Tensor, at: Tensor) -> Tensor:
         """Whether a token sees an entry: one of its own sequence, no padding, not after itself."""

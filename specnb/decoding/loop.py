@@ -89,6 +89,7 @@ def generate(
     compile: bool | str = False,
     progress: bool = True,
     keep_probs: bool = False,
+    batch_class: type[Batch] | None = None,
 ) -> Generation:
     """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
@@ -110,6 +111,8 @@ def generate(
                 compiling, with the same tokens as the plain step
     progress    show a progress bar after 3 seconds
     keep_probs  return the target's distribution of every new token: that many tokens times the vocabulary
+    batch_class what makes the steps, to study a loop that differs from this one: a subclass of `Batch`, the default, or
+                of `TreeBatch` for a tree. Known bugs are such classes (`specnb.audit.bugs.loop`)
 
     Raises, before anything is run, `ValueError` or `TypeError` for: no prompts, an empty prompt, tokens outside the
     vocabulary, numbers that are not whole (truth values among them), flags that are not True or False, a negative
@@ -144,6 +147,7 @@ def generate(
     require_refill(drafter, len(prompts), batch_size)
     require_compile(compile, target.device)
     require_probs(keep_probs, compile)
+    batch_class = _batch_class(batch_class, rule)
 
     rows_at_once, longest = min(batch_size, len(prompts)), max(map(len, prompts))
     slots = slots_for(longest, max_new_tokens, gamma, compile)
@@ -152,15 +156,15 @@ def generate(
         if compile:
             shape = (rows_at_once, gamma, slots, slots, len(ends))
             in_parts = timed and target.device.type == "cuda"
-            by_identity: Any = draft
-            batch = _compiled(target, by_identity, sampling, rule, shape, compile, in_parts)
+            by_identity: tuple[Any, ...] = (batch_class, target, draft)
+            batch = _compiled(*by_identity, sampling, rule, shape, compile, in_parts)
             if batch.cold:
                 require_memory(need, rows_at_once, target.device)
                 batch.warm_up(progress)
         else:
             require_memory(need, rows_at_once, target.device)
             sizes = (rows_at_once, gamma, slots, max_new_tokens, len(ends))
-            batch = _new_batch(target, drafter, sampling, rule, sizes)
+            batch = batch_class(target, drafter, sampling, rule, *sizes)
         if keep_probs:
             batch.state.record_probs(batch.vocab, _probs_dtype(target))
         batch.clear(ends)
@@ -204,17 +208,15 @@ def _run_to_completion(batch: Batch, scheduler: Scheduler, timed: bool, progress
     return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)
 
 
-def _new_batch(
-    target: PreTrainedModel,
-    drafter: Drafter | None,
-    sampling: Sampling,
-    rule: Rule | TreeRule,
-    sizes: tuple[int, int, int, int, int],
-) -> Batch:
-    """A batch for the kind of draft tokens that `rule` verifies; `sizes` are rows, gamma, slots, steps and ends."""
-    if isinstance(rule, TreeRule):
-        return TreeBatch(target, drafter, sampling, rule, *sizes)
-    return Batch(target, drafter, sampling, rule, *sizes)
+def _batch_class(given: type[Batch] | None, rule: Rule | TreeRule) -> type[Batch]:
+    """The class that makes the steps for the kind of draft tokens that `rule` verifies; `given`, if it can."""
+    needed: type[Batch] = TreeBatch if isinstance(rule, TreeRule) else Batch
+    if given is None:
+        return needed
+    is_batch = isinstance(given, type) and issubclass(given, Batch)
+    if not is_batch or issubclass(given, TreeBatch) != (needed is TreeBatch):
+        raise TypeError(f"batch_class is {given!r}; for this rule it must be a subclass of {needed.__name__}")
+    return given
 
 
 def _needed_memory(
@@ -244,6 +246,7 @@ def _probs_dtype(target: PreTrainedModel) -> torch.dtype:
 
 @lru_cache(maxsize=8)
 def _compiled(
+    batch_class: type[Batch],
     target: PreTrainedModel,
     draft: PreTrainedModel | Drafter | None,
     sampling: Sampling,
@@ -254,7 +257,7 @@ def _compiled(
 ) -> Batch:
     """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
     drafter = as_drafter(draft, sampling, compile=how is True)
-    batch = _new_batch(target, drafter, sampling, rule, shape)
+    batch = batch_class(target, drafter, sampling, rule, *shape)
     if how is True:
         batch.wrap(Compiled, "target", "rest")
     if target.device.type == "cuda":

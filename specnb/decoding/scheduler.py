@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specnb.decoding.record import CompletedRow
 from specnb.decoding.step import IDLE, IMPROPER, NAN, Batch
-from specnb.sampling.randomness import uniforms
 
 
 class Scheduler:
@@ -50,7 +49,7 @@ class Scheduler:
         chosen = range(self.entered, self.entered + len(rows))
         self.entered += len(rows)
         self.prompt_of.update(zip(rows, chosen, strict=True))
-        own = uniforms(self.seed, [self.numbers[one] for one in chosen], self.new, self.batch.state.gamma)
+        own = self.batch.uniforms(self.seed, [self.numbers[one] for one in chosen], self.new)
         self.batch.enter(list(rows), [self.prompts[one] for one in chosen], own, self.new)
 
     def _collect(self, rows: list[int]) -> None:

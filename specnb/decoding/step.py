@@ -9,7 +9,7 @@ is compiled, or is captured once as a CUDA graph and replayed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from specnb.decoding.record import CompletedRow
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.sampling.distributions import Sampling, overlap, standardise
-from specnb.sampling.randomness import Uniforms
+from specnb.sampling.randomness import Uniforms, uniforms
 from specnb.sampling.tree_verification import TreeOutcome, TreeRule
 from specnb.sampling.verification import Outcome, Rule
 
@@ -155,8 +155,15 @@ class State:
 class Batch:
     """Rows that are generated together: their state, their caches, and the parts of a step.
 
-    Draft tokens form a chain; `specnb.decoding.tree_step.TreeBatch` is the same for a tree.
+    Draft tokens form a chain; `specnb.decoding.tree_step.TreeBatch` is the same for a tree. A subclass may be made of
+    other parts, and `specnb.decoding.loop.Loop` generates with it:
+
+    state_class   makes the state
+    runner_class  makes the target with its cache
     """
+
+    state_class: ClassVar[type[State]] = State
+    runner_class: ClassVar[type[CachedModel]] = CachedModel
 
     def __init__(
         self,
@@ -174,8 +181,8 @@ class Batch:
         self.sampling = sampling
         self.rule: Callable[..., Any] = rule
         self.vocab = target.config.vocab_size
-        self.state = State(rows, gamma, slots, steps, ends, target.device)
-        self.runner = CachedModel(target, slots)
+        self.state = self.state_class(rows, gamma, slots, steps, ends, target.device)
+        self.runner = self.runner_class(target, slots)
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, rows)
         self.wrapped: dict[str, Any] = {}  # what stands for a part of the step, see `wrap`
@@ -195,6 +202,10 @@ class Batch:
         prefill(self.runner, state.tokens, state.lengths, some)
         if self.drafter is not None:
             self.drafter.start(self.context, some)
+
+    def uniforms(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
+        """The uniforms of prompts with these `numbers`; see `specnb.sampling.randomness.uniforms`."""
+        return uniforms(seed, numbers, max_new_tokens, self.state.gamma)
 
     @property
     def parents(self) -> tuple[int, ...] | None:
@@ -248,7 +259,10 @@ class Batch:
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
         """The target's logits `(rows, gamma + 1, vocab)` at the newest token and at each draft token."""
-        return target_logits(self.runner, self.state, draft_tokens.clamp_max(self.vocab - 1))
+        slots = self.state.lengths[:, None] - 1 + self.state.offsets
+        newest = self.state.tokens.gather(1, slots[:, :1])
+        tokens = torch.cat([newest, draft_tokens.clamp(0, self.vocab - 1)], dim=1)
+        return self.runner.run(tokens, slots, keep=self.state.gamma + 1)
 
     def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome | TreeOutcome:
         """Applies the rule, appends what it accepts, and records the step."""
@@ -329,10 +343,3 @@ def require_outcome(outcome: Any, rows: int) -> None:
             f"the rule returned a {type(outcome).__name__} with accepted and token {given}; it must return an Outcome "
             f"of two int64 tensors of the shape {(rows,)}"
         )
-
-
-def target_logits(runner: CachedModel, state: State, draft_tokens: Tensor) -> Tensor:
-    """The target's forward pass over the newest token and a chain: logits `(rows, gamma + 1, vocab)`."""
-    slots = state.lengths[:, None] - 1 + state.offsets
-    newest = state.tokens.gather(1, slots[:, :1])
-    return runner.run(torch.cat([newest, draft_tokens.clamp_min(0)], dim=1), slots, keep=state.gamma + 1)

@@ -38,9 +38,9 @@ class ChainDrafter(Drafter):
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
-        room = context.tokens.new_zeros(len(uniforms), uniforms.shape[1])
+        padding = context.tokens.new_zeros(len(uniforms), uniforms.shape[1])
         # Behind a row's length there may be -1, of draft tokens that were not proposed; slots hold valid tokens here.
-        tokens, lengths = torch.cat([context.tokens.clamp_min(0), room], dim=1), context.lengths
+        tokens, lengths = torch.cat([context.tokens.clamp_min(0), padding], dim=1), context.lengths
         going = torch.ones_like(lengths, dtype=torch.bool)
         draft_tokens, distributions = [], []
         for position, uniform in enumerate(uniforms.unbind(dim=1)):

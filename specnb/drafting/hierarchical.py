@@ -47,19 +47,19 @@ class HierarchicalDrafter(Drafter):
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         """See `Drafter.start`."""
         # Inner draft tokens reach further than those of the outer step.
-        room = torch.zeros(len(context.tokens), self.inner_gamma + 1, dtype=torch.int64, device=context.tokens.device)
-        wider = Context(torch.cat([context.tokens, room], dim=1), context.lengths)
+        padding = context.tokens.new_zeros(len(context.tokens), self.inner_gamma + 1)
+        wider = Context(torch.cat([context.tokens, padding], dim=1), context.lengths)
         if rows is None:
             self.runner = CachedModel(self.large.model, wider.tokens.shape[1])
             self.passes = 0
         prefill(self.runner, wider.tokens, wider.lengths, rows)
         self.small.start(wider, rows)
-        self.room = room
+        self.padding = padding
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
         rows, gamma = uniforms.shape
-        tokens, lengths = torch.cat([context.tokens, self.room], dim=1), context.lengths
+        tokens, lengths = torch.cat([context.tokens, self.padding], dim=1), context.lengths
         q = torch.zeros(rows, gamma + self.inner_gamma + 1, self.vocab, device=uniforms.device)
         for step in range(gamma):  # every inner step emits at least one token
             emitted = lengths - context.lengths

@@ -33,6 +33,7 @@ class ModelDrafter(ChainDrafter):
     """
 
     runner: CachedModel
+    runner_class: type[CachedModel] = CachedModel
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class ModelDrafter(ChainDrafter):
         """Makes a cache of so many rows and slots. It is kept for later batches of that size, since compiled and
         captured functions belong to it."""
         self.allocated = self._allocation(rows, slots)
-        self.runner = CachedModel(self.model, slots)
+        self.runner = self.runner_class(self.model, slots)
         self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
 
     def _allocation(self, rows: int, slots: int) -> tuple[Any, ...]:

@@ -18,7 +18,6 @@ from scipy import stats
 from torch import Tensor
 
 from specnb.audit.bugs.bug import UNFILTERED, Bug
-from specnb.audit.bugs.loop import active, always_accepting
 from specnb.audit.bugs.step import argmax_distribution, unchanged
 from specnb.audit.known_bugs import EXACT, KNOWN_BUGS
 from specnb.audit.known_bugs import generate as generate_wrong
@@ -141,7 +140,7 @@ def at_temperature_0(bug: Bug) -> Bug:
 
 def exercised(bug: Bug) -> bool:
     """Whether a check of one rule at temperature 1, without filters, runs the code that is wrong."""
-    in_the_rule = bug.patch in (None, always_accepting) or bug.rule is not token_verification
+    in_the_rule = (bug.batch, bug.draft_class) == (None, None) or bug.rule is not token_verification
     return in_the_rule and bug.claimed == UNFILTERED
 
 
@@ -175,8 +174,7 @@ def measure(item: str, repeats: bool, **_: Any) -> pd.DataFrame:
     for at, (name, (check, number)) in enumerate(CHECKS.items()):
         if exercised(bug):
             runs = number if repeats else 1
-            with active(bug):
-                passed = sum(check(bug, np.random.default_rng([at, run])) for run in range(runs))
+            passed = sum(check(bug, np.random.default_rng([at, run])) for run in range(runs))
             rows.append((item, name, passed, runs))
     equal = greedy_passes(bug, pair, [pair.encode(prompt) for prompt in PROMPTS], 48)
     rows.append((item, "transformers", int(equal), 1))

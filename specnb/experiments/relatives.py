@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from specnb.measure.statistics import MIN_EXPECTED
+from specnb.measure.statistics import merged_cells
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -62,7 +62,7 @@ def marginals(tokens: Integers, p: Array) -> float:
     """Chi-square p-value of the counts of `tokens` `(n,)` against the sum of their distributions p `(n, vocab)`.
 
     The counts are not multinomial, because every token has a distribution of its own: the statistic uses the sum of the
-    conditional covariances. Tokens that expect fewer than `MIN_EXPECTED` are merged.
+    conditional covariances. Tokens that expect few samples are merged.
 
     >>> p = np.full((100, 2), 0.5)
     >>> marginals(np.arange(100) % 2, p), marginals(np.zeros(100, dtype=int), p) < 1e-6
@@ -108,17 +108,8 @@ def _matches(a: Integers, b: Integers) -> Integers:
 
 
 def _cells(expected: Array) -> Array:
-    """Which token `(cells, vocab)` is in which cell; each cell expects `MIN_EXPECTED`, or there is one."""
-    order = np.argsort(expected, kind="stable")
-    number, merged = np.zeros(len(expected), dtype=np.int64), 0.0
-    cell = 0
-    for token in order:
-        if merged >= MIN_EXPECTED:
-            cell, merged = cell + 1, 0.0
-        number[token] = cell
-        merged += expected[token]
-    if merged < MIN_EXPECTED and cell > 0:
-        number[number == cell] = cell - 1
+    """Which token `(cells, vocab)` is in which cell; cells merged by `merged_cells`."""
+    number = merged_cells(expected)
     return np.eye(number.max() + 1)[number].T
 
 

@@ -204,17 +204,25 @@ def merge_rare_cells(observed: Array, expected: Array) -> tuple[Array, Array]:
     >>> merge_rare_cells(np.array([40.0, 9.0, 21.0]), np.array([40.0, 10.0, 20.0]))
     (array([30., 40.]), array([30., 40.]))
     """
-    order = np.argsort(expected, kind="stable")
-    observed, expected = observed[order], expected[order]
-    starts, merged = [0], 0.0
-    for cell, expects in enumerate(expected):
-        if merged >= MIN_EXPECTED:
-            starts.append(cell)
-            merged = 0.0
-        merged += expects
-    if merged < MIN_EXPECTED and len(starts) > 1:
-        starts.pop()
-    return np.add.reduceat(observed, starts), np.add.reduceat(expected, starts)
+    merged = merged_cells(expected)
+    return np.bincount(merged, weights=observed), np.bincount(merged, weights=expected)
+
+
+def merged_cells(expected: Array) -> Array:
+    """The number of the merged cell of each cell `(cells,)`, by the rule of `merge_rare_cells`.
+
+    >>> merged_cells(np.array([40.0, 10.0, 20.0]))
+    array([1, 0, 0])
+    """
+    merged, number, sum_of_cell = np.zeros(len(expected), dtype=np.int64), 0, 0.0
+    for cell in np.argsort(expected, kind="stable"):
+        if sum_of_cell >= MIN_EXPECTED:
+            number, sum_of_cell = number + 1, 0.0
+        merged[cell] = number
+        sum_of_cell += expected[cell]
+    if sum_of_cell < MIN_EXPECTED and number > 0:
+        merged[merged == number] = number - 1
+    return merged
 
 
 def detectable_total_variation(cells: int, n: int, false_alarm: float, power: float = 0.99) -> float:

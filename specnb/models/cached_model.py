@@ -75,10 +75,7 @@ class CachedModel:
         cache rows of these tokens, if not all.
         """
         self.cache.write_at(slots, rows)
-        if visible is None:
-            mask = ragged_mask(slots, self.capacity, self.model.dtype)
-        else:
-            mask = additive_mask(visible, self.model.dtype)
+        mask = self.mask(slots) if visible is None else additive_mask(visible, self.model.dtype)
         more: dict[str, Any] = {name: own if rows is None else own[rows] for name, own in self.fixed_inputs.items()}
         if self.hidden_layers:
             more["output_hidden_states"] = True
@@ -96,6 +93,10 @@ class CachedModel:
             own = torch.cat([output.hidden_states[layer] for layer in self.hidden_layers], dim=-1)
             self.hidden_states[self.cache.index] = own
         return output.logits  # type: ignore[no-any-return]
+
+    def mask(self, slots: Tensor) -> Tensor:
+        """The additive mask `(batch, 1, n, capacity)` of tokens at `slots` `(batch, n)` that form a chain."""
+        return ragged_mask(slots, self.capacity, self.model.dtype)
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copies what slots `source` `(batch, n)` hold to slots `destination` `(batch, n)` of the same row."""

@@ -41,10 +41,8 @@ class Pair:
 
     def encode(self, text: str) -> list[int]:
         """The prompt of `text`: its tokens, after the begin-of-sequence token if the tokenizer has one."""
-        begin = self.tokenizer.bos_token_id
-        return (  # type: ignore[no-any-return]
-            ([] if begin is None else [begin]) + self.tokenizer.encode(text, add_special_tokens=False)
-        )
+        begin, tokens = self.tokenizer.bos_token_id, self.tokenizer.encode(text, add_special_tokens=False)
+        return ([] if begin is None else [begin]) + list(tokens)
 
 
 def load_pair(

@@ -7,11 +7,12 @@ from all_known_bugs import ALL_KNOWN_BUGS
 from tiny import gpt2, llama, near_copy
 
 from specnb.audit.bugs.bug import Kind
-from specnb.audit.bugs.loop import LOOP_BUGS, active
+from specnb.audit.bugs.loop import LOOP_BUGS
 from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, generate, known_bugs
 from specnb.decoding import loop
 from specnb.drafting.model import ModelDrafter
 from specnb.sampling.distributions import Sampling
+from specnb.sampling.verification import token_verification
 
 TARGET = llama()
 DRAFT = near_copy(TARGET, noise=0.3)
@@ -32,17 +33,10 @@ def test_bugs_that_need_filters_claim_them() -> None:
 
 
 @pytest.mark.parametrize("name", KNOWN_BUGS)
-def test_every_bug_generates_and_is_removed_afterwards(name: str) -> None:
+def test_every_bug_generates_and_leaves_the_loop_as_it_is(name: str) -> None:
     before = loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens
     made = generate(known_bugs(Sampling(top_k=2))[name], TARGET, PROMPTS, DRAFT, eos=3, **SETTINGS)
     assert all(made.tokens)
-    assert loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens == before
-
-
-def test_a_bug_is_removed_when_the_loop_fails() -> None:
-    before = loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens
-    with pytest.raises(ZeroDivisionError), active(KNOWN_BUGS["rows-share-noise"]):
-        raise ZeroDivisionError
     assert loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens == before
 
 
@@ -58,8 +52,8 @@ def test_every_bug_is_described_once() -> None:
     assert len({bug.description for bug in KNOWN_BUGS.values()}) == len(KNOWN_BUGS)
 
 
-def test_every_bug_of_the_loop_changes_its_code() -> None:
-    assert all(bug.patch for bug in LOOP_BUGS.values())
+def test_every_bug_of_the_loop_changes_a_part_of_it() -> None:
+    assert all(bug.batch or bug.draft_class or bug.rule is not token_verification for bug in LOOP_BUGS.values())
 
 
 def test_other_models_have_the_bugs_too() -> None:

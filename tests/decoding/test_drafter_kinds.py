@@ -20,7 +20,6 @@ from tiny import gpt2, llama, near_copy, next_distributions
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding import loop
 from specnb.decoding.loop import Generation, generate
 from specnb.decoding.tree_step import TreeBatch
 from specnb.drafting.base import Context, Drafter, Proposal
@@ -148,14 +147,13 @@ def test_distributions_are_not_kept_by_compiled_steps() -> None:
         generate(llama(), PROMPTS, max_new_tokens=2, compile=True, keep_probs=True, progress=False)
 
 
-def test_a_tree_step_is_static(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_step_is_static() -> None:
     """Its operations, replayed without Python, give the same tokens."""
     target = llama(dtype=torch.float64)
     asked: dict[str, Any] = {"gamma": len(DEPTH_2), "max_new_tokens": 10, "seed": 4, "eos": 2, "progress": False}
     plain = generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked)
-
-    monkeypatch.setattr(loop, "TreeBatch", taped(TreeBatch))
-    assert generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked).tokens == plain.tokens
+    replayed = generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked, batch_class=taped(TreeBatch))
+    assert replayed.tokens == plain.tokens
 
 
 # Planted bugs of trees

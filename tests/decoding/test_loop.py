@@ -19,6 +19,7 @@ from unsupported_models import encoder_decoder, sliding, without_positions
 from specnb.decoding.loop import generate
 from specnb.decoding.step import Batch
 from specnb.decoding.timing import PARTS
+from specnb.decoding.tree_step import TreeBatch
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
@@ -214,17 +215,22 @@ def test_refilled_rows_get_the_completions_they_would_get_together(
     check_record(few_rows)
 
 
-def test_rows_are_never_empty_while_prompts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_never_empty_while_prompts_wait() -> None:
     """Six sequences of very different lengths in two rows: each next one begins as soon as one has ended."""
-    seen = []
-    step = Batch.step
-    monkeypatch.setattr(Batch, "step", lambda batch: seen.append(batch) or step(batch))
+    steps = []
+
+    class Counted(Batch):
+        def step(self) -> None:
+            steps.append(self)
+            super().step()
+
     target, _ = PAIRS["llama"]
-    made = generate(target, [(0,)] * 6, max_new_tokens=LIMIT - 1, eos=[1], batch_size=2, progress=False)
+    asked: dict[str, Any] = {"max_new_tokens": LIMIT - 1, "eos": [1], "batch_size": 2, "progress": False}
+    made = generate(target, [(0,)] * 6, **asked, batch_class=Counted)
     free = [0, 0]  # when each row is free
     for runs in made.record.target_passes:
         free[free.index(min(free))] += int(runs)
-    assert len(seen) == max(free)
+    assert len(steps) == max(free)
     assert len(set(made.record.target_passes)) > 2
 
 
@@ -347,6 +353,7 @@ bad_settings = st.one_of(
         lambda x: ({"rows": x}, f"{len(x)} rows", "each prompt has one number")
     ),
     (st.integers(max_value=-1) | not_whole).map(lambda x: ({"rows": [x]}, [x], "whole numbers from 0")),
+    st.sampled_from([3, "Batch", int, TreeBatch]).map(lambda x: ({"batch_class": x}, x, "a subclass of Batch")),
 )
 
 

@@ -42,7 +42,7 @@ def test_thirty_calls_leave_no_tensor_behind() -> None:
     before = live_tensors()
     for seed in range(30):
         call(seed)
-    assert live_tensors() == before
+    assert live_tensors() <= before  # fewer where something of an earlier test goes meanwhile
 
 
 def test_of_ten_compiled_settings_eight_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,12 +54,11 @@ def test_of_ten_compiled_settings_eight_stay(monkeypatch: pytest.MonkeyPatch) ->
             super().__init__(*settings)  # type: ignore[arg-type]
             batches.append(weakref.ref(self))
 
-    monkeypatch.setattr(loop, "Batch", Watched)
     monkeypatch.setattr(loop, "Compiled", lambda function: function)
     forget_compiled()
     for rows in range(1, 11):
         for _ in range(2):  # the second call finds the step of the first
-            generate(TARGET, [[1]] * rows, max_new_tokens=3, compile=True, progress=False)
+            generate(TARGET, [[1]] * rows, max_new_tokens=3, compile=True, progress=False, batch_class=Watched)
     gc.collect()
     assert [batch() is not None for batch in batches] == [False] * 2 + [True] * 8
     forget_compiled()

@@ -76,7 +76,7 @@ def batch_without_values(make: Callable[..., PreTrainedModel], rule: Rule = toke
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("make", MAKERS)
 def test_replaying_the_operations_of_one_step_gives_the_whole_completion(
-    make: Callable[..., PreTrainedModel], sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., PreTrainedModel], sampling: Sampling
 ) -> None:
     """What a CUDA graph would do: operations on memory, without Python."""
     target = make(dtype=torch.float64)
@@ -90,15 +90,13 @@ def test_replaying_the_operations_of_one_step_gives_the_whole_completion(
             "progress": False,
         }
         plain = generate(target, PROMPTS, draft, **asked, eos=[2])
-        with monkeypatch.context() as patch:
-            patch.setattr(loop, "Batch", taped(Batch))
-            replayed = generate(target, PROMPTS, draft, **asked, eos=[2])
+        replayed = generate(target, PROMPTS, draft, **asked, eos=[2], batch_class=taped(Batch))
         assert replayed.tokens == plain.tokens
         assert (replayed.record.draft_tokens == plain.record.draft_tokens).all()
         assert np.allclose(replayed.record.beta, plain.record.beta, rtol=0, atol=1e-12)
 
 
-def test_a_tape_shows_what_a_step_does_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tape_shows_what_a_step_does_on_the_host() -> None:
     class Counting(Batch):
         """Counts its steps in Python, and so uses the same uniforms again when replayed."""
 
@@ -116,8 +114,8 @@ def test_a_tape_shows_what_a_step_does_on_the_host(monkeypatch: pytest.MonkeyPat
     target = llama(dtype=torch.float64)
     asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": TOKENS, "progress": False}
     plain = generate(target, PROMPTS, llama(seed=5, layers=1, dtype=torch.float64), **asked)
-    monkeypatch.setattr(loop, "Batch", Counting)
-    assert generate(target, PROMPTS, llama(seed=5, layers=1, dtype=torch.float64), **asked).tokens != plain.tokens
+    draft = llama(seed=5, layers=1, dtype=torch.float64)
+    assert generate(target, PROMPTS, draft, **asked, batch_class=Counting).tokens != plain.tokens
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -179,9 +177,7 @@ def test_a_whole_step_compiles_in_one_piece() -> None:
     draft = near_copy(target, noise=0.3)
     asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": TOKENS, "seed": 4, "progress": False}
     plain = generate(target, PROMPTS, draft, **asked)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Batch", Whole)
-        compiled = generate(target, PROMPTS, draft, **asked)
+    compiled = generate(target, PROMPTS, draft, **asked, batch_class=Whole)
     assert compiled.tokens == plain.tokens
 
 
@@ -212,8 +208,7 @@ def test_a_step_captured_while_warming_up_serves_later_sequences(
             self.warm_up(progress=False)
 
     monkeypatch.setattr(loop, "Captured", Graph)
-    monkeypatch.setattr(loop, "Batch", CapturedBatch)
-    captured = generate(target, PROMPTS, draft, **asked)
+    captured = generate(target, PROMPTS, draft, **asked, batch_class=CapturedBatch)
     assert captured.tokens == plain.tokens
     assert (captured.record.accepted == plain.record.accepted).all()
     assert np.allclose(captured.record.beta, plain.record.beta, rtol=0, atol=1e-12)

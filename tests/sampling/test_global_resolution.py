@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from distributions_for_tests import PAIRS, distance, first_distributions
+from scipy.optimize import minimize
 
 from specnb.sampling import global_resolution as module
 from specnb.sampling.draft_schemes import independent
@@ -63,10 +64,13 @@ def test_equal_parameters_are_equal_rules() -> None:
 
 # Planted bugs
 
+SHORT = {"maxfun": 1_000}
+
 
 def wrong_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every token counts as outside."""
+    """Every token counts as outside. The search then has no end to reach, and is cut short."""
     monkeypatch.setattr(module, "optimal_set", lambda p, q, k: frozenset())
+    monkeypatch.setattr(module, "minimize", lambda *given, options, **more: minimize(*given, options=SHORT, **more))
 
 
 def no_residual(monkeypatch: pytest.MonkeyPatch) -> None:

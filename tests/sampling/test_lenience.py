@@ -176,11 +176,11 @@ def test_equal_rules_share_a_compiled_batch(rule: Callable[[float], Rule], monke
             built.append(self)
             super().__init__(*settings)
 
-    monkeypatch.setattr(loop, "Batch", CountedBatch)
     monkeypatch.setattr(loop, "Compiled", lambda function: function)
     target = llama(vocab=16)
     for lenience, batches in ((0.5, 1), (1 / 2, 1), (0.4, 2)):
-        generate(target, [[1, 2]], max_new_tokens=2, rule=rule(lenience), compile=True, progress=False)
+        asked: dict[str, Any] = {"rule": rule(lenience), "compile": True, "batch_class": CountedBatch}
+        generate(target, [[1, 2]], max_new_tokens=2, progress=False, **asked)
         assert len(built) == batches
     forget_compiled()
 

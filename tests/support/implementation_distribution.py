@@ -267,13 +267,13 @@ TESTS = 60
 LEVEL = FALSE_ALARMS / TESTS
 
 
-def overlap_error(architecture: str) -> tuple[float, int]:
+def overlap_error(architecture: str, drafter: Callable[[PreTrainedModel], Drafter] = ModelDrafter) -> tuple[float, int]:
     """The largest difference between a recorded overlap and that of both models run without a cache,
     and how often all drafts of a step were accepted."""
     target = ARCHITECTURES[architecture](VOCAB, dtype=torch.float64)
     draft = near_copy(target, noise=0.05)
     prompts = PROMPTS * 4
-    made = generate(target, prompts, ModelDrafter(draft), gamma=3, max_new_tokens=9, seed=3, progress=False)
+    made = generate(target, prompts, drafter(draft), gamma=3, max_new_tokens=9, seed=3, progress=False)
     record, worst, fully = made.record, 0.0, 0
     for row, prompt in enumerate(prompts):
         text = [*prompt]

@@ -50,15 +50,15 @@ class Tape:
                     kept.copy_(made)
 
 
-def taped(make: Callable[..., AnyBatch]) -> Callable[..., AnyBatch]:
-    """Makes batches whose first step is recorded and whose later steps are replayed."""
+def taped(batch_class: type[Batch]) -> type[Batch]:
+    """A subclass whose first step is recorded and whose later steps are replayed."""
 
-    def made(*settings: Any) -> AnyBatch:
-        batch = make(*settings)
-        batch.wrap(Tape, "step")
-        return batch
+    class Taped(batch_class):  # type: ignore[misc, valid-type]  # a base that is given
+        def __init__(self, *settings: Any) -> None:
+            super().__init__(*settings)
+            self.wrap(Tape, "step")
 
-    return made
+    return Taped
 
 
 def _memory(tensor: Tensor) -> int:

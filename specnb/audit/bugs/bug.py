@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
+from specnb.decoding.step import Batch
+from specnb.models.cached_model import CachedModel
 from specnb.sampling.distributions import Sampling
 from specnb.sampling.verification import Rule, token_verification
 
 Kind = Literal["step", "loop", "layout", "beam", "tree", "sampler"]
 Change = Callable[[Tensor], Tensor]
 """Changes the distributions `(..., positions, vocab)` that a model has at temperature 1."""
-SetAttribute = Callable[[Any, str, Any], None]
-"""Sets an attribute of a module for as long as a bug is active."""
 
 UNFILTERED = Sampling()
 
@@ -43,12 +43,13 @@ class KnownBug:
 class Bug(KnownBug):
     """A bug of a step or of the loop, as changes of a correct step. What is None is as it should be.
 
-    rule      the verification rule
-    claimed   the sampling settings that the tokens should have
-    p, q      make what the rule reads from the target's and the draft's distributions at temperature 1
-    sampled   makes the distribution that draft tokens are sampled from, position by position
-    patch     for bugs of the loop: replaces parts of its code (`specnb.audit.bugs.loop`)
-    lossless  whether the output still has the target's distribution
+    rule         the verification rule
+    claimed      the sampling settings that the tokens should have
+    p, q         make what the rule reads from the target's and the draft's distributions at temperature 1
+    sampled      makes the distribution that draft tokens are sampled from, position by position
+    batch        what makes the steps of the loop (`specnb.audit.bugs.loop`)
+    draft_class  the draft model with its cache
+    lossless     whether the output still has the target's distribution
     """
 
     rule: Rule = token_verification
@@ -56,5 +57,6 @@ class Bug(KnownBug):
     p: Change | None = None
     q: Change | None = None
     sampled: Change | None = None
-    patch: Callable[[SetAttribute], None] | None = None
+    batch: type[Batch] | None = None
+    draft_class: type[CachedModel] | None = None
     lossless: bool = False
