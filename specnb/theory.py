@@ -108,8 +108,8 @@ def step_cost(gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = N
         return drafting + 1.0  # type: ignore[no-any-return]  # numpy returns Any
     if np.isinf(gamma).any():
         raise ValueError("gamma is inf, and verify_cost needs a finite number of tokens; give a finite gamma")
-    verifying: Array = np.asarray(verify_cost((gamma + 1).astype(np.int64)), dtype=np.float64)
-    return drafting + verifying
+    cost: Array = drafting + np.asarray(verify_cost((gamma + 1).astype(np.int64)), dtype=np.float64)
+    return cost
 
 
 def walltime_improvement(

@@ -110,7 +110,8 @@ def _matches(a: Integers, b: Integers) -> Integers:
 def _cells(expected: Array) -> Array:
     """Which token `(cells, vocab)` is in which cell; cells merged by `merged_cells`."""
     number = merged_cells(expected)
-    return np.eye(number.max() + 1)[number].T
+    cells: Array = np.eye(number.max() + 1)[number].T
+    return cells
 
 
 def _two_sided(deviation: float, variance: float) -> float:

@@ -205,10 +205,12 @@ def merge_rare_cells(observed: Array, expected: Array) -> tuple[Array, Array]:
     (array([30., 40.]), array([30., 40.]))
     """
     merged = merged_cells(expected)
-    return np.bincount(merged, weights=observed), np.bincount(merged, weights=expected)
+    # Weighted counts are floats already, which the stub of numpy does not know.
+    in_observed, in_expected = (np.bincount(merged, weights=own).astype(np.float64) for own in (observed, expected))
+    return in_observed, in_expected
 
 
-def merged_cells(expected: Array) -> Array:
+def merged_cells(expected: Array) -> Indices:
     """The number of the merged cell of each cell `(cells,)`, by the rule of `merge_rare_cells`.
 
     >>> merged_cells(np.array([40.0, 10.0, 20.0]))
