@@ -238,7 +238,7 @@ def both_readings_keep_the_bound(results: Results) -> bool:
     return bool(readings.drop("no residual").max() == 0 and readings["no residual"] > 0)
 
 
-@remark("Those for temperature zero follow to the printed digit if its inequality is reversed")
+@remark("follow to the printed digit if its inequality is reversed")
 def turned_round_it_follows(results: Results) -> bool:
     cold = results.table("07_quoted").query("temperature == 0")
     return bool("holds" not in _verdicts(results, "lenience-argmax") and cold.reachable.all())
