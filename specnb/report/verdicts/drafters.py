@@ -29,7 +29,7 @@ def bigram_speedup(factor: float, printed: float) -> str:
 def random_drafts(passes: ArrayLike, tokens: int, accepted: ArrayLike) -> str:
     """Target passes of each sequence of `tokens` tokens; probability that a uniform draft token is accepted, at each
     context. Where that is above zero a step gives more than one token on average."""
-    return named(bool(np.max(passes) <= tokens and np.min(accepted) > 0))
+    return named(bool(np.asarray(passes).max() <= tokens and np.asarray(accepted).min() > 0))
 
 
 def copy_drafts(repetitive_low: float, new_high: float, repeats: bool | None) -> str:
