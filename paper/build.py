@@ -59,7 +59,7 @@ def claims_table(results: Results) -> pd.DataFrame:
     """Every claim with its source, verdict and what decided it; one that nothing has checked names its notebook."""
     stated = pd.read_csv(CLAIMS, dtype=str)
     table = results.claims().loc[stated.id].reset_index()
-    undecided = "notebook " + table.notebook.str.zfill(2)
+    undecided = "not checked yet; planned as notebook " + table.notebook.str.zfill(2)
     return pd.DataFrame(
         {
             "claim": table.id,

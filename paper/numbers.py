@@ -10,6 +10,7 @@ import pandas as pd
 
 from paper.reading import (
     Results,
+    conditions,
     count,
     interval,
     known_bugs,
@@ -272,11 +273,14 @@ def beam(results: Results) -> Named:
 
 def timed_beams() -> Named:
     """Whole beam searches timed by notebook 06: the setting with the best prediction, and the one with u = w."""
-    timed = printed(ROOT / "notebooks" / "06_beam_search.ipynb", "predicted is inside")
+    notebook = ROOT / "notebooks" / "06_beam_search.ipynb"
+    timed, (machine, dtype) = printed(notebook, "predicted is inside"), conditions(notebook)
     bounds = timed.measured.str.extract(r"\[(?P<low>\S+), (?P<high>\S+)\] \(n = (?P<n>\d+)\)").astype(float)
     best = timed.loc[timed.predicted.astype(float).idxmax()]
     narrow = timed[timed.u == timed.w].iloc[0]
     return {
+        "timed-machine": machine,
+        "timed-dtype": dtype,
         "timed-w": best.w,
         "timed-u": best.u,
         "timed-gamma": best.gamma,

@@ -81,6 +81,19 @@ def printed(notebook: Path, column: str) -> pd.DataFrame:
     raise Missing(f"no output of {notebook.name} is a table with a column {column!r}; `make notebooks` runs it")
 
 
+def conditions(notebook: Path) -> tuple[str, str]:
+    """Machine and dtype that `measured_on` printed in `notebook`, as executed: those of the times that it has.
+
+    Raises `Missing` if it printed none.
+    """
+    line = re.compile(r"^(.+); \d+ threads?; torch \S+; (\w+)$", re.MULTILINE)
+    for cell in json.loads(notebook.read_text("utf-8"))["cells"]:
+        for output in cell.get("outputs", ()):
+            if found := line.search("".join(output.get("text", ()))):
+                return found[1], found[2]
+    raise Missing(f"{notebook.name} does not print on which machine it measured; `make notebooks` runs it")
+
+
 def with_minus(text: str) -> str:
     """`text` with a minus sign for every hyphen before a number, exponents excepted."""
     return re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)

@@ -102,7 +102,7 @@ def effects_cancel(results: Results) -> bool:
     return bool((gained.change_low > 0).all() and (lost.change_high < 0).all() and rest < gained.change[1] / 2)
 
 
-@remark("Over sequences, which are independent of each other, it is")
+@remark("For the mean over sequences, which are independent of each other where tokens are not, it is")
 def overlaps_help_less_over_texts(results: Results) -> bool:
     ratio = results.table("03_alpha").set_index("temperature").loc[1]
     return bool(ratio["variance ratio per token"] < 0.5 < ratio["variance ratio of the mean"] < 1)
@@ -238,7 +238,7 @@ def both_readings_keep_the_bound(results: Results) -> bool:
     return bool(readings.drop("no residual").max() == 0 and readings["no residual"] > 0)
 
 
-@remark("Those for temperature zero follow to the printed digit if its inequality is reversed")
+@remark("follow to the printed digit if its inequality is reversed")
 def turned_round_it_follows(results: Results) -> bool:
     cold = results.table("07_quoted").query("temperature == 0")
     return bool("holds" not in _verdicts(results, "lenience-argmax") and cold.reachable.all())

@@ -473,6 +473,59 @@ WORLDS: dict[str, tuple[str, World, list[tuple[str, World]]]] = {
         {"errors": [1e-15, 0], "acceptance_errors": [1e-15]},
         [("refuted", {"errors": [1e-15, 0.1]}), ("refuted", {"acceptance_errors": [0.1]})],
     ),
+    "ngram-assisted": ("holds", {"errors": [1e-8, 0]}, [("refuted", {"errors": [1e-8, 0.01]})]),
+    "negligible-cost-bound": (
+        "holds",
+        {"limits": [True, True], "grows": True, "gap": 0},
+        [("refuted", {"limits": [True, False]}), ("refuted", {"grows": False}), ("refuted", {"gap": 0.1})],
+    ),
+    "bigram-speedup": ("holds", {"factor": 1.248, "printed": 1.25}, [("refuted", {"factor": 1.27})]),
+    "random-drafts": (
+        "holds",
+        {"passes": [24, 23], "tokens": 24, "accepted": [0.05, 0.01]},
+        [("refuted", {"passes": [24, 25]}), ("refuted", {"accepted": [0.05, 0]})],
+    ),
+    "copy-drafts": (
+        "holds",
+        {"repetitive_low": 0.6, "new_high": 0.4, "repeats": None},
+        [
+            ("open", {"repetitive_low": 0.4}),
+            ("open", {"new_high": 0.7}),
+            ("refuted", {"repetitive_low": 0.4, "repeats": True}),
+            ("open", {"repetitive_low": 0.4, "repeats": False}),
+        ],
+    ),
+    "nonautoregressive-drafts": (
+        "holds",
+        {"one_call": True, "tokens_per_step_low": 1.2},
+        [("refuted", {"one_call": False}), ("refuted", {"tokens_per_step_low": 1.0})],
+    ),
+    "draft-standardisation": (
+        "holds",
+        {"errors": [1e-8, 0], "gain_low": 0.01, "gain_high": 0.05},
+        [
+            ("refuted", {"errors": [1e-8, 0.01]}),
+            ("open", {"gain_low": -0.01}),
+            ("refuted", {"gain_low": -0.05, "gain_high": -0.01}),
+        ],
+    ),
+    "iterative-speculative-sampling": ("holds", {"errors": [1e-15, 0]}, [("refuted", {"errors": [1e-15, 0.01]})]),
+    "specinfer-tree": ("refuted", {"errors": [0.042, 0.06]}, [("holds", {"errors": [1e-15, 0]})]),
+    "tree-attention-equal": (
+        "holds",
+        {"difference": 1e-14, "in_tree": 8, "batched": 14},
+        [("refuted", {"difference": 1e-5}), ("refuted", {"in_tree": 14})],
+    ),
+    "greedy-distribution": (
+        "refuted",
+        {"printed_wrong": 156, "drafts": 162},
+        [("holds", {"printed_wrong": 0}), ("refuted", {"printed_wrong": 0, "drafts": 0})],
+    ),
+    "greedy-tree": (
+        "holds",
+        {"two_match": 0, "shorter": 0, "trees": 1296},
+        [("refuted", {"two_match": 1}), ("refuted", {"shorter": 1}), ("refuted", {"trees": 0})],
+    ),
     "hierarchical": (
         "holds",
         {"exact": True, "speed_up_low": [1.1, 0.8], "drafting": [0.8, 1.1], "passes_high": 0.8},
@@ -520,6 +573,8 @@ def test_a_rule_decides_by_what_was_measured(claim: str, world: World, verdict: 
 
 def test_every_claim_with_a_rule_has_a_world_in_which_its_verdict_is_another() -> None:
     assert set(WORLDS) == set(RULES)
+    planned = all_claims().notebook == "15"  # not written yet
+    assert set(RULES) == set(all_claims().id[~planned])
     for claim, (first, _, others) in WORLDS.items():
         found = {first, *(verdict for verdict, _ in others)}
         assert "refuted" in found, claim

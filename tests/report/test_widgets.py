@@ -43,3 +43,29 @@ def test_sliders_show_the_same_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     show("c", 0.1)
     assert plt.gcf().axes[0].get_title() == "draft token c, u = 0.10: accepted"
     plt.close("all")
+
+
+def test_moving_a_slider_makes_another_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real widgets, driven through their values, as Jupyter does when a reader moves them."""
+    import ipywidgets
+
+    controls: dict[str, Any] = {}
+    interact, titles = ipywidgets.interact, list[str]()
+
+    def keep(show: Any, **given: Any) -> None:
+        controls.update(given)
+        interact(show, **given)
+
+    monkeypatch.setattr(ipywidgets, "interact", keep)
+    monkeypatch.setattr(plt, "show", lambda: titles.append(plt.gcf().axes[0].get_title()))
+    widgets.one_token(P, Q, NAMES, "c", 0.5, sliders=True)
+    controls["u"].value = 0.2
+    controls["drafted"].value = "a"
+    controls["u"].value = 7  # the slider ends below 1, as uniforms do
+    assert titles == [
+        "draft token c, u = 0.50: rejected; recovered: a (100%)",
+        "draft token c, u = 0.20: accepted",
+        "draft token a, u = 0.20: accepted",
+        "draft token a, u = 0.99: accepted",
+    ]
+    plt.close("all")

@@ -22,6 +22,7 @@ from specnb.report.verdicts import (
     implementations,
     lenience,
     token_counts,
+    verification,
     walltime_measured,
     walltime_theory,
 )
@@ -43,6 +44,7 @@ RULES: dict[str, Callable[..., str]] = {
         acceptance_and_beams,
         lenience,
         drafters,
+        verification,
         implementations,
     )
     for claim, rule in _rules_in(module).items()

@@ -5,7 +5,58 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specnb.report.claims import named
+from specnb.report.claims import named, thresholds
+
+
+def ngram_assisted(errors: ArrayLike) -> str:
+    """Total variation of what a step leads to from the target's distribution, for each drafter that knows only the
+    text so far."""
+    (rounding,) = thresholds("ngram-assisted")
+    return named(bool(np.max(errors) < rounding))
+
+
+def negligible_cost_bound(limits: ArrayLike, grows: bool, gap: float) -> str:
+    """For values of alpha whether the tokens per step tend to 1/(1 - alpha); whether they grow with gamma; what is left
+    of 1/(1 - alpha) minus the tokens per step minus alpha^(gamma+1)/(1 - alpha)."""
+    return named(bool(np.all(limits)) and grows and gap == 0)
+
+
+def bigram_speedup(factor: float, printed: float) -> str:
+    """The computed improvement, and the printed one with its two decimals."""
+    return named(round(factor, 2) == printed)
+
+
+def random_drafts(passes: ArrayLike, tokens: int, accepted: ArrayLike) -> str:
+    """Target passes of each sequence of `tokens` tokens; probability that a uniform draft token is accepted, at each
+    context. Where that is above zero a step gives more than one token on average."""
+    return named(bool(np.asarray(passes).max() <= tokens and np.asarray(accepted).min() > 0))
+
+
+def copy_drafts(repetitive_low: float, new_high: float, repeats: bool | None) -> str:
+    """Accepted fraction of copied tokens, the lower end on repetitive text and the upper end on new text; whether the
+    target's own continuations of repetitive text repeat it, `None` if that was not measured.
+
+    Too few accepted copies refute the claim only where they do.
+    """
+    (least,) = thresholds("copy-drafts")
+    if repetitive_low >= least and repetitive_low > new_high:
+        return "holds"
+    return "refuted" if repeats else "open"
+
+
+def nonautoregressive_drafts(one_call: bool, tokens_per_step_low: float) -> str:
+    """Whether the distributions of all positions come from one call, whatever the draft tokens are; lower end of the
+    tokens per step, above 1 if some of them are accepted."""
+    return named(one_call and tokens_per_step_low > 1)
+
+
+def draft_standardisation(errors: ArrayLike, gain_low: float, gain_high: float) -> str:
+    """Total variation from the target's distribution with drafts of other settings; the interval of what the best of
+    these settings adds to alpha. An interval that contains 0 decides nothing."""
+    (rounding,) = thresholds("draft-standardisation")
+    if np.max(errors) >= rounding or gain_high < 0:
+        return "refuted"
+    return named(True if gain_low > 0 else None)
 
 
 def hierarchical(exact: bool, speed_up_low: ArrayLike, drafting: ArrayLike, passes_high: float) -> str:
