@@ -49,7 +49,7 @@ def measure_audit_cost(
             "time of": list(jobs),
             "tokens": count,
             "ms per token": 1e3 * np.median(seconds, axis=0) / count,
-            "in target runs": [ratio.value for ratio in ratios],
+            "in target passes": [ratio.value for ratio in ratios],
             "low": [ratio.low for ratio in ratios],
             "high": [ratio.high for ratio in ratios],
             "repetitions": repetitions,

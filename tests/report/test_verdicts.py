@@ -473,7 +473,7 @@ WORLDS: dict[str, tuple[str, World, list[tuple[str, World]]]] = {
         {"errors": [1e-15, 0], "acceptance_errors": [1e-15]},
         [("refuted", {"errors": [1e-15, 0.1]}), ("refuted", {"acceptance_errors": [0.1]})],
     ),
-    "ngram-assisted": ("holds", {"errors": [1e-8, 0]}, [("refuted", {"errors": [1e-8, 0.01]})]),
+    "ngram-assisted": ("holds", {"errors": [1e-15, 0]}, [("refuted", {"errors": [1e-15, 1e-6]})]),
     "negligible-cost-bound": (
         "holds",
         {"limits": [True, True], "grows": True, "gap": 0},
@@ -502,9 +502,9 @@ WORLDS: dict[str, tuple[str, World, list[tuple[str, World]]]] = {
     ),
     "draft-standardisation": (
         "holds",
-        {"errors": [1e-8, 0], "gain_low": 0.01, "gain_high": 0.05},
+        {"errors": [1e-15, 0], "gain_low": 0.01, "gain_high": 0.05},
         [
-            ("refuted", {"errors": [1e-8, 0.01]}),
+            ("refuted", {"errors": [1e-15, 1e-6]}),
             ("open", {"gain_low": -0.01}),
             ("refuted", {"gain_low": -0.05, "gain_high": -0.01}),
         ],
