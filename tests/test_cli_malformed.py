@@ -359,6 +359,25 @@ def test_without_stderr_and_stdin(model: Path, tmp_path: Path, monkeypatch: pyte
     assert main(["audit", "-", "--target", str(model)]) == 2
 
 
+@pytest.mark.parametrize("command", ["audit", "control", "compare", "collect"])
+@pytest.mark.parametrize("endless", ["pipe", "/dev/zero"])
+def test_a_file_without_an_end_is_refused(command: str, endless: str, loaded: Path, tmp_path: Path) -> None:
+    """A pipe that nobody writes to would be waited for, and one without an end read until memory is full."""
+    os.mkfifo(tmp_path / "pipe")
+    given, good = str(tmp_path / endless), str(tmp_path / "tokens.jsonl")
+    (tmp_path / "tokens.jsonl").write_bytes(VALID)
+    arguments = {
+        "audit": ["audit", given, "--target", str(loaded)],
+        "control": ["audit", good, "--target", str(loaded), "--control", given],
+        "compare": ["compare", good, given],
+        "collect": ["collect", "--url", "http://127.0.0.1:9", "--out", f"{good}.out", "--prompts", given],
+    }[command]
+    status, out, err = run(arguments)
+    assert status == 2
+    require_refusal(out, err)
+    assert f"{given} is a pipe or a device, which may have no end; give a file" in err
+
+
 # specnb compare
 
 
