@@ -54,7 +54,7 @@ def test_lines_are_found_however_the_pipe_cuts_them(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_line_without_an_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    chunks = itertools.chain([GOOD], itertools.repeat(b"a" * 30))
+    chunks = itertools.chain([GOOD], [b"a" * 30] * 4)  # more would raise StopIteration
     monkeypatch.setattr("os.read", lambda descriptor, size: next(chunks))
     for module in ("token_file", "token_stream"):
         monkeypatch.setattr(f"specnb.audit.{module}.LONGEST_LINE", 100)
