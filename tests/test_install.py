@@ -110,7 +110,7 @@ def test_the_pip_of_a_killed_installer_is_waited_for(tmp_path: Path) -> None:
     """After kill -9 of the installer alone, pip goes on writing into the environment."""
     for name in ("requirements.txt", "constraints.txt", "pyproject.toml"):
         (tmp_path / name).touch()
-    command = [sys.executable, "-c", WITHOUT_PACKAGES, INSTALLER, tmp_path]
+    command = [sys.executable, "-c", WITHOUT_PACKAGES, str(INSTALLER), str(tmp_path)]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True) as started:
         assert started.stdin is not None
         assert started.stdout is not None
