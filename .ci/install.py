@@ -43,7 +43,10 @@ def marked() -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def install() -> None:
+def install(lock: int) -> None:
+    """Makes the environment. `lock` is the file that is locked: pip keeps it open, so that it is locked for as long as
+    pip writes, also after this process was killed and pip was not.
+    """
     before = marked()
     READY.unlink(missing_ok=True)
     if not before or before.get("python") != python():
@@ -51,9 +54,9 @@ def install() -> None:
             shutil.rmtree(VENV)
         # The Python below a virtual environment, which may be the very one that has just been deleted.
         base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
-        subprocess.run([base if base.exists() else sys.executable, "-m", "venv", VENV], check=True)
+        subprocess.run([base if base.exists() else sys.executable, "-m", "venv", VENV], check=True, pass_fds=[lock])
     pip = [VENV / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile"]
-    subprocess.run([*pip, "-r", "requirements.txt"], cwd=ROOT, check=True)
+    subprocess.run([*pip, "-r", "requirements.txt"], cwd=ROOT, check=True, pass_fds=[lock])
     # Kernels here talk to this machine only, and need not warn of it.
     (VENV / "etc" / "ipython").mkdir(parents=True, exist_ok=True)
     (VENV / "etc" / "ipython" / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40\n")
@@ -77,7 +80,7 @@ def main() -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if marked() != wanted():
                 print("installing packages into .venv", flush=True)
-                install()
+                install(lock.fileno())
     except OSError as error:
         raise SystemExit(f"cannot install into {VENV}: {error}") from None
     except subprocess.CalledProcessError as error:

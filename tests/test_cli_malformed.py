@@ -6,6 +6,7 @@ A few dozen examples run with the tests; the environment variable SPECNB_EXAMPLE
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import io
 import json
@@ -26,6 +27,7 @@ from tiny import llama
 from specnb import cli
 from specnb.audit.token_file import read_tokens
 from specnb.cli import main
+from specnb.models.loading import load_model
 
 EXAMPLES = int(os.environ.get("SPECNB_EXAMPLES", "40"))
 many = settings(
@@ -46,6 +48,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`model`, which the command then reads once for each dtype: loading takes most of the time of an example."""
+    read = functools.cache(load_model)
+    monkeypatch.setattr(
+        cli,
+        "load_model",
+        lambda name, *given, **more: (read if name == str(model) else load_model)(name, *given, **more),
+    )
+    return model
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -59,6 +73,8 @@ def run(arguments: list[str]) -> tuple[int, str, str]:
             status = main(arguments)
         except SystemExit as left:
             status = int(str(left.code))
+    if status in (cli.INTERRUPTED, cli.TERMINATED):  # not by an example
+        raise KeyboardInterrupt
     shown = [line for line in err.getvalue().splitlines(keepends=True) if not line.startswith("specnb: audited ")]
     return status, out.getvalue(), "".join(shown)  # a slow machine shows progress
 
@@ -99,7 +115,10 @@ leaves = st.one_of(numbers, st.text(max_size=5))
 values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner))
 tokens = st.lists(st.integers(0, 3), max_size=6)
 keys = st.sampled_from(["prompt", "tokens", "steps", "note"])
+valid = st.fixed_dictionaries({"prompt": st.lists(st.integers(0, 3), min_size=1, max_size=6), "tokens": tokens})
 lines = st.one_of(
+    valid,
+    valid.map(lambda line: line | {"steps": [1] * len(line["tokens"])}),
     st.fixed_dictionaries({"prompt": tokens, "tokens": tokens}),
     st.fixed_dictionaries({"prompt": tokens, "tokens": tokens, "steps": tokens}),
     st.fixed_dictionaries({"prompt": values, "tokens": values}),
@@ -113,7 +132,13 @@ def _dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace(f'"{HUGE}"', "1" + "0" * 5000)
 
 
+def _spliced(at: int, without: int, content: bytes) -> bytes:
+    """VALID with `content` in place of some bytes."""
+    return VALID[:at] + content + VALID[at + without :]
+
+
 sequences = st.one_of(
+    st.lists(valid.map(_dumped), min_size=1, max_size=8).map("\n".join),
     st.lists(lines.map(_dumped), max_size=4).map("\n".join),
     st.text(max_size=40),
     st.sampled_from(
@@ -136,24 +161,25 @@ encoded = st.one_of(
     st.binary(max_size=60),
     st.binary(max_size=60).map(lambda content: b"\x1f\x8b" + content),
     st.integers(0, len(VALID)).map(lambda at: VALID[:at]),
+    st.builds(_spliced, st.integers(0, len(VALID)), st.integers(0, 3), st.binary(max_size=2)),
     st.integers(0, 60).map(lambda at: gzip.compress(VALID, mtime=0)[:at]),
 )
 
 
 @given(content=encoded)
 @many
-def test_files_of_tokens(content: bytes, model: Path, tmp_path: Path) -> None:
+def test_files_of_tokens(content: bytes, loaded: Path, tmp_path: Path) -> None:
     (tmp_path / "tokens.jsonl").write_bytes(content)
-    require_sane(tmp_path, [str(tmp_path / "tokens.jsonl"), "--target", str(model)])
+    require_sane(tmp_path, [str(tmp_path / "tokens.jsonl"), "--target", str(loaded)])
 
 
 @given(content=encoded)
 @many
-def test_lines_of_a_pipe(content: bytes, model: Path, tmp_path: Path) -> None:
+def test_lines_of_a_pipe(content: bytes, loaded: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "lines_of", lambda descriptor: iter(content.split(b"\n")))
         patch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: 0))
-        require_sane(tmp_path, ["-", "--target", str(model)])
+        require_sane(tmp_path, ["-", "--target", str(loaded)])
 
 
 # Options
@@ -194,14 +220,14 @@ option = st.one_of(
 
 @given(options=st.lists(option, max_size=4))
 @many
-def test_options(options: list[tuple[str, str]], model: Path, tmp_path: Path) -> None:
+def test_options(options: list[tuple[str, str]], loaded: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.unlink(missing_ok=True)
     (tmp_path / "tokens.jsonl").write_bytes(VALID)
-    arguments = [str(tmp_path / "tokens.jsonl"), "--target", str(model)]
+    arguments = [str(tmp_path / "tokens.jsonl"), "--target", str(loaded)]
     for name, value in options:
         if value and name in ("--html", "--draft", "--alternative", "--control"):
-            value = str(model) if value == "model" else str(tmp_path / value)
+            value = str(loaded) if value == "model" else str(tmp_path / value)
         arguments += [f"{name}={value}"]
     asked = [value for name, value in options if name == "--html"][-1:] == ["page.html"]
     require_sane(tmp_path, arguments, page if asked else None)
@@ -209,7 +235,10 @@ def test_options(options: list[tuple[str, str]], model: Path, tmp_path: Path) ->
 
 # Models
 
-edits: st.SearchStrategy[Any] = st.sampled_from([None, 0, -1, 1, 3, 2.5, "x", "", [], {}, True, 10**9, 1e308, [1, 2]])
+NAN, INFINITY = float("nan"), float("inf")
+edits: st.SearchStrategy[Any] = st.sampled_from(
+    [None, 0, -1, 1, 3, 2.5, "x", "", [], {}, True, 10**9, 1e308, NAN, INFINITY, [1, 2], {"rope_theta": NAN}]
+)
 KEYS = [
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "model_type", "architectures",
@@ -328,6 +357,25 @@ def test_without_stderr_and_stdin(model: Path, tmp_path: Path, monkeypatch: pyte
     assert main(["audit", str(tmp_path / "tokens.jsonl"), "--target", str(model)]) == 0
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["audit", "-", "--target", str(model)]) == 2
+
+
+@pytest.mark.parametrize("command", ["audit", "control", "compare", "collect"])
+@pytest.mark.parametrize("endless", ["pipe", "/dev/zero"])
+def test_a_file_without_an_end_is_refused(command: str, endless: str, loaded: Path, tmp_path: Path) -> None:
+    """A pipe that nobody writes to would be waited for, and one without an end read until memory is full."""
+    os.mkfifo(tmp_path / "pipe")
+    given, good = str(tmp_path / endless), str(tmp_path / "tokens.jsonl")
+    (tmp_path / "tokens.jsonl").write_bytes(VALID)
+    arguments = {
+        "audit": ["audit", given, "--target", str(loaded)],
+        "control": ["audit", good, "--target", str(loaded), "--control", given],
+        "compare": ["compare", good, given],
+        "collect": ["collect", "--url", "http://127.0.0.1:9", "--out", f"{good}.out", "--prompts", given],
+    }[command]
+    status, out, err = run(arguments)
+    assert status == 2
+    require_refusal(out, err)
+    assert f"{given} is a pipe or a device, which may have no end; give a file" in err
 
 
 # specnb compare

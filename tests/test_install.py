@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -81,6 +84,46 @@ def test_an_interrupted_installation_begins_anew(installer: ModuleType, error: B
         installer.main()
     installer.subprocess.run.error = None
     assert commands(installer) == ["venv", "pip"]
+
+
+WITHOUT_PACKAGES = """
+import importlib.util, subprocess, sys
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from types import SimpleNamespace
+
+spec = importlib.util.spec_from_file_location("install", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.ROOT = Path(sys.argv[2])
+module.VENV = module.ROOT / ".venv"
+module.READY = module.VENV / "ready"
+run, waiting = subprocess.run, [sys.executable, "-c", "print('pip is at work', flush=True); input()"]
+module.subprocess.run = lambda command, **settings: (
+    run(waiting, pass_fds=settings["pass_fds"]) if "pip" in command else SimpleNamespace(stdout="")
+)
+module.main()
+"""
+
+
+def test_the_pip_of_a_killed_installer_is_waited_for(tmp_path: Path) -> None:
+    """After kill -9 of the installer alone, pip goes on writing into the environment."""
+    for name in ("requirements.txt", "constraints.txt", "pyproject.toml"):
+        (tmp_path / name).touch()
+    command = [sys.executable, "-c", WITHOUT_PACKAGES, str(INSTALLER), str(tmp_path)]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        while "pip is at work" not in (line := started.stdout.readline()):
+            assert line, "the installer ended before pip was started"
+        started.kill()
+        started.wait()
+        with (tmp_path / "build" / "install.lock").open("a") as lock:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            started.stdin.close()  # which ends pip
+            started.stdout.read()
+            fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def test_a_failed_installation_says_so_and_begins_anew(installer: ModuleType) -> None:

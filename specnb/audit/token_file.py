@@ -14,8 +14,9 @@ LINE = '{"prompt": [ids], "tokens": [ids]}'
 GZIP = b"\x1f\x8b"
 UTF8_MARK = b"\xef\xbb\xbf"
 WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16 and UTF-32
-LONGEST_LINE = 2**26  # bytes; no sequence is as long, and a device or a damaged file may have no end
+LONGEST_LINE = 2**26  # bytes; no sequence is as long, and a stream or a damaged file may have no end of a line
 ONE_EACH = "each line is one sequence"
+REGULAR = "give a file (only specnb audit - reads a pipe)"
 LARGEST = 2**63 - 1  # of int64, the dtype of token ids
 
 
@@ -103,6 +104,8 @@ def _entries(file: Path, form: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 def _lines(file: Path) -> Iterator[bytes]:
     """The lines of `file`, unpacked, without its byte-order mark; one at a time, as it may be larger than memory."""
+    if file.is_fifo() or file.is_char_device():
+        raise ValueError(f"{file} is a pipe or a device, which may have no end; {REGULAR}")
     with file.open("rb") as raw:
         packed = raw.peek(len(GZIP)).startswith(GZIP)
         stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from queue import Empty, Queue
 
-from specnb.audit.token_file import GZIP, LINE, Sequence, read_line, require_alike
+from specnb.audit.token_file import GZIP, LINE, LONGEST_LINE, ONE_EACH, Sequence, read_line, require_alike
 
 WAITING = 1000  # lines that are read ahead at most
 
@@ -35,6 +35,8 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
         if isinstance(item, BaseException):
             raise item
         number += 1
+        if len(item) > LONGEST_LINE:
+            raise ValueError(f"{name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
         if item.startswith(GZIP):
             raise ValueError(f"{name} is compressed; unpack it first: gzip -dc FILE | specnb audit - ...")
         if item.strip():
@@ -49,7 +51,8 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
 def lines_of(descriptor: int) -> Iterator[bytes]:
     r"""The lines of an open file, as soon as they arrive.
 
-    Without Python's buffered reader: a thread that waits in one cannot be left behind when the program ends.
+    Without Python's buffered reader: a thread that waits in one cannot be left behind when the program ends. Of a line
+    longer than `LONGEST_LINE` only a part comes, and nothing after it.
 
     >>> import os
     >>> reader, writer = os.pipe()
@@ -58,12 +61,18 @@ def lines_of(descriptor: int) -> Iterator[bytes]:
     >>> list(lines_of(reader))
     [b'one', b'two']
     """
-    rest = b""
+    begun: list[bytes] = []  # pieces of the last line
     while chunk := os.read(descriptor, 2**16):
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
+        first, *more = chunk.split(b"\n")
+        begun.append(first)
+        if more:
+            yield b"".join(begun)
+            yield from more[:-1]
+            begun = more[-1:]
+        elif sum(map(len, begun)) > LONGEST_LINE:
+            break
+    if any(begun):
+        yield b"".join(begun)
 
 
 def _fill(lines: Iterable[bytes], queue: Queue[bytes | BaseException | None]) -> None:

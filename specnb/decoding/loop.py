@@ -7,7 +7,7 @@ and the baseline of every comparison.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
@@ -74,7 +74,7 @@ class Generation:
 @torch.inference_mode()
 def generate(
     target: PreTrainedModel,
-    prompts: Iterable[Iterable[int]],
+    prompts: Collection[Collection[int]],
     draft: PreTrainedModel | Drafter | None = None,
     *,
     gamma: int = 4,
@@ -83,7 +83,7 @@ def generate(
     rule: Rule | TreeRule | None = None,
     eos: Tokens = None,
     seed: int = 0,
-    rows: Iterable[int] | None = None,
+    rows: Collection[int] | None = None,
     batch_size: int | None = None,
     timed: bool = False,
     compile: bool | str = False,
@@ -93,6 +93,7 @@ def generate(
 ) -> Generation:
     """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
+    prompts     lists of tokens, or an array or tensor of them; no generators, which may have no end
     draft       a model, which is then sampled as `sampling` says, or any `Drafter`. Without one, or with `gamma` = 0,
                 the target decodes alone
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
@@ -134,7 +135,7 @@ def generate(
     require_sampling(sampling)
     require_flags(timed=timed, progress=progress, keep_probs=keep_probs)
     prompts, ends = listed_prompts(prompts), as_list(eos)
-    numbers = list(range(len(prompts))) if rows is None else listed_rows(rows, len(prompts) + 1)
+    numbers = list(range(len(prompts))) if rows is None else listed_rows(rows)
     batch_size = max(1, len(prompts)) if batch_size is None else batch_size
     require_whole(gamma=(gamma, 0), max_new_tokens=(max_new_tokens, 1), seed=(seed, 0), batch_size=(batch_size, 1))
     gamma, max_new_tokens, seed, batch_size = map(index, (gamma, max_new_tokens, seed, batch_size))

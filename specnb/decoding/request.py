@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Iterable, Mapping, Set
-from itertools import islice
+from collections.abc import Collection, Mapping, Set
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +22,7 @@ from specnb.sampling.distributions import Sampling
 from specnb.sampling.tree_verification import TreeRule, node_depths, recursive_rejection
 from specnb.sampling.verification import Rule, token_verification
 
-Tokens = int | Iterable[int] | None
+Tokens = int | Collection[int] | None
 
 LARGEST_SPARE_GAMMA = 32
 """A gamma up to this is never reduced, so that short sequences have whole steps too."""
@@ -214,7 +213,9 @@ def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: i
 
 
 def listed_prompts(prompts: Any) -> list[list[int]]:
-    """`prompts` as lists of tokens; they may be arrays, tensors or generators. Raises `TypeError` for anything else.
+    """`prompts` as lists of tokens; they may be arrays or tensors.
+
+    Raises `TypeError` for anything else, generators among them: one may have no end.
 
     >>> listed_prompts(np.array([[1, 2]]))
     [[1, 2]]
@@ -234,18 +235,17 @@ def _prompt(number: int, prompt: Any) -> list[int]:
     return tokens
 
 
-def listed_rows(rows: Any, most: int | None = None) -> list[int]:
+def listed_rows(rows: Any) -> list[int]:
     """The numbers of the prompts as a list. Raises `ValueError` unless they are whole numbers from 0.
-
-    No more than `most` are read, because they may come from an endless generator.
 
     >>> listed_rows(range(2))
     [0, 1]
     """
-    items = _items(rows, most)
+    items = _items(rows)
     numbers = None if items is None else _whole_numbers(items)
     if numbers is None or any(number < 0 for number in numbers):
-        raise ValueError(f"rows are {_shown(rows if items is None else items)}; they must be whole numbers from 0")
+        given = _shown(rows if items is None else items)
+        raise ValueError(f"rows are {given}; they must be a list of whole numbers from 0")
     return numbers
 
 
@@ -268,16 +268,16 @@ def as_list(eos: Any) -> list[int]:
     return tokens
 
 
-def _items(values: Any, most: int | None = None) -> list[Any] | None:
-    """The items of `values`, the first `most` of them; None if it is no ordered collection."""
+def _items(values: Any) -> list[Any] | None:
+    """The items of `values`; None if it is no ordered collection, or has no length, as a generator."""
     if hasattr(values, "tolist"):  # of arrays and tensors; iterating over them is a thousand times slower
         try:
             values = values.tolist()
         except RuntimeError:  # tensors without values of their own: sparse, nested, or on the device meta
             return None
-    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, bytearray, Set, Mapping)):
+    if not isinstance(values, Collection) or isinstance(values, (str, bytes, bytearray, Set, Mapping)):
         return None
-    return list(values if hasattr(values, "__len__") else islice(values, most))
+    return list(values)
 
 
 def _whole_numbers(values: list[Any]) -> list[int] | None:

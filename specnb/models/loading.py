@@ -23,6 +23,9 @@ from specnb.models.support import require_same_vocabulary
 from specnb.models.trained_pair import TRAINED_PAIR as TRAINED_PAIR
 from specnb.models.trained_pair import is_trained, require_pair
 
+CHECKED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes of weights as they are; those of quantised ones have no extremes."""
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -62,7 +65,8 @@ def load_pair(
     processor generates the same sequences.
 
     Raises `OSError` if there is no such model, its weights are not safetensors, or a file of the trained pair is not
-    the committed one; `ValueError` if the tensors of a file are not those of the model, or the two vocabularies differ.
+    the committed one; `ValueError` if the tensors of a file are not those of the model, if a number in them or in the
+    configuration is not finite, or if the two vocabularies differ.
 
     >>> pair = load_pair()  # doctest: +SKIP
     >>> pair.tokenizer.decode(pair.encode("To be"))  # doctest: +SKIP
@@ -101,10 +105,27 @@ def load_model(
         raise OSError(f"the weights in {folder} cannot be read ({error}); get the files again") from error
     model, info = loaded
     require_complete(folder, info)
+    _require_finite(folder, model)
     if dtype == torch.float64:
         in_double(model)
     model.to(torch.device(device))
     return pack(model.eval()) if packed else model.eval()
+
+
+def _require_finite(folder: Path, model: PreTrainedModel) -> None:
+    """Raises `ValueError` for weights, or frequencies of rotary positions, that are NaN or infinite.
+
+    The logits may be finite in spite of them: torch's attention takes scores of NaN for masked ones and returns zeros.
+    """
+    weights = dict(model.named_parameters())
+    frequencies = {name: values for name, values in model.named_buffers() if name.endswith("inv_freq")}
+    for tensors, where in ((frequencies, "config.json (its rope_parameters)"), (weights, "weights")):
+        for name, values in tensors.items():
+            if values.dtype in CHECKED and values.numel() and not bool(torch.stack(values.aminmax()).isfinite().all()):
+                raise ValueError(
+                    f"the model in {folder} has a number in {name} that is NaN or infinite; "
+                    f"the {where} must be corrected, or copied again"
+                )
 
 
 @contextmanager

@@ -71,6 +71,18 @@ def test_the_default_order_is_that_of_sampling() -> None:
     assert listed.order == ("top-p", "min-p", "temperature", "top-k")
 
 
+def test_each_row_of_a_batch_has_its_own_filters() -> None:
+    rows = torch.stack([LOGITS, 2 * LOGITS, LOGITS.flip(0)])
+    claimed = Claimed(0.7, 4, 0.9, 0.2, ("min-p", "top-p", "temperature", "top-k"))
+    alone = torch.stack([claimed_probs(row, claimed) for row in rows])
+    assert torch.allclose(claimed_probs(rows, claimed), alone)
+
+
+def test_the_gap_of_greedy_decoding_is_that_to_the_largest_logit() -> None:
+    gaps = [cutoff_gap(LOGITS, Sampling(0), token) for token in range(len(LOGITS))]
+    assert gaps == [(float(LOGITS[0] - logit), 0.0) for logit in LOGITS]
+
+
 def test_gaps_are_in_units_of_logits_whatever_the_order() -> None:
     after, before = (Claimed(0.5, 2, order=order) for order in (("temperature", "top-k"), ("top-k", "temperature")))
     assert cutoff_gap(LOGITS, after, 3).logit == cutoff_gap(LOGITS, before, 3).logit == 1.5

@@ -9,7 +9,7 @@ import torch
 from specnb.audit.auditor import Auditor
 from specnb.audit.bets import CutoffGap, Row
 from specnb.audit.engine import Engine
-from specnb.audit.impossible import summary
+from specnb.audit.impossible import Impossible, summary
 from specnb.audit.numerics import Numerics, given_numerics
 from specnb.sampling.distributions import Sampling, standardise, total_variation
 
@@ -81,6 +81,19 @@ def test_bad_tolerances_are_refused(given: float) -> None:
         Engine(logit_tolerance=given)
     with pytest.raises(TypeError, match="dtype is 'bfloat16'"):
         Engine(dtype="bfloat16")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gap", "words"),
+    [
+        ((0.25, 0.0), " (its logit is 0.25 below the smallest one kept)"),
+        ((0.0, 0.125), " (likelier tokens have 0.125 more than top-p)"),
+        ((0.25, 0.5), " (its logit is 0.25 below the smallest one kept and likelier tokens have 0.5 more than top-p)"),
+        ((float("nan"), float("nan")), ""),
+    ],
+)
+def test_a_token_is_shown_with_the_gaps_that_it_has(gap: tuple[float, float], words: str) -> None:
+    assert str(Impossible(3, 17, 5, *gap)) == f"sequence 3, position 17: token 5{words}"
 
 
 def test_the_summary_of_tokens_without_logits() -> None:

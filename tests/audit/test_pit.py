@@ -41,6 +41,15 @@ def test_fixed_bets_are_densities() -> None:
     assert np.isfinite(pit.fixed_bets(np.array([0.0, 1.0]))).all()
 
 
+def test_the_polynomials_are_those_of_legendre() -> None:
+    """They are orthogonal, so each finds what the others miss, and 1 at the end, so that a bet can double."""
+    u = (np.arange(200_000) + 0.5) / 200_000
+    above, below = np.split(pit.fixed_bets(u)[:, 2 * len(pit.EDGES) :] - 1, 2, axis=1)
+    assert np.allclose(above, -below)
+    assert np.allclose(above.T @ above / len(u), np.diag(1 / (2 * np.arange(1, 4) + 1)), atol=1e-4)
+    assert pit.fixed_bets(np.array([1.0]))[0, -6:].tolist() == [2, 2, 2, 0, 0, 0]
+
+
 def test_the_histogram_knows_nothing_of_the_token_it_bets_on() -> None:
     """Before each token its bet is a density: the mean over all bins is 1."""
     past = np.random.default_rng(0).random(60) ** 2

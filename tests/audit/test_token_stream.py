@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 
 from specnb.audit.run import Settings, audit_completions
 from specnb.audit.teacher_forcing import Completion, Models
-from specnb.audit.token_stream import read_stream
+from specnb.audit.token_stream import lines_of, read_stream
 
 GOOD = b'{"prompt": [1], "tokens": [2]}\n'
 
@@ -42,6 +43,23 @@ def test_an_empty_stream_and_one_that_fails() -> None:
         list(read_stream([b"\n"]))
     with pytest.raises(OSError, match="the pipe broke"):
         list(read_stream(broken()))
+
+
+def test_lines_are_found_however_the_pipe_cuts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = iter([b"one\ntw", b"o", b"", b"unread"])
+    monkeypatch.setattr("os.read", lambda descriptor, size: next(chunks))
+    assert list(lines_of(0)) == [b"one", b"two"]
+    chunks = iter([b"\n\none", b"\n", b"two\nthree\n", b""])
+    assert list(lines_of(0)) == [b"", b"", b"one", b"two", b"three"]
+
+
+def test_a_line_without_an_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = itertools.chain([GOOD], [b"a" * 30] * 4)  # more would raise StopIteration
+    monkeypatch.setattr("os.read", lambda descriptor, size: next(chunks))
+    for module in ("token_file", "token_stream"):
+        monkeypatch.setattr(f"specnb.audit.{module}.LONGEST_LINE", 100)
+    with pytest.raises(ValueError, match="stdin, line 2 is longer than 100 bytes; each line is one sequence"):
+        list(read_stream(lines_of(0)))
 
 
 def test_what_has_arrived_is_audited_before_more_is_waited_for() -> None:

@@ -126,6 +126,12 @@ def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def described(folder: Path, **entries: Any) -> None:
+    """The configuration in `folder` with other `entries`."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | entries))
+
+
 def test_missing_unknown_and_resized_tensors_are_named(folders: tuple[Path, Path]) -> None:
     changed(folders[0], lambda weights: weights.pop("model.norm.weight"))
     with pytest.raises(ValueError, match=r"1 missing in the file: model.norm.weight\. Get"):
@@ -139,10 +145,54 @@ def test_missing_unknown_and_resized_tensors_are_named(folders: tuple[Path, Path
 
 @pytest.mark.parametrize(("layers", "wrong"), [(1, "9 unknown to the model"), (3, "9 missing in the file")])
 def test_more_or_fewer_layers_than_in_the_file_are_refused(folders: tuple[Path, Path], layers: int, wrong: str) -> None:
-    config = json.loads((folders[0] / "config.json").read_text())
-    (folders[0] / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    described(folders[0], num_hidden_layers=layers)
     with pytest.raises(ValueError, match=rf"{wrong}: model.layers.{min(layers, 2)}"):
         load_pair(*folders)
+
+
+INFINITE = {"__float__": "Infinity"}  # as transformers writes it
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_theta", float("nan")),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": float("nan")}),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": INFINITE}),
+        ("rms_norm_eps", float("inf")),
+        ("sizes", [1.0, float("nan")]),
+        ("time_step_limit", [0.0, float("nan")]),
+    ],
+)
+def test_a_configuration_with_a_number_that_is_not_finite_is_refused(
+    folders: tuple[Path, Path], key: str, value: Any
+) -> None:
+    described(folders[0], **{key: value})
+    with pytest.raises(OSError, match=r"config.json has .* = (nan|inf), which is no finite number"):
+        load_model(folders[0])
+
+
+@pytest.mark.parametrize("none", [float("inf"), INFINITE])
+def test_a_limit_may_be_infinite(folders: tuple[Path, Path], none: Any) -> None:
+    described(folders[0], time_step_limit=[0.0, none])
+    load_model(folders[0])
+
+
+@pytest.mark.parametrize("theta", [0.0, -1.0])
+def test_rotary_frequencies_are_finite(folders: tuple[Path, Path], theta: float) -> None:
+    described(folders[0], rope_parameters={"rope_type": "default", "rope_theta": theta})
+    with pytest.raises(ValueError, match=r"inv_freq that is NaN or infinite; the config\.json"):
+        load_model(folders[0])
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["q_proj.weight", "down_proj.weight"])
+def test_weights_are_finite(tmp_path: Path, name: str, number: float) -> None:
+    """Attention takes scores of NaN for masked ones, so those of a query projection do not reach the logits."""
+    model = llama()
+    next(weights for each, weights in model.named_parameters() if each.endswith(name)).data.view(-1)[3] = number
+    with pytest.raises(ValueError, match=rf"layers.0.*{name} that is NaN or infinite; the weights"):
+        load_model(saved(tmp_path / "broken", model))
 
 
 def test_a_tied_output_layer_may_be_left_out(tmp_path: Path) -> None:

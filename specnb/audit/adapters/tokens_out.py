@@ -16,7 +16,7 @@ from typing import Any
 def read_prompts(file: Path) -> list[list[int]]:
     r"""The prompts of a file: a line is a list of token ids, or an object whose `prompt` is one. May be gzipped.
 
-    Raises `ValueError`, with the file and the line, for anything else.
+    Raises `ValueError`, with the file and the line, for anything else, and for what is no regular file.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "prompts.jsonl"
@@ -24,6 +24,8 @@ def read_prompts(file: Path) -> list[list[int]]:
     >>> read_prompts(file)
     [[0, 5], [0, 7]]
     """
+    if file.is_fifo() or file.is_char_device():
+        raise ValueError(f"{file} is a pipe or a device, which may have no end; give a file")
     content = file.read_bytes()
     try:
         lines = (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8").split("\n")
