@@ -130,10 +130,13 @@ def _stale(made: Origin, name: str, entry: dict[str, Any], root: Path, folder: P
             changes.append(f"notebook {number} ran with {parameter} = {ran!r}, and config.yml says {value!r}")
     read, written = [*SHARED, *entry.get("reads", [])], promised(name, entry)
     now = digests(read, folder, root) | digests(written, folder)
-    changes += [
-        f"{file} is not what notebook {number} read" for file in read if made["read"].get(file) != now.get(file)
-    ]
-    changes += [
-        f"{file} is not what notebook {number} wrote" for file in written if made["written"].get(file) != now.get(file)
-    ]
+    for word, files in (("read", read), ("written", written)):
+        verb = "wrote" if word == "written" else word
+        changes += [
+            f"{file} is not what notebook {number} {verb}" for file in files if made[word].get(file) != now.get(file)
+        ]
+        changes += [
+            f"notebook {number} {verb} {file} too, and config.yml does not list it"
+            for file in sorted(made[word].keys() - set(files))
+        ]
     return changes

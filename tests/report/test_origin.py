@@ -103,8 +103,12 @@ PLANTED = {
     ),
     "a run with another seed": (lambda root: _run(root, seed=7), "05 ran with seed = 7, and config.yml says 1"),
     "a promise of another table": (
-        lambda root: (root / "config.yml").write_text((root / "config.yml").read_text().replace("[speed,", "[x, ")),
+        lambda root: (root / "config.yml").write_text((root / "config.yml").read_text().replace("[speed,", "[speed, x, ")),
         "05_x.csv is not what notebook 05 wrote",
+    ),
+    "an input that is no longer listed": (
+        lambda root: (root / "config.yml").write_text((root / "config.yml").read_text().replace("/bench.csv]", "/x.csv]")),
+        "notebook 05 read data/results/bench.csv too, and config.yml does not list it",
     ),
 }  # fmt: skip
 
