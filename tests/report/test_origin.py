@@ -77,9 +77,9 @@ def test_the_same_run_has_the_same_origin(project: Path) -> None:
     assert not re.search(r"\d{4}-\d\d-\d\d|_timed|/tmp", first.decode())
 
 
-def _edit(file: str) -> Callable[[Path], None]:
+def _edit(file: str, old: str = "", new: str = " ") -> Callable[[Path], None]:
     def edit(root: Path) -> None:
-        (root / file).write_text((root / file).read_text() + " ")
+        (root / file).write_text((root / file).read_text().replace(old, new, 1))
 
     return edit
 
@@ -103,11 +103,11 @@ PLANTED = {
     ),
     "a run with another seed": (lambda root: _run(root, seed=7), "05 ran with seed = 7, and config.yml says 1"),
     "a promise of another table": (
-        lambda root: (root / "config.yml").write_text((root / "config.yml").read_text().replace("[speed,", "[speed, x, ")),
+        _edit("config.yml", "[speed,", "[speed, x, "),
         "05_x.csv is not what notebook 05 wrote",
     ),
     "an input that is no longer listed": (
-        lambda root: (root / "config.yml").write_text((root / "config.yml").read_text().replace("/bench.csv]", "/x.csv]")),
+        _edit("config.yml", "/bench.csv]", "/x.csv]"),
         "notebook 05 read data/results/bench.csv too, and config.yml does not list it",
     ),
 }  # fmt: skip
