@@ -55,7 +55,7 @@ def install(lock: int) -> None:
         # The Python below a virtual environment, which may be the very one that has just been deleted.
         base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
         subprocess.run([base if base.exists() else sys.executable, "-m", "venv", VENV], check=True, pass_fds=[lock])
-    pip = [VENV / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile"]
+    pip = [VENV / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, "-r", "requirements.txt"], cwd=ROOT, check=True, pass_fds=[lock])
     # Kernels here talk to this machine only, and need not warn of it.
     (VENV / "etc" / "ipython").mkdir(parents=True, exist_ok=True)
