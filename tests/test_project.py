@@ -245,7 +245,6 @@ def test_notebooks_hold_no_trace_of_a_machine() -> None:
 def test_what_a_notebook_says_of_its_environment_is_not_compared(path: Path) -> None:
     """Another Python or another processor is no difference."""
     stamps = [cell for cell in json.loads(path.read_text())["cells"] if "stamp(" in "".join(cell["source"])]
-    assert stamps
     assert all("nbval-ignore-output" in cell["metadata"].get("tags", []) for cell in stamps)
 
 
