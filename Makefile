@@ -27,7 +27,7 @@ fast: environment  ## the tests, and the examples in docstrings
 	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder --doctest-modules specnb tests
 
 nbval: environment  ## the notebooks, run again and compared with their committed outputs
-	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg notebooks
+	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg $(or $(NOTEBOOKS),notebooks)
 
 wheel: environment  ## build the wheel and use it in another environment, outside the checkout
 	python .ci/wheel.py

@@ -6,6 +6,8 @@ runs the notebooks whose names begin so (all, if none is given) as the pipeline 
 and prints every text output, table, verdict and figure that differs from the committed one. The exit status is 1 if
 anything does. What depends on the clock is not compared: `_timed` files and cells tagged `nbval-ignore-output`.
 
+`--made` runs nothing: it compares the notebooks that `make reproduce` has just run.
+
 `--threads N` sets the notebooks' parameter of that name; `--keep FOLDER` leaves there what the run wrote, under
 FOLDER/NN, in place of a temporary folder. Other processors are simulated by the variables that oneDNN, ATen and MKL
 read: ONEDNN_MAX_CPU_ISA, ATEN_CPU_CAPABILITY, MKL_ENABLE_INSTRUCTIONS, MKL_CBWR. The last one changes the order of
@@ -33,6 +35,7 @@ from specnb.report import origin
 from specnb.report.claims import ROOT
 
 SANITIZE = Path(__file__).with_name("sanitize.cfg")
+MADE = ROOT / "build" / "notebooks"  # where `make reproduce` leaves notebooks as it ran them
 SHOWN = 12  # lines of each difference
 
 
@@ -93,6 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="compare notebooks run in this environment with the committed ones")
     parser.add_argument("prefixes", nargs="*", help="beginnings of notebooks' names; all if none is given")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--made", action="store_true", help="compare what `make reproduce` ran; nothing is run")
     parser.add_argument("--keep", type=Path, help="leave what the run wrote in this folder")
     arguments = parser.parse_args()
     different = 0
@@ -100,9 +104,12 @@ def main() -> int:
         for notebook in sorted(FOLDER.glob("*.ipynb")):
             if not notebook.name.startswith(tuple(arguments.prefixes) or ""):
                 continue
-            folder = (arguments.keep or Path(temporary)).resolve() / notebook.name[:2]
-            folder.mkdir(parents=True, exist_ok=True)
-            made = run(notebook, folder, arguments.threads)
+            if arguments.made:
+                folder, made = ROOT, nbformat.read(MADE / notebook.name, as_version=4)
+            else:
+                folder = (arguments.keep or Path(temporary)).resolve() / notebook.name[:2]
+                folder.mkdir(parents=True, exist_ok=True)
+                made = run(notebook, folder, arguments.threads)
             found = list(differences(notebook.stem, made, folder))
             different += len(found)
             print(f"{notebook.stem}: {len(found)} differ" if found else f"{notebook.stem}: the same", flush=True)
