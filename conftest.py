@@ -16,8 +16,3 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     """Pictures and progress bars are not compared as text."""
     if collector.fspath and collector.fspath.ext == ".ipynb":
         collector.skip_compare += ("image/svg+xml", "stderr")  # type: ignore[attr-defined]  # nbval has it
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The module that takes longest comes first, so that no process is left alone with it at the end."""
-    items.sort(key=lambda item: item.path.name != "test_pipeline.py")
