@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from specnb.decoding.step import Batch
 from specnb.models.operations import Operation, OperationRecorder
 
-AnyBatch = TypeVar("AnyBatch", bound=Batch)
 WAITS = {"nonzero", "masked_select", "_unique2"}
 """Operations whose result has a size that depends on the values of a tensor. A number read by Python is not found here
 (and need not be: what follows from it would not be replayed); tensors without values show it."""
