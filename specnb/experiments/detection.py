@@ -68,7 +68,7 @@ def chunk_of_completions(bug: Bug, pair: Pair, seeds: Sequence[int], chunk: int)
     eos = line_breaks(pair) if bug.name in ENDING else None
     found: dict[int, list[Completion]] = {seed: [] for seed in seeds}
     # Some bugs let rows of a batch affect each other; they must not affect those of other audits.
-    together = max(1, BATCH // count) if (bug.batch, bug.draft_class) == (None, None) else 1
+    together = 1 if bug.in_loop else max(1, BATCH // count)
     for start in range(0, len(seeds), together):
         numbers = [(seed, before + one) for seed in seeds[start : start + together] for one in range(count)]
         starts = [prompts[(seed * 7 + one) % len(prompts)] for seed, one in numbers]

@@ -140,7 +140,7 @@ def at_temperature_0(bug: Bug) -> Bug:
 
 def exercised(bug: Bug) -> bool:
     """Whether a check of one rule at temperature 1, without filters, runs the code that is wrong."""
-    in_the_rule = (bug.batch, bug.draft_class) == (None, None) or bug.rule is not token_verification
+    in_the_rule = not bug.in_loop or bug.rule is not token_verification
     return in_the_rule and bug.claimed == UNFILTERED
 
 

@@ -60,3 +60,12 @@ class Bug(KnownBug):
     batch: type[Batch] | None = None
     draft_class: type[CachedModel] | None = None
     lossless: bool = False
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether a part of the loop is replaced, so that rows of a batch may affect each other.
+
+        >>> Bug("no-residual", "after a rejection p itself is sampled", "teaching code", "step").in_loop
+        False
+        """
+        return self.batch is not None or self.draft_class is not None
