@@ -24,7 +24,7 @@ lint: environment  ## style, types, and imports that point downwards
 	ruff check && ruff format --check && mypy && lint-imports --no-logo
 
 fast: environment  ## the tests, and the examples in docstrings
-	pytest -n $(CORES) --dist loadscope --doctest-modules specnb tests
+	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder --doctest-modules specnb tests
 
 nbval: environment  ## the notebooks, run again and compared with their committed outputs
 	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg $(or $(NOTEBOOKS),notebooks)

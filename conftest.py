@@ -16,3 +16,8 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     """Pictures and progress bars are not compared as text."""
     if collector.fspath and collector.fspath.ext == ".ipynb":
         collector.skip_compare += ("image/svg+xml", "stderr")  # type: ignore[attr-defined]  # nbval has it
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that take minutes start first: at the end one process would be left with them."""
+    items.sort(key=lambda item: item.get_closest_marker("minutes") is None)
