@@ -12,13 +12,15 @@ varies so much between completions that timed calls alone would need hours. The 
   fast block verification is
 - each with its interval (`_low`, `_high`), by resampling prompts
 - `token_ms`, `block_ms`: milliseconds of a step, median over the calls
+
+An item counts the steps at a temperature, or times them; timing needs a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +30,7 @@ from tqdm import tqdm
 from specnb.decoding.loop import Generation, generate
 from specnb.drafting.model import ModelDrafter
 from specnb.experiments.bench.generators import prompts_for
-from specnb.measure.statistics import Estimate, over_rows
+from specnb.measure.statistics import Estimate, over_rows, ratio_of_sums
 from specnb.measure.timing import run_round
 from specnb.models.loading import Pair, load_pair
 from specnb.sampling.block_verification import block_verification
@@ -42,74 +44,43 @@ GAMMA, PROMPT_TOKENS = 4, 32
 RULES: dict[str, Rule] = {"token": token_verification, "block": block_verification}
 
 
-class Measured(NamedTuple):
-    """Of one rule: the steps of all completions of each prompt, and the seconds of a step in each call, per prompt."""
-
-    steps: NDArray[np.int64]
-    seconds: NDArray[np.float64]
-
-
 def items(**_: Any) -> list[str]:
-    """Temperatures."""
-    return ["0", "0-5", "1"]
+    """Temperatures, and what is measured there."""
+    return [f"{temperature}-{what}" for what in ("counted", "timed") for temperature in ("0", "0-5", "1")]
 
 
 def measure(item: str, prompts: int, repeats: int, new_tokens: int, timed_rounds: int) -> pd.DataFrame:
-    """The line of one temperature."""
-    temperature = float(item.replace("-", "."))
+    """A line per prompt and repetition: the steps of a completion by each rule, or seconds per step of timed calls."""
+    number, what = item.rsplit("-", 1)
+    temperature = float(number.replace("-", "."))
     pair = load_pair(packed=False)
     starts = prompts_for(pair, "trained", prompts, PROMPT_TOKENS)
     complete = partial(_complete, pair, Sampling(temperature=temperature), new_tokens)
-    seconds = timed_steps(complete, starts, timed_rounds)
-    repeats = repeats if temperature > 0 else 1  # completions of temperature 0 are all equal
-    token, block = (Measured(steps_of(complete, name, starts, repeats), seconds[name]) for name in RULES)
-    tokens = repeats * new_tokens
-    estimates = {
-        "token_per_step": over_rows(lambda chosen: tokens / token.steps[chosen].mean(), prompts),
-        "block_per_step": over_rows(lambda chosen: tokens / block.steps[chosen].mean(), prompts),
-        "tokens_ratio": over_rows(lambda chosen: steps_ratio(token, block, chosen), prompts),
-        "step_ratio": over_rows(lambda chosen: seconds_ratio(token, block, chosen), prompts),
-        "speed_ratio": over_rows(
-            lambda chosen: steps_ratio(token, block, chosen) * seconds_ratio(token, block, chosen), prompts
-        ),
-    }
-    row: dict[str, Any] = {"temperature": temperature}
-    for name, estimate in estimates.items():
-        row |= _with_interval(name, estimate)
-    row |= {"prompts": prompts, "sequences": prompts * repeats, "calls": token.seconds.size}
-    row |= {f"{name}_ms": 1000 * float(np.median(own)) for name, own in seconds.items()}
-    return pd.DataFrame([row])
+    if what == "timed":
+        found = timed_steps(complete, starts, timed_rounds)
+    else:  # completions of temperature 0 are all equal
+        found = counted_steps(complete, starts, repeats if temperature > 0 else 1)
+    return found.assign(temperature=temperature, measured=what, tokens=new_tokens)
 
 
-def steps_ratio(token: Measured, block: Measured, chosen: NDArray[np.int64]) -> float:
-    """Steps of token verification over those of block verification, on the `chosen` prompts: both emit equally much."""
-    return float(token.steps[chosen].sum() / block.steps[chosen].sum())
-
-
-def seconds_ratio(token: Measured, block: Measured, chosen: NDArray[np.int64]) -> float:
-    """The median seconds of a step of token verification over those of block verification, on the `chosen` prompts."""
-    return float(np.median(token.seconds[chosen]) / np.median(block.seconds[chosen]))
-
-
-def steps_of(complete: Any, name: str, prompts: list[list[int]], repeats: int) -> NDArray[np.int64]:
-    """The steps `(prompts,)` of `repeats` completions of each prompt, each with random numbers of its own."""
-    total = np.zeros(len(prompts), dtype=np.int64)
-    for repeat in tqdm(range(repeats), desc=f"completions, {name}", delay=3, leave=False):
+def counted_steps(complete: Any, prompts: list[list[int]], repeats: int) -> pd.DataFrame:
+    """The steps by each rule (columns) of `repeats` completions of each prompt, each with random numbers of its own."""
+    parts = []
+    for repeat in tqdm(range(repeats), desc="completions", delay=3, leave=False):
         rows = range(repeat * len(prompts), (repeat + 1) * len(prompts))
-        total += complete(RULES[name], prompts, rows).record.active.sum(1)
-    return total
+        steps = {name: complete(rule, prompts, rows).record.active.sum(1) for name, rule in RULES.items()}
+        parts.append(pd.DataFrame(steps).rename_axis("prompt").reset_index())
+    return pd.concat(parts, ignore_index=True)
 
 
-def timed_steps(complete: Any, prompts: list[list[int]], rounds: int) -> dict[str, NDArray[np.float64]]:
-    """Seconds of a step `(prompts, rounds)` in whole calls, by the rule; on each prompt the rules take turns."""
+def timed_steps(complete: Any, prompts: list[list[int]], rounds: int) -> pd.DataFrame:
+    """Seconds of a step by each rule (columns) in whole calls; on each prompt the rules take turns, `rounds` times."""
     order, found = np.random.default_rng(0), []
-    starts = [prompts[0], *prompts * rounds]  # the first is the warm-up
-    for row, prompt in enumerate(tqdm(starts, desc="timing", delay=3, leave=False)):
-        found.append(
-            run_round([partial(_seconds_of_a_step, complete, rule, prompt, row) for rule in RULES.values()], order)
-        )
-    by_rule = np.array(found[1:]).reshape(rounds, len(prompts), len(RULES)).T
-    return {name: by_rule[number] for number, name in enumerate(RULES)}
+    numbers = [0, *[*range(len(prompts))] * rounds]  # the first is the warm-up
+    for row, number in enumerate(tqdm(numbers, desc="timing", delay=3, leave=False)):
+        jobs = [partial(_seconds_of_a_step, complete, rule, prompts[number], row) for rule in RULES.values()]
+        found.append([number, *run_round(jobs, order)])
+    return pd.DataFrame(found[1:], columns=["prompt", *RULES])
 
 
 def _seconds_of_a_step(complete: Any, rule: Rule, prompt: list[int], row: int) -> float:
@@ -127,10 +98,46 @@ def _complete(
     )  # fmt: skip
 
 
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table: a line for each temperature."""
+    lines = [line(of) | {"temperature": temperature} for temperature, of in parts.groupby("temperature")]
+    table = pd.DataFrame(lines)
+    return table[["temperature", *table.columns.drop("temperature")]]
+
+
+def line(measured: pd.DataFrame) -> dict[str, float]:
+    """All estimates of one temperature, from the lines of `measure`.
+
+    Both rules emit equally many tokens, so tokens per step are compared by the steps that they took.
+    """
+    counted = measured[measured.measured == "counted"]
+    timed = measured[measured.measured == "timed"]
+    steps = counted.groupby("prompt")[[*RULES]].sum()
+    tokens = counted.groupby("prompt").tokens.sum().to_numpy()
+    seconds = {
+        name: timed.pivot_table(index="prompt", values=name, columns=timed.groupby("prompt").cumcount())
+        for name in RULES
+    }
+
+    def tokens_ratio(chosen: NDArray[np.int64]) -> float:
+        sums = steps.to_numpy()[chosen].sum(0)
+        return float(sums[0] / sums[1])
+
+    def step_ratio(chosen: NDArray[np.int64]) -> float:
+        token, block = (np.median(seconds[name].to_numpy()[chosen]) for name in RULES)
+        return float(token / block)
+
+    found: dict[str, float] = {}
+    for name in RULES:
+        found |= _with_interval(f"{name}_per_step", ratio_of_sums(tokens, steps[name]))
+    found |= _with_interval("tokens_ratio", over_rows(tokens_ratio, len(steps)))
+    found |= _with_interval("step_ratio", over_rows(step_ratio, len(steps)))
+    found |= _with_interval(
+        "speed_ratio", over_rows(lambda chosen: tokens_ratio(chosen) * step_ratio(chosen), len(steps))
+    )
+    found |= {"prompts": len(steps), "sequences": len(counted), "calls": len(timed)}
+    return found | {f"{name}_ms": 1000 * float(timed[name].median()) for name in RULES}
+
+
 def _with_interval(name: str, estimate: Estimate) -> dict[str, float]:
     return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-
-
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table."""
-    return parts

@@ -1,16 +1,16 @@
-"""How the two rules' steps are counted and timed, and what follows from it."""
+"""How the steps of both rules are counted and timed, and what follows from them."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from specnb.experiments.block_against_token import RULES, Measured, seconds_ratio, steps_of, steps_ratio, timed_steps
+from specnb.experiments.block_against_token import RULES, counted_steps, gather, items, timed_steps
 from specnb.sampling.verification import token_verification
 
-TOKEN = Measured(np.array([30, 50]), np.array([[2.0, 4.0], [3.0, 3.0]]))
-BLOCK = Measured(np.array([20, 20]), np.array([[6.0, 6.0], [6.0, 2.0]]))
+PROMPTS = 8
 
 
 def generation(steps: list[int]) -> Any:
@@ -18,13 +18,31 @@ def generation(steps: list[int]) -> Any:
     return SimpleNamespace(record=SimpleNamespace(active=active))
 
 
-def test_fewer_steps_of_block_verification_make_it_faster() -> None:
-    assert steps_ratio(TOKEN, BLOCK, np.array([0, 1])) == 2
-    assert steps_ratio(TOKEN, BLOCK, np.array([0])) == 1.5
+def measured(steps: dict[str, int], seconds: dict[str, float]) -> pd.DataFrame:
+    """Two completions of 12 tokens and two timed calls of each of 8 prompts."""
+    base = {"temperature": 1.0, "tokens": 12}
+    counted = [base | steps | {"measured": "counted", "prompt": prompt} for prompt in [*range(PROMPTS)] * 2]
+    timed = [base | seconds | {"measured": "timed", "prompt": prompt} for prompt in [*range(PROMPTS)] * 2]
+    return pd.DataFrame(counted + timed)
 
 
-def test_longer_steps_of_block_verification_make_it_slower() -> None:
-    assert seconds_ratio(TOKEN, BLOCK, np.array([0, 1])) == 0.5
+def test_fewer_steps_make_a_rule_faster_and_longer_ones_slower() -> None:
+    row = gather(measured({"token": 6, "block": 4}, {"token": 0.5, "block": 1.0})).iloc[0]
+    assert (row.token_per_step, row.block_per_step) == (2, 3)
+    assert (row.tokens_ratio, row.step_ratio, row.speed_ratio) == (1.5, 0.5, 0.75)
+    assert (row.token_ms, row.block_ms) == (500, 1000)
+    assert (row.prompts, row.sequences, row.calls) == (PROMPTS, 2 * PROMPTS, 2 * PROMPTS)
+
+
+@pytest.mark.parametrize("name", ["token_per_step", "tokens_ratio", "step_ratio", "speed_ratio"])
+def test_prompts_that_differ_give_an_interval_around_the_value(name: str) -> None:
+    lines = measured({"token": 6, "block": 4}, {"token": 1.0, "block": 1.0})
+    lines.loc[lines.prompt == 3, ["token"]] *= 2
+    row = gather(lines).iloc[0]
+    if name == "step_ratio":  # one of eight prompts does not move a median
+        assert row.step_ratio == 1
+    else:
+        assert row[f"{name}_low"] < row[name] < row[f"{name}_high"]
 
 
 def test_every_completion_of_a_prompt_has_random_numbers_of_its_own() -> None:
@@ -34,8 +52,9 @@ def test_every_completion_of_a_prompt_has_random_numbers_of_its_own() -> None:
         asked.extend(rows)
         return generation([1, 2])
 
-    assert steps_of(complete, "block", [[5], [6]], repeats=3).tolist() == [3, 6]
-    assert asked == list(range(6))
+    found = counted_steps(complete, [[5], [6]], repeats=3)
+    assert found.groupby("prompt")[[*RULES]].sum().to_numpy().tolist() == [[3, 3], [6, 6]]
+    assert sorted(asked) == sorted([*range(6)] * len(RULES))
 
 
 def test_both_rules_are_timed_on_the_same_prompts_and_random_numbers() -> None:
@@ -45,21 +64,12 @@ def test_both_rules_are_timed_on_the_same_prompts_and_random_numbers() -> None:
         asked[rule is token_verification].append((prompts, rows))
         return generation([4])
 
-    seconds = timed_steps(complete, [[5], [6], [7]], rounds=2)
+    found = timed_steps(complete, [[5], [6], [7]], rounds=2)
     assert asked[True] == asked[False]
-    assert {name: own.shape for name, own in seconds.items()} == dict.fromkeys(RULES, (3, 2))
+    assert found.prompt.tolist() == [0, 1, 2, 0, 1, 2]
+    assert (found[[*RULES]] > 0).all(axis=None)
 
 
-@pytest.mark.parametrize("item", ["0", "1"])
-def test_a_line_has_every_number_within_its_interval(item: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from specnb.experiments import block_against_token as experiment
-
-    monkeypatch.setattr(experiment, "load_pair", lambda **_: None)
-    monkeypatch.setattr(experiment, "prompts_for", lambda pair, name, count, length: [[5]] * count)
-    monkeypatch.setattr(
-        experiment, "_complete", lambda pair, sampling, n, rule, prompts, rows: generation([3] * len(prompts))
-    )
-    row = experiment.measure(item, prompts=8, repeats=2, new_tokens=6, timed_rounds=1).iloc[0]
-    assert row.sequences == (8 if item == "0" else 16)
-    assert row.token_per_step == row.token_per_step_low == 2
-    assert row.speed_ratio_low <= row.speed_ratio <= row.speed_ratio_high
+def test_every_temperature_is_counted_and_timed() -> None:
+    assert {item.rsplit("-", 1)[1] for item in items()} == {"counted", "timed"}
+    assert len(items()) == 6
