@@ -144,9 +144,12 @@ def measure_numerics(
 
 
 def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy of `model` that computes in `dtype`."""
+    """A copy of `model` that computes as if it had been loaded in `dtype`."""
     copied: Any = copy.deepcopy(model)
     converted: PreTrainedModel = copied.to(dtype)
+    for module, original in zip(converted.modules(), model.modules(), strict=True):
+        if isinstance(frequencies := getattr(original, "inv_freq", None), Tensor):
+            module.inv_freq = frequencies.clone()  # loading does not round those of rotary embeddings
     return converted
 
 

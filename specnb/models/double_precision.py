@@ -14,14 +14,17 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 
 class DoubleRotary(LlamaRotaryEmbedding):
-    """Cosines and sines of the angles `position * inv_freq`, in float64."""
+    """Cosines and sines of the angles `position * inv_freq`, computed in float64."""
 
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns both `(batch, n, head_dim)` for `position_ids` `(batch, n)`, on the device of `x`."""
+        """Both `(batch, n, head_dim)` for `position_ids` `(batch, n)`, with the device and dtype of `x`.
+
+        A copy of the model may have been converted to another dtype since.
+        """
         angles = position_ids[..., None].double() * self.inv_freq.to(x.device, torch.float64)
         angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos(), angles.sin()
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
 def in_double(model: PreTrainedModel) -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from tiny import llama
 
-from specnb.audit.numerics import crossing, measure_numerics
+from specnb.audit.numerics import crossing, in_dtype, measure_numerics
 from specnb.audit.teacher_forcing import Completion
+from specnb.models.loading import TRAINED_PAIR, load_model
 from specnb.sampling.distributions import Sampling
 
 TEXTS = [Completion([1, 2], [0, 2, 3, 1, 1, 0]), Completion([3], [2, 2, 0, 1, 0, 0]), Completion([0], [])]
@@ -26,6 +27,14 @@ def test_the_two_ways_agree_to_the_precision_of_the_dtype() -> None:
         assert 0 <= measured.tv_mean <= measured.tv
         assert 0 <= measured.nats < 0.01
     assert "forward passes over one token differ" in str(half)
+
+
+@torch.inference_mode()
+def test_a_copy_in_another_dtype_is_the_model_loaded_in_it() -> None:
+    tokens = torch.arange(200)[None]
+    copied = in_dtype(load_model(TRAINED_PAIR / "draft", packed=False), torch.bfloat16)
+    loaded = load_model(TRAINED_PAIR / "draft", dtype=torch.bfloat16, packed=False)
+    assert torch.equal(copied(tokens).logits, loaded(tokens).logits)
 
 
 def test_positions_are_bounded() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from specnb.audit.numerics import in_dtype
 from specnb.models.loading import TRAINED_PAIR, load_model
 
 
@@ -42,3 +43,12 @@ def test_nothing_is_computed_in_less_than_float64() -> None:
         same = single(tokens).logits
     assert torch.float32 in dtypes.seen
     torch.testing.assert_close(logits.float(), same, atol=1e-3, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_copy_in_bfloat16_still_computes() -> None:
+    tokens = torch.arange(1, 33)[None]
+    double = load_model(TRAINED_PAIR / "draft", dtype=torch.float64)
+    rounded = in_dtype(double, torch.bfloat16)(tokens).logits
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.double(), double(tokens).logits, atol=0.5, rtol=0)
