@@ -52,18 +52,18 @@ def quoted_speed_is_out_of_reach(results: Results) -> bool:
     return not quoted[quoted.temperature == 1].reachable.any()
 
 
-@remark("without which the best draft length moves in either direction")
+@remark("its cost makes the best draft length smaller or larger")
 def gamma_moves_both_ways(results: Results) -> bool:
     moves = results.table("18_optimum_moves")
     return bool(moves.smaller.max() > 0.1 and moves.larger.max() > 0.1)
 
 
-@remark("in fractions, give $p$ exactly")
+@remark("computed in fractions, the rule gives $p$ exactly")
 def every_pair_gives_p(results: Results) -> bool:
     return results.number("unbiasedness", "exact_pairs") == results.number("unbiasedness", "pairs")
 
 
-@remark("The second passes a check of the first token")
+@remark("The stale bonus passes a check of the first token")
 def one_wrong_rule_hides(results: Results) -> bool:
     stale = results.table("01_wrong_rules").set_index("rule").loc["stale_bonus"]
     return bool(stale[["first token", "joint, no context"]].max() < 1e-12 and stale["joint, context"] > 0.01)
@@ -103,7 +103,7 @@ def effects_cancel(results: Results) -> bool:
     return bool((gained.change_low > 0).all() and (lost.change_high < 0).all() and rest < gained.change[1] / 2)
 
 
-@remark("For the mean over sequences, which are independent of each other where tokens are not, it is")
+@remark("For the mean over all tokens, with whole sequences as the independent units, it is")
 def overlaps_help_less_over_texts(results: Results) -> bool:
     ratio = results.table("03_alpha").set_index("temperature").loc[1]
     return bool(ratio["variance ratio per token"] < 0.5 < ratio["variance ratio of the mean"] < 1)
@@ -227,19 +227,19 @@ def free_length_wants_the_largest_tree(results: Results) -> bool:
     return bool(best.u == four.u.max() and best.gamma == four.gamma.max())
 
 
-@remark("It buys a wider search, not speed")
+@remark("Its gain is a wider search and not speed")
 def elaborate_is_not_faster(results: Results) -> bool:
     free = results.table("06_elaborate_to_end")
     return bool(free.better.sum() > free.worse.sum() and (free["levels per step"] < 1.1 * free["A.4"]).all())
 
 
-@remark("Both readings of the sentence keep every token below $p\\/l$")
+@remark("both keep every token below $p\\/l$")
 def both_readings_keep_the_bound(results: Results) -> bool:
     readings = results.table("07_readings").set_index("reading").breaks_bound
     return bool(readings.drop("no residual").max() == 0 and readings["no residual"] > 0)
 
 
-@remark("follow to the printed digit if its inequality is reversed")
+@remark("If the inequality is reversed, the speed-ups quoted there follow to the printed digit")
 def turned_round_it_follows(results: Results) -> bool:
     cold = results.table("07_quoted").query("temperature == 0")
     return bool("holds" not in _verdicts(results, "lenience-argmax") and cold.reachable.all())
@@ -254,13 +254,13 @@ def ragged_ways_are_exact(results: Results) -> bool:
     )
 
 
-@remark("does not change acceptance")
+@remark("no change of acceptance was seen")
 def first_run_helps_nothing(results: Results) -> bool:
     change = results.estimate("first-target", "overlap_change")
     return change["low"] < 0 < change["high"]
 
 
-@remark("exact if the last accepted draft token is kept")
+@remark("exact if the last draft token that a row keeps is not sampled again")
 def the_shortest_may_decide(results: Results) -> bool:
     cuts = results.table("10_truncation").set_index("cut")
     return bool((cuts.loc["all keep the shortest's, draft tokens included"] == 0).all())

@@ -69,7 +69,7 @@ class Planted(Results):
 
 # What turning everything round leaves true: ratios, and counts of which none may be there.
 PLANTED = {
-    "exact if the last accepted draft token is kept": ("10_truncation", "gamma 1", 0.1),
+    "exact if the last draft token that a row keeps is not sampled again": ("10_truncation", "gamma 1", 0.1),
     "the layout of the weights decides whether more tokens cost more": ("bench_costs", "ms", 1.0),
     "is closer to the prediction with the measured $v$": ("bench_walltime", "predicted", 9.0),
     "speculation gains less over the faster baseline; for the synthetic pair": (
@@ -78,7 +78,7 @@ PLANTED = {
         1.0,
     ),
     "two plausible bugs": ("06_every_tree", "different: A.4", 1),
-    "Both readings of the sentence keep every token below $p\\/l$": ("07_readings", "breaks_bound", 1),
+    "both keep every token below $p\\/l$": ("07_readings", "breaks_bound", 1),
     "whether sequences become less diverse depends on the draft model": ("07_diversity", "high", -1.0),
     "the audit misses fewer bugs than any of these tests": ("engine_checks", "passed", 0),
 }
