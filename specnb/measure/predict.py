@@ -151,7 +151,7 @@ def _gamma(
         )
     if not (tokens > 1 and 0 < rate <= 1):
         raise ValueError(f"tokens_per_step is {tokens} and acceptance_rate {rate}; gamma does not follow, so give it")
-    return (tokens - 1) / rate, None
+    return round((tokens - 1) / rate, 9), None
 
 
 def _tokens(gamma: float, given: dict[str, Any], missing: list[str]) -> Range:
