@@ -394,8 +394,17 @@ def prediction(results: Results) -> Named:
     errors, selection = predictors["median error"], results.table("13_selection")
     short, long = selection.iloc[0], selection.iloc[-1]
     own = predictors.loc["specnb.predict"]
+    sets = results.table("14_sets").set_index("cases")
+    later, third = sets.loc["second set, as first predicted"], sets.loc["third set"]
     return {
         "cases": count(len(cases)),
+        "later": count(later.n),
+        "later-median": share(later["median error"]),
+        "later-worst": share(later["worst error"]),
+        "later-inside": count(later["inside the range"]),
+        "third": count(third.n),
+        "third-median": share(third["median error"]),
+        "third-inside": count(third["inside the range"]),
         "inside": count(cases.inside.sum()),
         "median": f"{own['median error']:.0%} [{own.low:.0%}, {own.high:.0%}]",
         "worst": share(own["worst error"]),

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specnb.measure.predict import GPUS, known_gpu, predict
+from specnb.measure.predict import predict
+from specnb.measure.roofline import GPUS
 from specnb.theory import expected_tokens, walltime_improvement
 
 FRACTION = st.floats(0, 1)
@@ -23,7 +24,7 @@ def test_with_free_verification_the_value_is_theorem_3_8(alpha: float, gamma: in
 
 @given(
     tokens=st.floats(1, 9), batch=st.integers(1, 512), gpu=st.sampled_from([None, *GPUS]),
-    width=st.sampled_from([0.5, 1, 2]), cache=st.floats(0, 1),
+    width=st.sampled_from([0.5, 1, 2]), cache=st.floats(0, 1), active=st.floats(0.01, 1),
     params=st.one_of(st.none(), st.tuples(st.floats(1e9, 1e12), st.floats(1e6, 1e9))),
     layers=st.one_of(st.none(), st.tuples(st.integers(1, 100), st.integers(1, 100))),
 )  # fmt: skip
@@ -33,12 +34,13 @@ def test_the_value_lies_in_its_range_whatever_is_missing(
     gpu: str | None,
     width: float,
     cache: float,
+    active: float,
     params: tuple[float, float] | None,
     layers: tuple[int, int] | None,
 ) -> None:
     found = predict(
         tokens_per_step=tokens, gamma=8, batch=batch, gpu=gpu, bytes_per_param=width, cache_ratio=cache,
-        params=params, layers=layers,
+        active=active, params=params, layers=layers,
     )  # fmt: skip
     assert found.speedup.low <= found.speedup.value * (1 + 1e-9)
     assert found.speedup.value <= found.speedup.high * (1 + 1e-9)
@@ -100,6 +102,28 @@ def test_a_verification_is_over_the_draft_tokens_and_the_newest_one(verified: fl
     assert made.speedup.value == pytest.approx(3 / (passed / 4))
 
 
+def test_a_drafter_that_proposes_all_its_tokens_at_once_pays_for_one_forward_pass() -> None:
+    chain = predict(gamma=4, tokens_per_step=3, cost_ratio=0.2, verify_cost=1, overhead=0)
+    block = predict(gamma=4, tokens_per_step=3, cost_ratio=0.2, verify_cost=1, overhead=0, draft_passes=1)
+    assert chain.speedup.value == pytest.approx(3 / 1.8)
+    assert block.speedup.value == pytest.approx(3 / 1.2)
+    assert block.limits["drafting"] == pytest.approx(1.2)
+
+
+@given(gamma=st.integers(1, 20), rate=st.floats(0.01, 1))
+def test_gamma_follows_from_the_acceptance_length_and_the_acceptance_rate(gamma: int, rate: float) -> None:
+    both = predict(tokens_per_step=1 + gamma * rate, acceptance_rate=rate, gpu="A10")
+    told = predict(acceptance_rate=rate, gamma=gamma, gpu="A10")
+    assert both.speedup.value == pytest.approx(told.speedup.value)
+
+
+def test_the_width_of_the_weights_counts_without_a_gpu_too() -> None:
+    def at(width: float) -> float:
+        return predict(tokens_per_step=3, gamma=8, cost_ratio=0, batch=8, bytes_per_param=width).speedup.value
+
+    assert at(4) > at(2) > at(1) > at(0.5)
+
+
 def test_what_is_given_is_used_instead_of_the_roofline() -> None:
     known = predict(tokens_per_step=3, gamma=4, cost_ratio=0.1, verify_cost=lambda n: n / 5, overhead=0.0)
     assert known.speedup.value == pytest.approx(3 / 1.4)
@@ -122,7 +146,14 @@ def test_what_is_given_is_used_instead_of_the_roofline() -> None:
         ({"tokens_per_step": 0.9, "gamma": 4}, "from 1 to 5"),
         ({"per_position": [0.5, 0.6]}, "multiplied up"),
         ({"per_position": [0.5], "gamma": 3}, "need gamma = 3 fractions"),
-        ({"alpha": 0.5, "gamma": 4, "gpu": "A200"}, "known are A10"),
+        ({"alpha": 0.5, "gamma": 4, "gpu": "A200"}, "known are A10.*give .dense 16-bit teraflop/s, GB/s."),
+        ({"alpha": 0.5, "gamma": 4, "gpu": (100, 0)}, "a name or two positive numbers"),
+        ({"alpha": 0.5, "gamma": 4, "gpu": (100,)}, "a name or two positive numbers"),
+        ({"alpha": 0.5, "gamma": 4, "active": 0}, "active is 0; need a number from 0.0001 to 1"),
+        ({"alpha": 0.5, "gamma": 4, "draft_passes": -1}, "draft_passes is -1"),
+        ({"tokens_per_step": 2.5}, "gamma is missing.*tokens_per_step and acceptance_rate"),
+        ({"tokens_per_step": 1, "acceptance_rate": 0.0}, "gamma does not follow"),
+        ({"tokens_per_step": 2, "acceptance_rate": 0.5, "gamma": 4}, "got tokens_per_step, acceptance_rate"),
         ({"alpha": 0.5, "gamma": 4, "params": (0, 1)}, "two positive numbers"),
         ({"alpha": 0.5, "gamma": 4, "layers": (32,)}, "two positive numbers"),
         ({"alpha": 0.5, "gamma": 4, "batch": 0}, "batch is 0"),
@@ -133,22 +164,3 @@ def test_what_is_given_is_used_instead_of_the_roofline() -> None:
 def test_impossible_inputs_are_refused(inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         predict(**inputs)
-
-
-@pytest.mark.parametrize(
-    ("said", "meant"),
-    [("A100", "A100-80GB"), ("NVIDIA A100-SXM4-40GB", "A100-40GB"), ("8xH100", "H100"), ("h100 pcie", "H100-PCIe"),
-     ("GeForce RTX4090", "RTX 4090"), ("RTX A6000", "A6000"), ("TPUv4", "TPU v4")],
-)  # fmt: skip
-def test_a_gpu_is_known_by_the_names_that_people_write(said: str, meant: str) -> None:
-    assert known_gpu(said) == meant
-
-
-@pytest.mark.parametrize("name", ["RTX 4090 Laptop", "RTX 3080 Ti", "Quadro RTX 6000", "H1", "", "GPU"])
-def test_a_gpu_of_another_kind_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="known are A10"):
-        known_gpu(name)
-
-
-def test_every_gpu_is_known_by_its_own_name_in_any_case() -> None:
-    assert all(known_gpu(name) == known_gpu(name.lower()) == name for name in GPUS)
