@@ -1,4 +1,4 @@
-"""Notebooks 10 and 11: what documents say of implementations."""
+"""Notebooks 10, 11 and 19: what documents say of implementations."""
 
 from __future__ import annotations
 
