@@ -442,6 +442,7 @@ def rules_in_the_loop(results: Results) -> Named:
     table = table[table.temperature == 1].set_index("method")
     named = {"token": "token, chain", "block": "block, chain", "tree": "traversal, tree"}
     chain, tree = table.loc[named["token"]], table.loc[named["tree"]]
+    clock = results.table("block_against_token").set_index("temperature").loc[1]
     return {
         **{f"{name}-tokens": interval(table.loc[method], "tokens_per_step") for name, method in named.items()},
         **{
@@ -456,6 +457,9 @@ def rules_in_the_loop(results: Results) -> Named:
         "tree-v": f"{tree.verify_cost:.2f}",
         "drafts": count(chain.drafts),
         "block-worse": count(chain.block_worse),
+        "block-by-clock": interval(clock, "speed_ratio", "speed_ratio_low", "speed_ratio_high"),
+        "block-completions": count(clock.sequences),
+        "block-calls": count(clock.calls),
     }
 
 
