@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -31,6 +30,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ ARITHMETIC = {
     ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
 Edit = Callable[[Any], None]
+Mutant = tuple[str, Callable[[], ast.Module]]  # a description, line first, and what makes the tree
 
 
 def edits(node: ast.AST) -> Iterator[tuple[str, Edit]]:
@@ -114,27 +116,34 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
                 yield from nodes(child)
 
 
-def mutants(source: str) -> list[tuple[str, ast.Module]]:
-    """Every mutant of a module's `source`: a description with the line, and the changed tree."""
+def mutants(source: str) -> list[Mutant]:
+    """Every mutant of a module's `source`, always in the same order."""
     tree = ast.parse(source)
-    lines, found = source.splitlines(), []
+    lines = source.splitlines()
+    found: list[Mutant] = []
     for number, node in enumerate(nodes(tree)):
-        for what, edit in edits(node):
-            copied = copy.deepcopy(tree)
-            edit(next(one for at, one in enumerate(nodes(copied)) if at == number))
+        for at, (what, _) in enumerate(edits(node)):
             line = int(what.rpartition(" ")[2]) if what.startswith("without line") else getattr(node, "lineno", 1)
-            found.append((f"{line}: {what}: {lines[line - 1].strip()}", ast.fix_missing_locations(copied)))
+            found.append((f"{line}: {what}: {lines[line - 1].strip()}", partial(_changed, source, number, at)))
     return found
 
 
-def by_hand(source: str, edits: list[tuple[str, str]]) -> list[tuple[str, ast.Module]]:
+def _changed(source: str, number: int, at: int) -> ast.Module:
+    """The tree of `source` with the edit `at` of the node `number`."""
+    tree = ast.parse(source)
+    node = next(islice(nodes(tree), number, None))
+    next(islice(edits(node), at, None))[1](node)
+    return ast.fix_missing_locations(tree)
+
+
+def by_hand(source: str, edits: list[tuple[str, str]]) -> list[Mutant]:
     """A mutant for each of `edits`, a text that occurs once in `source` and the one that takes its place."""
-    found = []
+    found: list[Mutant] = []
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"the module has {old!r} {source.count(old)} times; give a text that it has once")
         line = source[: source.index(old)].count("\n") + 1
-        found.append((f"{line}: {old!r} -> {new!r}", ast.parse(source.replace(old, new))))
+        found.append((f"{line}: {old!r} -> {new!r}", partial(ast.parse, source.replace(old, new))))
     return found
 
 
@@ -241,7 +250,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _chosen(source: str, options: argparse.Namespace) -> tuple[list[tuple[str, ast.Module]], int]:
+def _chosen(source: str, options: argparse.Namespace) -> tuple[list[Mutant], int]:
     """The mutants to try, and how many the module, or its `--lines`, has."""
     if options.replace:
         return by_hand(source, options.replace), len(options.replace)
@@ -262,7 +271,7 @@ def _try(options: argparse.Namespace, folder: Path) -> int:
         if time.monotonic() > end:
             break
         tried += 1
-        if survives(module, tree, options.tests, options.timeout, folder):
+        if survives(module, tree(), options.tests, options.timeout, folder):
             alive += 1
             print(f"survived  {module}:{what}", flush=True)
         elif options.replace:
