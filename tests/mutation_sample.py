@@ -47,14 +47,14 @@ OTHER_FILES = {
     "sampling/beam_enumeration": ["sampling/test_beam_rules", "measure/test_beam_cost"],
     "sampling/beam_rules": ["sampling/test_beam_rules", "decoding/test_beam"],
     "sampling/block_verification": ["sampling/test_block_verification", "sampling/test_optimal_acceptance"],
-    "sampling/distributions": ["sampling/test_distributions", "sampling/test_verification", "audit/test_claimed"],
+    "sampling/distributions": ["sampling/test_distributions", "audit/test_claimed", "decoding/test_request"],
     "sampling/draft_schemes": ["sampling/test_draft_schemes", "sampling/test_multi_draft"],
     "sampling/enumeration": ["sampling/test_enumeration", "sampling/test_verification"],
     "sampling/hierarchical_file": ["sampling/test_block_verification"],
     "sampling/multi_draft": ["sampling/test_multi_draft", "sampling/test_best_draft"],
     "sampling/optimal_acceptance": ["sampling/test_optimal_acceptance", "sampling/test_multi_draft"],
     "sampling/randomness": ["sampling/test_randomness", "decoding/test_step"],
-    "sampling/threshold_enumeration": ["sampling/test_multi_draft", "sampling/test_optimal_acceptance"],
+    "sampling/threshold_enumeration": ["sampling/test_block_verification", "sampling/test_multi_draft"],
     "sampling/traversal": ["sampling/test_tree_rules", "sampling/test_best_draft"],
     "sampling/tree_schemes": ["sampling/test_tree_rules", "drafting/test_tree"],
     "sampling/tree_selection": ["sampling/test_tree_rules", "drafting/test_tree"],
@@ -72,15 +72,17 @@ OTHER_FILES = {
     "audit/alternatives": ["audit/test_alternatives", "audit/test_frequencies"],
     "audit/bets": ["audit/test_auditor", "audit/test_detectable"],
     "audit/compare_command": ["audit/test_two_samples", "test_cli"],
+    "audit/condensed": ["audit/test_condensed", "audit/test_alternatives"],
+    "audit/control": ["audit/test_control", "audit/test_report"],
     "audit/engine": ["audit/test_impossible", "audit/test_api"],
     "audit/evidence": ["audit/test_evidence", "audit/test_auditor"],
     "audit/impossible": ["audit/test_impossible", "audit/test_report"],
     "audit/known_bugs": ["audit/test_known_bugs", "audit/test_known_bugs_in_the_loop"],
     "audit/numerics": ["audit/test_numerics", "audit/test_auditor"],
     "audit/progress": ["audit/test_api", "test_cli"],
-    "audit/report": ["audit/test_report", "test_cli"],
-    "audit/run": ["audit/test_token_stream", "audit/test_control", "test_cli"],
-    "audit/teacher_forcing": ["audit/test_teacher_forcing", "audit/test_numerics"],
+    "audit/report": ["audit/test_report", "audit/test_control", "test_cli"],
+    "audit/run": ["audit/test_api", "audit/test_token_stream", "test_cli"],
+    "audit/teacher_forcing": ["audit/test_teacher_forcing", "audit/test_api"],
     "audit/token_file": ["audit/test_token_file", "test_cli_malformed"],
     "audit/token_stream": ["audit/test_token_stream", "test_cli"],
 }
@@ -288,15 +290,16 @@ def read(log: Path) -> dict[str, dict[str, Any]]:
     return {one["mutant"]: one for one in map(json.loads, lines)}
 
 
-def score(results: list[dict[str, Any]], total: int) -> str:
-    """How many were killed, with the 95% interval of Clopper and Pearson for the share of all mutants."""
+def score(results: list[Result], total: int, equivalent: int) -> str:
+    """The share of mutants killed, `equivalent` ones left out, with the 95% interval of Clopper and Pearson."""
     from scipy.stats import binomtest
 
     counts = Counter(one["result"] for one in results)
-    interval = binomtest(counts["killed"], len(results)).proportion_ci(0.95, method="exact")
+    killed, n = counts["killed"], len(results) - equivalent
+    interval = binomtest(killed, n).proportion_ci(0.95, method="exact")
     return (
-        f"{len(results)} of {total} mutants: {dict(counts)}; killed {counts['killed'] / len(results):.1%}, "
-        f"95% interval {interval.low:.1%} to {interval.high:.1%}"
+        f"{len(results)} of {total} mutants: {dict(counts)}; {killed} of {n} that are not equivalent were killed: "
+        f"{killed / n:.1%}, 95% interval {interval.low:.1%} to {interval.high:.1%}"
     )
 
 
@@ -313,7 +316,7 @@ def main() -> int:
             os.environ["SPECNB_OUT"] = str(Path(folder) / "results")
             broken = _go_on(sample, done, options, Path(folder))
     results = [done[key] for key, _, _ in sample if key in done]
-    print(score(results, len(every)))
+    print(score(results, len(every), options.equivalent))
     print(f"fail without a mutant: {broken}" if broken else "")
     return 1 if broken else 0
 
@@ -326,6 +329,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--log", type=Path, required=True, help="file of results, one a line; read to go on")
     parser.add_argument("--budget", type=float, default=10, help="seconds of the processor for a mutant")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further mutant after this time")
+    parser.add_argument("--equivalent", type=int, default=0, help="so many survivors change nothing; for the score")
     parser.add_argument("--score", action="store_true", help="only print the score of the log")
     return parser.parse_args()
 
