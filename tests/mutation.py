@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -31,6 +30,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,10 @@ ARITHMETIC = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
+WAITING = 20
+"""A run that takes so many times longer than it may use the processor waits for something that does not come."""
 Edit = Callable[[Any], None]
+Mutant = tuple[str, Callable[[], ast.Module]]  # a description, line first, and what makes the tree
 
 
 def edits(node: ast.AST) -> Iterator[tuple[str, Edit]]:
@@ -114,27 +118,34 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
                 yield from nodes(child)
 
 
-def mutants(source: str) -> list[tuple[str, ast.Module]]:
-    """Every mutant of a module's `source`: a description with the line, and the changed tree."""
+def mutants(source: str) -> list[Mutant]:
+    """Every mutant of a module's `source`, always in the same order."""
     tree = ast.parse(source)
-    lines, found = source.splitlines(), []
+    lines = source.splitlines()
+    found: list[Mutant] = []
     for number, node in enumerate(nodes(tree)):
-        for what, edit in edits(node):
-            copied = copy.deepcopy(tree)
-            edit(next(one for at, one in enumerate(nodes(copied)) if at == number))
+        for at, (what, _) in enumerate(edits(node)):
             line = int(what.rpartition(" ")[2]) if what.startswith("without line") else getattr(node, "lineno", 1)
-            found.append((f"{line}: {what}: {lines[line - 1].strip()}", ast.fix_missing_locations(copied)))
+            found.append((f"{line}: {what}: {lines[line - 1].strip()}", partial(_changed, source, number, at)))
     return found
 
 
-def by_hand(source: str, edits: list[tuple[str, str]]) -> list[tuple[str, ast.Module]]:
+def _changed(source: str, number: int, at: int) -> ast.Module:
+    """The tree of `source` with the edit `at` of the node `number`."""
+    tree = ast.parse(source)
+    node = next(islice(nodes(tree), number, None))
+    next(islice(edits(node), at, None))[1](node)
+    return ast.fix_missing_locations(tree)
+
+
+def by_hand(source: str, edits: list[tuple[str, str]]) -> list[Mutant]:
     """A mutant for each of `edits`, a text that occurs once in `source` and the one that takes its place."""
-    found = []
+    found: list[Mutant] = []
     for old, new in edits:
         if source.count(old) != 1:
             raise ValueError(f"the module has {old!r} {source.count(old)} times; give a text that it has once")
         line = source[: source.index(old)].count("\n") + 1
-        found.append((f"{line}: {old!r} -> {new!r}", ast.parse(source.replace(old, new))))
+        found.append((f"{line}: {old!r} -> {new!r}", partial(ast.parse, source.replace(old, new))))
     return found
 
 
@@ -186,12 +197,13 @@ class Observer:
 
 
 def survives(module: Path, tree: ast.Module, tests: list[str], seconds: float, folder: Path) -> bool:
-    """Whether all `tests` pass with `tree` in place of `module`; a run longer than `seconds` counts as a failure."""
-    (folder / "failed").write_text(f"none within {seconds:g} seconds")
+    """Whether all `tests` pass with `tree` in place of `module`; more than `seconds` of the processor is a failure."""
+    (folder / "failed").write_text(f"none within {seconds:g} seconds of the processor")
     child = os.fork()
     if child == 0:
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # ends the process; the clock of a busy machine says little
         _run(module, tree, tests, folder)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + WAITING * seconds
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -237,11 +249,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lines", help="only mutants of the lines FIRST-LAST")
     parser.add_argument("--replace", nargs=2, action="append", metavar=("OLD", "NEW"), help="a mutant of your own")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further mutant after this time")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for one mutant")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds of the processor for one mutant")
     return parser.parse_args()
 
 
-def _chosen(source: str, options: argparse.Namespace) -> tuple[list[tuple[str, ast.Module]], int]:
+def _chosen(source: str, options: argparse.Namespace) -> tuple[list[Mutant], int]:
     """The mutants to try, and how many the module, or its `--lines`, has."""
     if options.replace:
         return by_hand(source, options.replace), len(options.replace)
@@ -262,7 +274,7 @@ def _try(options: argparse.Namespace, folder: Path) -> int:
         if time.monotonic() > end:
             break
         tried += 1
-        if survives(module, tree, options.tests, options.timeout, folder):
+        if survives(module, tree(), options.tests, options.timeout, folder):
             alive += 1
             print(f"survived  {module}:{what}", flush=True)
         elif options.replace:

@@ -162,3 +162,9 @@ def test_bad_input_is_refused(target: PreTrainedModel, given: dict[str, Any], wo
     settings: dict[str, Any] = {"prompts": []} | given if not given["completions"] else given
     with pytest.raises(ValueError, match=words):
         audit(target, settings.pop("completions"), progress=False, **settings)
+
+
+def test_a_certain_distribution_may_be_given_in_whole_numbers() -> None:
+    draft = np.array([0.5, 0.5])
+    report = audit(lambda prefix: [1, 0], [[0] * 5], prompts=[[]], draft=lambda prefix: draft, progress=False)
+    assert not report.rejected

@@ -14,7 +14,7 @@ from samplers import SAMPLER_BUGS, sample_row, tables
 from torch import Tensor
 
 from specnb.audit.auditor import Auditor
-from specnb.audit.bets import CutoffGap, Row
+from specnb.audit.bets import Bets, CutoffGap, Row
 from specnb.audit.numerics import Numerics
 from specnb.sampling.distributions import sample
 from specnb.sampling.verification import Outcome, token_verification
@@ -363,3 +363,31 @@ def test_memory_of_earlier_sequences_does_not_grow_with_the_vocabulary() -> None
     kept = [vars(text) for text in auditor.bets.last_with_prompt.values()]
     assert len(kept) == 4
     assert len(pickle.dumps(kept)) < vocab
+
+
+def test_steps_divide_tokens_into_first_inner_and_last_ones() -> None:
+    """Steps of 1, 2, 3, 3 and 1 tokens; a step is as long as possible if none before it was longer."""
+    bets, steps = Bets(), [1, 2, 3, 3, 1]
+    bets.begin([0])
+    p = torch.full((sum(steps), 2), 0.5, dtype=torch.float64)
+    found = bets.bets_on(Row([0] * sum(steps), p, prompt=[0], steps=steps))
+    assert found.step_positions.tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2, 0]
+    first, inner, last, after_a_full_step = (mask.nonzero()[0].tolist() for mask in found.masks.T[2:])
+    assert first == [0, 1, 3, 6, 9]
+    assert (inner, last) == ([7], [4, 8])  # of a step as long as the longest one before
+    assert after_a_full_step == [6, 9]
+
+
+def test_the_total_variation_is_estimated_from_every_token() -> None:
+    """Of two equally likely tokens only the first comes: that is a total variation of 1/2."""
+    n = 400
+    report = audited([Row([0] * n, torch.full((n, 2), 0.5, dtype=torch.float64))] * 2).report()
+    assert report.tv.n == 2 * n
+    assert 0 < report.tv.low <= 0.5
+
+
+def test_a_breakdown_has_the_twenty_groups_with_the_most_evidence() -> None:
+    """Of two equally likely tokens only the first comes, in each of 25 sequences; sequence n has n + 1 tokens."""
+    rows = [Row([0] * n, torch.full((n, 2), 0.5, dtype=torch.float64)) for n in range(1, 26)]
+    groups = audited(rows).report().breakdown["sequence"]
+    assert {name: count for name, count, _ in groups} == {str(n): n + 1 for n in range(5, 25)}

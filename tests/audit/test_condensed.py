@@ -24,3 +24,9 @@ def test_greater_mask_is_one_or_zero_and_broadcasts() -> None:
     assert greater_mask(a, torch.tensor([0.2, 0.2])).tolist() == [[0, 1], [1, 0]]
     assert greater_mask(a[0], a).tolist() == [[0, 0], [0, 1]]
     assert greater_mask(a, a).dtype == a.dtype
+
+
+def test_the_likeliest_tokens_stay_on_the_device_of_the_scores() -> None:
+    """The device `meta` has shapes and no numbers; as on a GPU, nothing can be read there by numpy."""
+    found = top_tokens(torch.empty(3, 7, device="meta"), 2)
+    assert (found.device.type, found.shape) == ("meta", (3, 2))

@@ -136,3 +136,18 @@ def test_a_suspected_model_is_found_sooner_than_by_any_other_bet() -> None:
     assert known.found_after < (blind.found_after or known.tokens)
     exact = run(sequences(25, 60, 500), [], aim=Aim(suspected=lambda prefix: noisy[prefix[-1]]))
     assert not exact.rejected
+
+
+def test_impossible_tokens_that_the_control_lacks_are_the_speculations() -> None:
+    def certain(prefix: tuple[int, ...]) -> list[float]:
+        return [1.0, 0.0]
+
+    possible = Engine(control=[Completion([], [0] * 40)])
+    report = audit(certain, [[1] * 40], prompts=[[]], engine=possible, progress=False)
+    assert report.control is not None
+    assert (report.control.shared, report.control.only_here) == ([], ["impossible"])
+
+
+def test_near_ties_as_in_the_control_are_called_the_engines_own() -> None:
+    report = explained_by_control(5, 6)
+    assert "the same engine without speculation has as many impossible tokens, and as large ones" in str(report)

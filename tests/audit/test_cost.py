@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 from tiny import llama, near_copy, without_tokenizer
 
@@ -26,3 +28,12 @@ def test_an_interval_needs_three_repetitions() -> None:
     target = llama()
     with pytest.raises(ValueError, match="at least 3 times"):
         measure_audit_cost(without_tokenizer(target, target), TEXTS, repetitions=2)
+
+
+def test_on_a_cpu_the_time_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a processor clock that goes on by a second whenever it is read, every job takes as long as any other."""
+    ticks = count()
+    monkeypatch.setattr("time.process_time", lambda: float(next(ticks)))
+    target = llama()
+    found = measure_audit_cost(without_tokenizer(target, near_copy(target, noise=0.3)), TEXTS, repetitions=3)
+    assert found["in target passes"].tolist() == [1.0] * len(found)

@@ -136,3 +136,14 @@ def test_an_alternative_among_k_is_detectable_as_one_alone_at_delta_over_k() -> 
     among.add(ratios, nowhere)
     assert among.detectable(1e-6)["a"] == pytest.approx(alone.detectable(1e-6 / 4)["a"])
     assert among.detectable(1e-6)["a"] > alone.detectable(1e-6)["a"]
+
+
+def test_no_deviation_beyond_the_alternative_itself_is_called_detectable() -> None:
+    """One alternative, 0.3 away in total variation, with two more tokens each time, as often the one as the other."""
+    evidence, found = Evidence(["one"], 0), []
+    for _ in range(100):
+        evidence.add(np.array([[1.6], [0.4]]), np.zeros((2, 0), dtype=bool))
+        found.append(evidence.detectable(delta=0.01)["one"])
+    assert np.isnan(found[0])
+    assert not np.isnan(found[-1])
+    assert np.nanmax(found) <= 0.3 + 1e-12

@@ -29,6 +29,16 @@ def test_frequencies_are_a_fair_bet_that_knows_earlier_sequences_alone() -> None
     assert np.stack(again) == pytest.approx(np.stack(before))
 
 
+def test_a_factor_is_seen_over_expected_with_one_added_to_both() -> None:
+    """40 tokens, none of them the first one, of which 30 are expected."""
+    p, frequencies = torch.tensor([[0.75, 0.25]], dtype=torch.float64), Frequencies()
+    frequencies.bets(p.expand(40, -1), torch.ones(40, dtype=torch.int64))
+    frequencies.begin()
+    factors = np.array([1 / 31, 41 / 11])
+    ratios, _ = frequencies.bets(p, torch.tensor([1]))
+    assert ratios[:, 0] == pytest.approx([factors[1] / (p[0].numpy() @ factors)] * 2)
+
+
 @pytest.mark.parametrize(
     ("actual", "kind", "within"),
     [

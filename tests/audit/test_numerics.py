@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import llama
 
-from specnb.audit.numerics import crossing, in_dtype, measure_numerics
+from specnb.audit.numerics import ORDERS, OTHER_KERNELS, WEIGHTS, Numerics, crossing, in_dtype, measure_numerics
 from specnb.audit.teacher_forcing import Completion
 from specnb.models.loading import TRAINED_PAIR, load_model
 from specnb.sampling.distributions import Sampling
@@ -62,3 +62,26 @@ def test_numerics_alone_do_not_reject(spread: float) -> None:
         log_e = np.log(r / p)[generator.choice(10, p=r, size=n)].cumsum()
         alarms += crossing(log_e, 0.01, nats) is not None
     assert alarms <= 7  # eight or more have a chance of 1e-5 at a rate of 0.01
+
+
+def test_a_model_that_says_not_to_use_its_cache_is_measured_as_any_other() -> None:
+    """As saved by many training programs, with `use_cache` off in its configuration."""
+    without = llama()
+    without.config.use_cache = False
+    assert measure_numerics(without, TEXTS, positions=12) == measure_numerics(llama(), TEXTS, positions=12)
+
+
+def test_two_errors_in_opposite_directions_are_explained_and_no_more() -> None:
+    given = Numerics(16, logit=0.125, tv=0.25, tv_mean=0.0, nats=0.0)
+    assert (given.logit_gap, given.mass_gap) == (0.25, 0.5)
+    assert given._replace(spread=1e-9).mass_gap == OTHER_KERNELS * given.mass_gap
+    assert given.explains(0.25, 0.5)
+    assert not given.explains(0.26, 0.5)
+    assert not given.explains(0.25, 0.51)
+
+
+def test_the_factors_with_numerics_are_a_mean_of_powers_below_one() -> None:
+    """Hoelder's inequality needs orders between 0 and 1, and the mean of supermartingales weights that add up to 1."""
+    assert ((ORDERS > 0) & (ORDERS < 1)).all()
+    assert (WEIGHTS > 0).all()
+    assert WEIGHTS.sum() == pytest.approx(1, abs=1e-12)

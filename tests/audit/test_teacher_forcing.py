@@ -10,7 +10,7 @@ from tiny import ARCHITECTURES, llama, next_distributions
 
 from specnb.audit import teacher_forcing
 from specnb.audit.bets import CutoffGap
-from specnb.audit.teacher_forcing import Completion, cutoff_gap, require_completions, teacher_forced_rows
+from specnb.audit.teacher_forcing import Completion, Models, cutoff_gap, require_completions, teacher_forced_rows
 from specnb.sampling.distributions import Sampling
 
 TEXTS = [Completion([1], [0, 2, 3, 1]), Completion([2, 3, 0], [1]), Completion([0, 0], [3, 2, 1, 0, 2])]
@@ -106,3 +106,15 @@ def test_models_in_training_and_functions_without_distributions_are_refused() ->
     growing = lambda prefix: [1 / (len(prefix) + 1)] * (len(prefix) + 1)  # noqa: E731
     with pytest.raises(ValueError, match="share a vocabulary"):
         list(teacher_forced_rows(growing, [Completion([], [0, 0])], Sampling(), None, Sampling()))
+
+
+def test_the_models_are_those_that_are_given() -> None:
+    target, draft, suspected = (llama(seed=seed) for seed in range(3))
+    assert Models(target).all() == [target]
+    assert Models(target, draft=draft, suspected=suspected).all() == [target, draft, suspected]
+
+
+def test_rows_have_the_steps_of_their_completions() -> None:
+    given = [Completion([1], [0, 2, 3, 1], steps=[3, 1]), Completion([2], [1, 1], steps=[2])]
+    rows = teacher_forced_rows(llama(), given, Sampling(), None, Sampling())
+    assert [row.steps for row in rows] == [[3, 1], [2]]

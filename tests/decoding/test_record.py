@@ -102,3 +102,20 @@ def test_in_a_tree_the_children_of_accepted_nodes_are_tested_up_to_the_accepted_
     assert record.tested.tolist() == [[[True, False, True, True, False], [True, True, False, False, True]]]
     draft_tokens[..., 2] = -1
     assert not record.tested[..., 2].any()
+
+
+def test_the_timer_counts_the_time_since_the_last_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a second whenever it is read; the minute between two steps counts for nothing."""
+    readings = iter([0.0, 1.0, 2.0, 3.0, 60.0, 61.0])
+    monkeypatch.setattr("specnb.decoding.timing.now", lambda _: next(readings))
+    timer = StepTimer(torch.device("cpu"))
+    timer.start()
+    for part in ("draft", "target", "draft"):
+        timer.mark(part)
+    timer.start()
+    timer.mark("target")
+    assert {part: seconds.tolist() for part, seconds in timer.seconds.items()} == {
+        "draft": [2.0, 0.0],
+        "target": [1.0, 1.0],
+        "rest": [0.0, 0.0],
+    }

@@ -8,7 +8,7 @@ from beam_bugs import BEAM_BUGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specnb.sampling.beam_enumeration import DyadicLogProbs, enumerate_trees, same, trajectory
+from specnb.sampling.beam_enumeration import DyadicLogProbs, enumerate_trees, every_tree, same, trajectory
 from specnb.sampling.beam_rules import BeamSettings, advance, advance_pooled, best, draft_levels, extend, start, steps
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
@@ -99,6 +99,14 @@ def test_every_tree_gives_the_same_states(case: str) -> None:
     assert sum(one.trees for one in found) > 100
     assert not any(one.different for one in found)
     assert sum(one.levels[-1] for one in found) > 0
+
+
+def test_every_tree_is_counted_once() -> None:
+    distributions, chosen = DyadicLogProbs(3, 0), BeamSettings(1, 3)
+    states = trajectory(distributions, chosen)[:-1]
+    trees = sum(1 for state in states for _ in every_tree(state, 3, width=2, gamma=1, settings=chosen))
+    found = enumerate_trees(distributions, chosen, width=2, gamma=1)
+    assert found.trees == found.levels.sum() == trees
 
 
 @pytest.mark.parametrize("bug", BEAM_BUGS)

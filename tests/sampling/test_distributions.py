@@ -180,6 +180,8 @@ def test_rows_without_a_distribution_raise_or_come_out_as_nan(bad: list[float], 
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_p": 1.01}, "top_p is 1.01"),
         ({"top_p": NAN}, "top_p is nan"),
+        ({"top_p": True}, "top_p is True"),
+        ({"top_p": 10**400}, "top_p is 10000"),
     ],
 )
 def test_impossible_settings_are_named(settings: dict[str, Any], message: str) -> None:

@@ -62,6 +62,14 @@ def test_equal_parameters_are_equal_rules() -> None:
     assert GlobalResolution(1e-3) == GlobalResolution(1e-3) != GlobalResolution(1e-4)
 
 
+def test_drafts_with_no_more_mass_than_the_tolerance_are_left_out() -> None:
+    """Drafts with the last token have a mass of 1 - (1 - 0.0001)^2, about 0.0002."""
+    p, q = (0.2, 0.5, 0.3), (0.9, 0.0999, 0.0001)
+    for tolerance, served in ((1e-3, False), (1e-6, True)):
+        flow, _ = transport(p, q, 2, tolerance)
+        assert any(shares for draft, shares in flow.items() if 2 in draft) == served
+
+
 # Planted bugs
 
 SHORT = {"maxfun": 1_000}
