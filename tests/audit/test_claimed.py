@@ -125,3 +125,7 @@ def test_an_order_that_explains_a_finding_is_named() -> None:
     wrong = audit(target, sequences[:, 1:].tolist(), sampling=Sampling(0.4, top_p=0.8), **given)
     assert wrong.rejected
     assert any("--filter-order llama.cpp" in note for note in wrong.notes)
+
+
+def test_a_token_that_is_kept_has_no_gap() -> None:
+    assert cutoff_gap(torch.tensor([2.0, 1.0, 0.0]), Claimed(top_k=2), 1) == (0.0, 0.0)

@@ -29,12 +29,13 @@ def test_frequencies_are_a_fair_bet_that_knows_earlier_sequences_alone() -> None
     assert np.stack(again) == pytest.approx(np.stack(before))
 
 
-def test_a_factor_is_seen_over_expected_with_one_added_to_both() -> None:
-    """40 tokens, none of them the first one, of which 30 are expected."""
-    p, frequencies = torch.tensor([[0.75, 0.25]], dtype=torch.float64), Frequencies()
+@pytest.mark.parametrize("rare", [0.25, 0.001])
+def test_a_factor_is_seen_over_expected_with_one_added_to_both(rare: float) -> None:
+    """40 tokens, all of them the second one; less than one of these is expected if it is very rare."""
+    p, frequencies = torch.tensor([[1 - rare, rare]], dtype=torch.float64), Frequencies()
     frequencies.bets(p.expand(40, -1), torch.ones(40, dtype=torch.int64))
     frequencies.begin()
-    factors = np.array([1 / 31, 41 / 11])
+    factors = np.array([1 / (40 * (1 - rare) + 1), 41 / (40 * rare + 1)])
     ratios, _ = frequencies.bets(p, torch.tensor([1]))
     assert ratios[:, 0] == pytest.approx([factors[1] / (p[0].numpy() @ factors)] * 2)
 
