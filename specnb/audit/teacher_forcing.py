@@ -119,15 +119,18 @@ def _row(
     completion, start, logits = piece
     tokens = completion.tokens[start : start + len(logits)]
     p = claimed_probs(logits, models.sampling)
-    q = None if draft_logits is None else claimed_probs(draft_logits, models.draft_sampling)
-    has_raw = draft_logits is not None and models.draft_sampling != Sampling()
+
+    def as_p(other: Tensor | None, sampling: Sampling) -> Tensor | None:
+        """The distributions of another model in the dtype of p, which alone decides whether the audit is valid."""
+        return None if other is None else claimed_probs(other, sampling).to(p.dtype)
+
     zero = (p.gather(-1, torch.as_tensor(tokens, device=p.device)[:, None])[:, 0] == 0).nonzero()[:, 0].tolist()
     return Row(
         tokens,
         p,
-        q,
-        raw=claimed_probs(draft_logits, Sampling()) if has_raw and draft_logits is not None else None,
-        suspected=None if suspected_logits is None else claimed_probs(suspected_logits, models.sampling),
+        as_p(draft_logits, models.draft_sampling),
+        raw=as_p(draft_logits, Sampling()) if models.draft_sampling != Sampling() else None,
+        suspected=as_p(suspected_logits, models.sampling),
         prompt=completion.prompt,
         steps=completion.steps if len(tokens) == len(completion.tokens) else None,
         cutoff_gaps={start + at: cutoff_gap(logits[at], models.sampling, tokens[at]) for at in zero},
@@ -213,7 +216,8 @@ def _function_logits(probs: NextTokenProbs, completion: Completion, vocab: int) 
 
 
 def _probs_after(probs: NextTokenProbs, prefix: tuple[int, ...]) -> Tensor:
-    row = torch.as_tensor(probs(prefix))
+    given: Any = probs(prefix)
+    row = torch.as_tensor(given, dtype=None if hasattr(given, "dtype") else torch.float64)
     row = row if row.is_floating_point() else row.double()
     if row.ndim != 1 or not bool((row >= 0).all()) or not abs(float(row.sum()) - 1) < 1e-3:
         raise ValueError(

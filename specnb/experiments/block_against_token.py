@@ -8,8 +8,8 @@ varies so much between completions that timed calls alone would need hours. The 
 - `token_per_step`, `block_per_step`: tokens per step of `sequences` completions, `prompts` prompts completed again and
   again with other random numbers
 - `tokens_ratio`: the second over the first; `step_ratio`: the seconds of a step of token verification over those of
-  block verification, in `calls` timed whole calls of each, in turn; `speed_ratio`: their product, how many times as
-  fast block verification is
+  block verification, the median over `calls` pairs of whole calls, one right after the other, so that a pair shares
+  what the machine does meanwhile; `speed_ratio`: their product, how many times as fast block verification is
 - each with its interval (`_low`, `_high`), by resampling prompts
 - `token_ms`, `block_ms`: milliseconds of a step, median over the calls
 
@@ -114,18 +114,15 @@ def line(measured: pd.DataFrame) -> dict[str, float]:
     timed = measured[measured.measured == "timed"]
     steps = counted.groupby("prompt")[[*RULES]].sum()
     tokens = counted.groupby("prompt").tokens.sum().to_numpy()
-    seconds = {
-        name: timed.pivot_table(index="prompt", values=name, columns=timed.groupby("prompt").cumcount())
-        for name in RULES
-    }
+    paired = timed.assign(ratio=timed.token / timed.block, call=timed.groupby("prompt").cumcount())
+    ratios = paired.pivot_table(index="prompt", columns="call", values="ratio").to_numpy()
 
     def tokens_ratio(chosen: NDArray[np.int64]) -> float:
         sums = steps.to_numpy()[chosen].sum(0)
         return float(sums[0] / sums[1])
 
     def step_ratio(chosen: NDArray[np.int64]) -> float:
-        token, block = (np.median(seconds[name].to_numpy()[chosen]) for name in RULES)
-        return float(token / block)
+        return float(np.median(ratios[chosen]))
 
     found: dict[str, float] = {}
     for name in RULES:

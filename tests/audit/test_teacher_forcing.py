@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import ARCHITECTURES, llama, next_distributions
 
-from specnb.audit import teacher_forcing
+from specnb.audit import audit, teacher_forcing
 from specnb.audit.bets import CutoffGap
 from specnb.audit.teacher_forcing import Completion, Models, cutoff_gap, require_completions, teacher_forced_rows
 from specnb.sampling.distributions import Sampling
@@ -118,3 +120,19 @@ def test_rows_have_the_steps_of_their_completions() -> None:
     given = [Completion([1], [0, 2, 3, 1], steps=[3, 1]), Completion([2], [1, 1], steps=[2])]
     rows = teacher_forced_rows(llama(), given, Sampling(), None, Sampling())
     assert [row.steps for row in rows] == [[3, 1], [2]]
+
+
+FORMS: dict[str, Callable[[list[float]], Any]] = {
+    "lists": list,
+    "numpy": np.array,
+    "float32": lambda probs: torch.tensor(probs, dtype=torch.float32),
+    "whole numbers": lambda probs: [1 if at == 0 else 0 for at in range(len(probs))],
+}
+
+
+@pytest.mark.parametrize("draft", FORMS)
+@pytest.mark.parametrize("target", FORMS)
+def test_target_and_draft_may_give_numbers_of_different_kinds(target: str, draft: str) -> None:
+    p, q = (FORMS[kind]([0.5, 0.25, 0.25]) for kind in (target, draft))
+    report = audit(lambda prefix: p, [[0, 0, 0]] * 2, prompts=[[]] * 2, draft=lambda prefix: q, progress=False)
+    assert report.verdict == "not rejected"

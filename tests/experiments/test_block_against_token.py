@@ -39,7 +39,7 @@ def test_prompts_that_differ_give_an_interval_around_the_value(name: str) -> Non
     lines = measured({"token": 6, "block": 4}, {"token": 1.0, "block": 1.0})
     lines.loc[lines.prompt == 3, ["token"]] *= 2
     row = gather(lines).iloc[0]
-    if name == "step_ratio":  # one of eight prompts does not move a median
+    if name == "step_ratio":  # one of eight prompts moves no median
         assert row.step_ratio == 1
     else:
         assert row[f"{name}_low"] < row[name] < row[f"{name}_high"]
@@ -73,3 +73,11 @@ def test_both_rules_are_timed_on_the_same_prompts_and_random_numbers() -> None:
 def test_every_temperature_is_counted_and_timed() -> None:
     assert {item.rsplit("-", 1)[1] for item in items()} == {"counted", "timed"}
     assert len(items()) == 6
+
+
+def test_calls_are_compared_in_pairs() -> None:
+    lines = measured({"token": 6, "block": 6}, {"token": 1.0, "block": 2.0})
+    slow = lines.measured.eq("timed") & (lines.prompt < 4)
+    lines.loc[slow, [*RULES]] *= 10  # what slows both calls of a pair does not matter
+    row = gather(lines).iloc[0]
+    assert row.step_ratio_low == row.step_ratio == row.step_ratio_high == 0.5
