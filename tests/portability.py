@@ -64,12 +64,13 @@ def _text(output: NotebookNode) -> str:
 
 
 def run(notebook: Path, folder: Path, threads: int) -> NotebookNode:
-    """Executes `notebook` with its own parameters, but `threads`; its results go to `folder`."""
+    """Executes `notebook` with its own parameters, but `threads` if it has that one; its results go to `folder`."""
     os.environ["SPECNB_OUT"] = str(folder)
+    has_threads = "threads" in papermill.inspect_notebook(str(notebook))
     made: NotebookNode = papermill.execute_notebook(
         str(notebook),
         str(folder / notebook.name),
-        parameters={"threads": threads},
+        parameters={"threads": threads} if has_threads else {},
         cwd=str(FOLDER),
         kernel_name="python3",
         progress_bar=False,

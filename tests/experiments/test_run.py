@@ -84,7 +84,9 @@ def test_every_committed_table_has_a_record(name: str) -> None:
 
 
 def test_an_unknown_experiment_is_refused() -> None:
-    with pytest.raises(ValueError, match="no experiment is called 'other'; there are block_against_token, comparison, "):
+    with pytest.raises(
+        ValueError, match="no experiment is called 'other'; there are block_against_token, comparison, "
+    ):
         experiment("other")
 
 
