@@ -1,23 +1,28 @@
 """How often the audit rejects an exact sampler: `make experiments ONLY=false_alarms`.
 
 Tokens are sampled by the speculative rule itself from the distributions of the trained pair, at prefixes that the
-target wrote. Each audit samples them anew and uses the draft model's distributions, so that all of its tests take part.
+target wrote, with several settings and two dtypes. Each audit samples them anew and uses the draft model's
+distributions, so that all of its tests take part. As for an engine that computes in bfloat16, the audit's own
+distributions are those of float32, and the difference is measured as every audit does it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 from tqdm import tqdm
 
 from specnb.audit.auditor import Auditor
 from specnb.audit.bets import Row
-from specnb.audit.teacher_forcing import Completion, teacher_forced_rows
+from specnb.audit.claimed import claimed_probs, cutoff_gap
+from specnb.audit.numerics import Numerics, crossing, in_dtype, measure_numerics
+from specnb.audit.teacher_forcing import Completion, batch_logits, teacher_forced_rows
 from specnb.decoding.loop import generate
 from specnb.models.loading import Pair, load_pair
 from specnb.sampling.distributions import Sampling, sample
@@ -28,71 +33,116 @@ LENGTH = 250
 RATES = (1e-1, 1e-2, 1e-3, 1e-6)
 
 TABLE = "false_alarms"
-SETTINGS: dict[str, Any] = {"audits": 1000, "block": 100, "tokens": 5000}
-SMOKE: dict[str, Any] = {"audits": 4, "block": 2, "tokens": 500}
+SETTINGS: dict[str, Any] = {"audits": 200, "block": 100, "tokens": 5000}
+SMOKE: dict[str, Any] = {"audits": 2, "block": 2, "tokens": 500}
+
+
+class Setting(NamedTuple):
+    """What target and draft are sampled with, and the dtype that the engine's target computes in."""
+
+    sampling: Sampling
+    dtype: torch.dtype = torch.float32
+
+
+MIXED = {
+    "t-1": Setting(Sampling()),
+    "top-k": Setting(Sampling(0.7, top_k=40)),
+    "top-p": Setting(Sampling(0.7, top_p=0.9)),
+    "bfloat16": Setting(Sampling(), torch.bfloat16),
+    "top-p-bfloat16": Setting(Sampling(0.7, top_p=0.9), torch.bfloat16),
+}
+
+
+class ExactEngine(NamedTuple):
+    """What an exact sampler with rounding errors samples from, and what the audit compares its tokens with.
+
+    rows      the audit's distributions, a row for each sequence
+    probs     the engine's distributions `(n, vocab)`, one tensor for each row
+    logits    the audit's logits `(n, vocab)`: how far a token that only the engine keeps is from being kept
+    sampling  the setting of both
+    numerics  how far the two are apart, as an audit measures it
+    """
+
+    rows: list[Row]
+    probs: list[Tensor]
+    logits: list[Tensor]
+    sampling: Sampling
+    numerics: Numerics | None = None
 
 
 @torch.inference_mode()
-def distributions(pair: Pair, tokens: int, seed: int = 0) -> list[Row]:
+def exact_engine(pair: Pair, setting: Setting, tokens: int, seed: int = 0) -> ExactEngine:
     """The pair's distributions along `tokens` tokens that the target wrote."""
+    sampling = setting.sampling
     prompts = [pair.encode(PROMPTS[number % len(PROMPTS)]) for number in range(-(-tokens // LENGTH))]
-    made = generate(pair.target, prompts, max_new_tokens=LENGTH, seed=seed)
+    made = generate(pair.target, prompts, max_new_tokens=LENGTH, seed=seed, sampling=sampling)
     completions = [Completion(prompt, tokens) for prompt, tokens in zip(prompts, made.tokens, strict=True)]
-    return list(teacher_forced_rows(pair.target, completions, Sampling(), pair.draft, Sampling()))
+    rows = list(teacher_forced_rows(pair.target, completions, sampling, pair.draft, sampling))
+    logits = [own for _, _, own in batch_logits(pair.target, completions)]
+    other = pair.target if setting.dtype == pair.target.dtype else in_dtype(pair.target, setting.dtype)
+    probs = [claimed_probs(own.float(), sampling) for _, _, own in batch_logits(other, completions)]
+    numerics = measure_numerics(pair.target, completions, sampling, engine_dtype=setting.dtype)
+    return ExactEngine(rows, probs, logits, sampling, numerics)
 
 
 @torch.inference_mode()
-def peaks(rows: list[Row], seeds: Iterable[int], progress: bool = True) -> NDArray[np.float64]:
-    """The decimal logarithm of the largest e-value of one audit for each of `seeds`, `(seeds,)`."""
+def run_audits(engine: ExactEngine, seeds: Iterable[int], progress: bool = True) -> pd.DataFrame:
+    """One audit for each of `seeds`: the decimal logarithm of its largest e-value, infinite after a violation; and
+    `rejected_at`, the smallest of `RATES` at which it would have rejected the engine at any token, NaN for none."""
     found = []
     for seed in tqdm(list(seeds), desc="audits", delay=3, leave=False, disable=not progress):
-        auditor = Auditor(seed=seed)
-        for number, row in enumerate(rows):
-            auditor.add(resampled(row, seed, number))
-        found.append(auditor.report(detect=False).log10_e_peak)
-    return np.array(found)
+        auditor = Auditor(seed=seed, numerics=engine.numerics)
+        for number in range(len(engine.rows)):
+            auditor.add(resampled(engine, seed, number))
+        report = auditor.report(detect=False)
+        nats = 0.0 if engine.numerics is None else engine.numerics.nats
+        rejected = [rate for rate in RATES if crossing(report.running * np.log(10), rate, nats) is not None]
+        found.append((seed, report.tokens, report.log10_e_peak, min(rejected, default=np.nan)))
+    return pd.DataFrame(found, columns=["seed", "tokens", "log10_e_peak", "rejected_at"])
 
 
-def resampled(row: Row, seed: int, number: int) -> Row:
-    """The same distributions with new tokens: the first token that a step of Algorithm 1 emits at each prefix."""
+def resampled(engine: ExactEngine, seed: int, number: int) -> Row:
+    """Row `number` with new tokens: the first token that a step of Algorithm 1 emits at each of its prefixes."""
+    row, probs = engine.rows[number], engine.probs[number]
     assert row.q is not None
     u = torch.from_numpy(np.random.default_rng([seed, number]).random((3, len(row.tokens))))
     draft_tokens = sample(row.q, u[0])
-    p = row.p[:, None].expand(-1, 2, -1)  # the distribution after an accepted draft token is not used
+    p = probs[:, None].expand(-1, 2, -1)  # the distribution after an accepted draft token is not used
     accepted, token = token_verification(p, row.q[:, None], draft_tokens[:, None], u[1][:, None], u[2])
-    return Row(torch.where(accepted > 0, draft_tokens, token).tolist(), row.p, row.q, prompt=row.prompt)
-
-
-def table(found: NDArray[np.float64], tokens: int) -> pd.DataFrame:
-    """How many audits exceeded 1/delta at any token, for several delta, and what Ville's inequality allows."""
-    rows = [
-        {
-            "delta": rate,
-            "audits": len(found),
-            "tokens": tokens,
-            "alarms": int((found >= -np.log10(rate)).sum()),
-            "alarms_allowed": rate * len(found),
-            "largest_log10_e": float(found.max()),
-            "median_peak_log10_e": float(np.median(found)),
-        }
-        for rate in RATES
-    ]
-    return pd.DataFrame(rows)
+    tokens = torch.where(accepted > 0, draft_tokens, token)
+    zero = (row.p.gather(-1, tokens[:, None])[:, 0] == 0).nonzero()[:, 0].tolist()
+    gaps = {at: cutoff_gap(engine.logits[number][at], engine.sampling, int(tokens[at])) for at in zero}
+    return replace(row, tokens=tokens.tolist(), steps=None, cutoff_gaps=gaps)
 
 
 def items(audits: int, block: int, **_: Any) -> list[str]:
-    """Blocks of audits, named by the seed of the first."""
-    return [f"{first:05d}" for first in range(0, audits, block)]
+    """Blocks of audits, named by their setting and the seed of the first."""
+    return [f"{name}-{first:05d}" for name in MIXED for first in range(0, audits, block)]
 
 
 def measure(item: str, audits: int, block: int, tokens: int) -> pd.DataFrame:
-    """The peaks of a block of audits, one line per audit."""
-    seeds = range(int(item), min(int(item) + block, audits))
-    rows = distributions(load_pair(packed=False), tokens)
-    found = peaks(rows, seeds)
-    return pd.DataFrame({"seed": seeds, "tokens": sum(len(row.tokens) for row in rows), "log10_e_peak": found})
+    """A block of audits, one line for each."""
+    name, _, first = item.rpartition("-")
+    seeds = range(int(first), min(int(first) + block, audits))
+    engine = exact_engine(load_pair(packed=False), MIXED[name], tokens)
+    return run_audits(engine, seeds).assign(setting=name)
 
 
 def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table of false alarms over all audits."""
-    return table(parts.log10_e_peak.to_numpy(), int(parts.tokens.iloc[0]))
+    """For each setting, and for all of them together: how many audits exceeded 1/delta at any token, for several delta,
+    and how many Ville's inequality allows."""
+    groups = [*parts.groupby("setting", sort=False), ("all", parts)]
+    return pd.DataFrame([_line(str(name), audited, rate) for name, audited in groups for rate in RATES])
+
+
+def _line(setting: str, audited: pd.DataFrame, rate: float) -> dict[str, Any]:
+    return {
+        "setting": setting,
+        "delta": rate,
+        "audits": len(audited),
+        "tokens": int(audited.tokens.sum()),
+        "alarms": int((audited.rejected_at <= rate).sum()),
+        "alarms_allowed": rate * len(audited),
+        "largest_log10_e": float(audited.log10_e_peak.max()),
+        "median_peak_log10_e": float(audited.log10_e_peak.median()),
+    }
