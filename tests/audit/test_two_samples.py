@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -15,7 +16,7 @@ from chains import Array, zipf_tables
 from torch import Tensor
 
 from specnb.audit.token_file import Sample, read_samples
-from specnb.audit.two_samples import compare_samples
+from specnb.audit.two_samples import VIEWS, Memory, compare_samples
 from specnb.cli import main
 
 P, Q = zipf_tables()
@@ -64,6 +65,32 @@ def test_planted_differences_are_found(actual: Tensor, view: str) -> None:
     assert report.rejected
     assert max(report.by_view, key=lambda name: report.by_view[name]) == view
     assert report.guessed.low > 0.5
+
+
+def test_the_summary_of_a_sequence_is_by_token() -> None:
+    """Half the tokens of the second sequence were not seen before; all but its length are means over its tokens."""
+    memory = Memory()
+    memory.add(Sample("", (1, 1, 2)))
+    summary = VIEWS["summary"](Sample("", (1, 1, 3, 4)), memory)
+    frequency = [math.log(count / 4) for count in (2.5, 2.5, 0.5, 0.5)]  # (count + 1/2) / (3 + 1)
+    # of the four pairs the first two are known, each seen once; 0, 2 and 0 pairs begin as the others do
+    prior = [4 * math.exp(one) for one in frequency]
+    known = [(1 + prior[0]) / 5, (1 + prior[1]) / 6, prior[2] / 6, prior[3] / 4]
+    assert summary == pytest.approx(
+        {
+            "length": math.log(5),
+            "distinct": 3 / 4,
+            "repeated": 1 / 4,
+            "unseen": 2 / 4,
+            "frequency": sum(frequency) / 4,
+            "probability": sum(map(math.log, known)) / 4,
+        }
+    )
+
+
+def test_the_e_value_is_the_mean_of_those_of_the_views() -> None:
+    report = compare_samples(samples(P, 20, 0), samples(Q, 20, 1))
+    assert 10**report.log10_e == pytest.approx(np.mean([10**value for value in report.by_view.values()]))
 
 
 def test_stopping_early_and_what_is_left_out() -> None:
