@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -108,3 +109,17 @@ def test_the_page_stands_alone(changes: dict[str, object]) -> None:
     assert "://" not in page
     assert "<script" not in page
     assert report(notes=["<b>"], **changes).to_html().count("<b>") == 0
+
+
+def test_the_chart_has_the_e_value_at_the_heights_of_its_lines() -> None:
+    """Values of 1, 1/delta and below 1/1000; a value above three times the exponent of 1/delta is cut off."""
+    page = report(delta=1e-2, tokens=5, running=np.array([-9.0, -3.0, 0.0, 2.0, 100.0])).to_html()
+    one, bar = (float(at) for at in re.findall(r'<line [^>]*y1="([^"]*)"', page))
+    points = re.search(r'points="([^"]*)"', page)
+    assert points is not None
+    x, y = zip(*(map(float, point.split(",")) for point in points[1].split()), strict=True)
+    assert sorted(x) == list(x)
+    assert y[0] == y[1] == 160  # the lowest height: what is below it is drawn at it
+    assert y[2:] == (one, bar, 10)
+    assert (one, bar) == pytest.approx((160 - 150 * 3 / 9, 160 - 150 * 5 / 9), abs=0.05)  # of -3 to 6
+    assert "drawn up to 10^6" in page

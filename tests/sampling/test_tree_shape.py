@@ -55,6 +55,18 @@ def test_the_fastest_tree_grows_as_verification_gets_cheaper() -> None:
     assert 0 < sizes[1] < sizes[2]
 
 
+def test_no_tree_of_this_size_is_faster() -> None:
+    """The speed-up is that of the module's cost, one draft pass a level."""
+    rates, c = [0.6, 0.2, 0.1], 0.3
+
+    def speedup(parents: tuple[int, ...]) -> float:
+        return (1 + expected_accepted(parents, rates)) / (1 + 0.1 * len(parents) + c * max(node_depths(parents)))
+
+    found, gained = fastest_tree(rates, lambda n: 1 + 0.1 * (n - 1), c, largest=5, deepest=5)
+    assert gained == pytest.approx(max(speedup(tree) for tree in every_tree(5, 5) if tree))
+    assert gained == pytest.approx(speedup(found.parents))
+
+
 def test_what_is_no_rate_is_refused() -> None:
     with pytest.raises(ValueError, match="each is a probability, and at most one child is accepted"):
         best_tree([0.8, 0.3], 3, 3)
