@@ -34,6 +34,14 @@ def test_ties_of_one_level_go_to_the_higher_beam_and_the_lower_token() -> None:
     assert state.paths == ((0, 0), (0, 1), (0, 2))
 
 
+def test_many_ties_go_to_the_first_candidates() -> None:
+    """Torch keeps the order of up to 16 equal numbers in any sort, and that of more only in a stable one."""
+    totals = torch.zeros(4, 100)
+    totals[:, ::3] = 1.0
+    parents, tokens, _ = best(totals, 40)
+    assert (parents, tokens) == ([0] * 34 + [1] * 6, [*range(0, 100, 3), *range(0, 18, 3)])
+
+
 def test_of_equal_finished_beams_the_older_stays_before() -> None:
     chosen = BeamSettings(width=2, max_new_tokens=3, length_penalty=0.0, early_stopping="never", eos=(1,))
     row = torch.tensor([[0.0, 0.0, -9.0]])
