@@ -13,8 +13,9 @@ imported only the heavy libraries. Tests that start another process test the mod
 
 All times are seconds of the processor, so that a busy machine changes no result. After `--budget` seconds no further
 test is begun: such a mutant is unfinished, and the tests left are run when the program is run again. A test that takes
-five times as long as before, and 10 seconds more, has failed. In the end all tests that failed are run without a
-mutant, since one that fails then proves nothing.
+five times as long as before, and 10 seconds more, has failed; so has one that takes 20 times as long as that by the
+clock, because it waits. In the end all tests that failed are run without a mutant, since one that fails then proves
+nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from tests.mutation import HEAVY, Mutant, Mutated, mutants
+from tests.mutation import HEAVY, WAITING, Mutant, Mutated, mutants
 
 Result = dict[str, Any]
 
@@ -138,15 +139,18 @@ class Tests:
         """Runs `items`, up to the first failure unless `all_of_them`."""
         items = sorted(items, key=lambda item: self.seconds.get(item.nodeid, 0.2))
         for at, item in enumerate(items):
+            unfinished: Result = {"result": "unfinished", "left": [one.nodeid for one in items[at:]]}
             if time.process_time() > self.budget and not all_of_them:
-                return {"result": "unfinished", "left": [item.nodeid for item in items[at:]]}
+                return unfinished
             known = self.seconds.get(item.nodeid)
-            slow = {"result": "unfinished", "left": [item.nodeid]} if known is None else {"result": "killed"}
-            self.write(**slow, by=f"time: {item.nodeid}")  # stands if the process is ended by the timer
-            signal.setitimer(signal.ITIMER_PROF, 10 + 5 * (known or 0.0))
-            start = time.process_time()
+            slow = unfinished if known is None else {"result": "killed"}
+            self.write(**slow, by=f"time: {item.nodeid}")  # stands if the process is ended by a timer
+            limit, start = 10 + 5 * (known or 0.0), time.process_time()
+            signal.setitimer(signal.ITIMER_PROF, limit)
+            signal.setitimer(signal.ITIMER_REAL, WAITING * limit)  # for a pipe that is never written, say
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=items[at + 1] if at + 1 < len(items) else None)
             signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
             if self.failed and not all_of_them:
                 return {"result": "killed", "by": self.failed[0]}
             self.measured[item.nodeid] = round(time.process_time() - start, 3)
