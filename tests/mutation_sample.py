@@ -63,7 +63,7 @@ OTHER_FILES = {
     "sampling/tree_verification": ["sampling/test_tree_verification", "sampling/test_tree_rules"],
     "sampling/verification": ["sampling/test_verification", "sampling/test_lenience"],
     "decoding/batch_layouts": ["decoding/test_batch_layouts", "report/test_cache_view"],
-    "decoding/loop": ["decoding/test_loop", "decoding/test_request"],
+    "decoding/loop": ["decoding/test_loop", "decoding/test_request", "models/test_memory"],
     "decoding/record": ["decoding/test_record", "report/test_step_view"],
     "decoding/request": ["decoding/test_request", "decoding/test_loop"],
     "decoding/scheduler": ["decoding/test_request", "decoding/test_loop"],

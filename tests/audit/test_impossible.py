@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tiny import llama
 
 from specnb.audit.auditor import Auditor
 from specnb.audit.bets import CutoffGap, Row
 from specnb.audit.engine import Engine
 from specnb.audit.impossible import Impossible, summary
 from specnb.audit.numerics import Numerics, given_numerics
+from specnb.audit.teacher_forcing import Completion
 from specnb.sampling.distributions import Sampling, standardise, total_variation
 
 P = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
@@ -50,6 +52,25 @@ def test_bfloat16_is_measured_only_when_a_token_needs_it() -> None:
     assert auditor.report().verdict == "not rejected"
     assert audited(0.01, numerics=BFLOAT16, undeclared=never).report().verdict == "not rejected"
     assert audited(float("nan")).report().rejected
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "unknown"),
+    [
+        (None, torch.float32, True),
+        (None, torch.float64, True),
+        (None, torch.bfloat16, False),
+        (torch.float32, torch.float32, False),
+        (torch.bfloat16, torch.float32, False),
+    ],
+)
+def test_bfloat16_is_supposed_only_where_no_dtype_is_known(
+    engine: torch.dtype | None, dtype: torch.dtype, unknown: bool
+) -> None:
+    completions = [Completion([1], [0, 1, 2])]
+    _, undeclared = Engine(engine).numerics(llama(dtype=dtype), completions, Sampling(), positions=2)
+    assert (undeclared is not None) == unknown
+    assert undeclared is None or "in bfloat16 differ" in undeclared().source
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
