@@ -9,6 +9,7 @@ from reports import report
 from tiny import llama
 from transformers import PreTrainedModel
 
+from specnb.audit import explanations
 from specnb.audit.explanations import bfloat16_note
 from specnb.audit.impossible import Impossible
 from specnb.audit.numerics import Numerics, in_dtype
@@ -50,6 +51,16 @@ def test_tokens_of_the_target_in_bfloat16_get_the_hint(target: PreTrainedModel) 
 @pytest.mark.parametrize("temperature", [1.0, 0.9, 1.1])
 def test_other_tokens_do_not_get_it(target: PreTrainedModel, temperature: float) -> None:
     assert note(target, completions(target, Sampling(temperature))) == []
+
+
+@torch.inference_mode()
+def test_only_the_first_tokens_are_tried(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences up to the one with the last of them, which bounds the time that a hint takes."""
+    given = completions(target)[:4]
+    first = explanations._bfloat16_gain(target, Sampling(), given[:2])
+    assert first != pytest.approx(explanations._bfloat16_gain(target, Sampling(), given))
+    monkeypatch.setattr(explanations, "TRIED", len(given[0].tokens) + 1)
+    assert explanations._bfloat16_gain(target, Sampling(), given) == pytest.approx(first)
 
 
 @pytest.mark.parametrize("peak", [1.0, 4.0])
