@@ -268,10 +268,13 @@ IMPROPER = {
 }
 
 
+@pytest.mark.parametrize("parents", [None, (-1, 0, -1, -1)], ids=["chain", "tree"])
 @pytest.mark.parametrize("name", IMPROPER)
-def test_a_q_that_is_no_distribution_is_reported(name: str) -> None:
+def test_a_q_that_is_no_distribution_is_reported(name: str, parents: tuple[int, ...] | None) -> None:
+    drafter = Proposing(IMPROPER[name])
+    drafter.parents = parents
     with pytest.raises(ValueError, match="a token outside the vocabulary, or a q that is no distribution"):
-        generate(TARGET, [PROMPT, [0]], Proposing(IMPROPER[name]), **ASKED)
+        generate(TARGET, [PROMPT, [0]], drafter, gamma=4, **ASKED)
 
 
 @pytest.mark.parametrize(
