@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
-from tiny import llama
+from tiny import gpt2, llama
+from transformers import PreTrainedModel
 
 from specnb.audit.numerics import ORDERS, OTHER_KERNELS, WEIGHTS, Numerics, crossing, in_dtype, measure_numerics
 from specnb.audit.teacher_forcing import Completion
@@ -64,11 +67,14 @@ def test_numerics_alone_do_not_reject(spread: float) -> None:
     assert alarms <= 7  # eight or more have a chance of 1e-5 at a rate of 0.01
 
 
-def test_a_model_that_says_not_to_use_its_cache_is_measured_as_any_other() -> None:
-    """As saved by many training programs, with `use_cache` off in its configuration."""
-    without = llama()
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_a_model_that_says_not_to_use_its_cache_is_measured_as_any_other(make: Callable[[], PreTrainedModel]) -> None:
+    """As saved by many training programs, with `use_cache` off in its configuration. GPT-2 then returns no cache."""
+    without = make()
     without.config.use_cache = False
-    assert measure_numerics(without, TEXTS, positions=12) == measure_numerics(llama(), TEXTS, positions=12)
+    measured = measure_numerics(without, TEXTS, positions=12)
+    assert measured == measure_numerics(make(), TEXTS, positions=12)
+    assert measured.logit < 1e-4
 
 
 def test_two_errors_in_opposite_directions_are_explained_and_no_more() -> None:
