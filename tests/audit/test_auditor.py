@@ -321,6 +321,16 @@ def test_the_first_of_two_violations_counts() -> None:
     assert audited([Row([0, 2, 1, 0], p)], max_new_tokens=9).report().found_after == 2
 
 
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_the_e_value_is_infinite_from_a_violation_on(at: int) -> None:
+    p = torch.tensor([[0.5, 0.5, 0.0]] * 4, dtype=torch.float64)
+    tokens = [0, 1, 0, 1]
+    tokens[at] = 2
+    report = audited([Row(tokens, p)]).report()
+    assert report.found_after == at + 1
+    assert np.isinf(report.running).tolist() == [number >= at for number in range(4)]
+
+
 def test_a_sampler_one_position_late_is_diagnosed() -> None:
     """It samples each token from the distribution before the last token, as if the cache lagged by one."""
     p, _ = tables()
