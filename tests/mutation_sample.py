@@ -67,7 +67,7 @@ OTHER_FILES = {
     "decoding/record": ["decoding/test_record", "report/test_step_view"],
     "decoding/request": ["decoding/test_request", "decoding/test_loop"],
     "decoding/scheduler": ["decoding/test_request", "decoding/test_loop"],
-    "decoding/step": ["decoding/test_step", "decoding/test_loop"],
+    "decoding/step": ["decoding/test_step", "decoding/test_loop", "decoding/test_drafter_kinds"],
     "decoding/timing": ["decoding/test_record", "decoding/test_loop"],
     "decoding/tree_step": ["decoding/test_drafter_kinds", "decoding/test_request"],
     "audit/alternatives": ["audit/test_alternatives", "audit/test_frequencies"],
