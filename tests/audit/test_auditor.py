@@ -191,6 +191,7 @@ def test_tokens_after_eos_are_a_violation_and_are_not_bet_on() -> None:
     assert report.violations == {"after-the-end": 3}
     assert report.tokens == 2
     assert report.found_after == 3
+    assert np.isinf(report.running).tolist() == [False, True]
     assert not audited([Row([0, 3], p[:2])], eos=[3, 2]).report().rejected
     assert audited([Row([0, 3], p[:2]), Row([1], p[:1], continues=True)], eos=3).report().rejected
 

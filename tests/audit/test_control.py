@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,12 @@ def test_more_or_larger_gaps_are_found(here: list[tuple[float, float]], there: l
     assert gap_p_value(here, 1000, there, 1000) < 1e-6
     assert gap_p_value(there, 1000, here, 1000) > 0.5
     assert gap_p_value(here, 1000, here, 1000) > 0.5
+
+
+def test_the_p_value_of_tokens_that_the_control_lacks_is_the_chance_that_all_are_here() -> None:
+    """Each of three tests has this chance: that of the number, of the logits and of the mass."""
+    chance = math.comb(1000, 3) / math.comb(2500, 3)
+    assert gap_p_value([(0.1, 0.2)] * 3, 1000, [], 1500) == pytest.approx(3 * chance)
 
 
 def test_rows_that_share_noise_are_dependent_and_each_is_right() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import LlamaModel, PreTrainedModel
 
 from specnb.decoding.loop import generate
-from specnb.decoding.request import LARGEST_SPARE_GAMMA
+from specnb.decoding.request import LARGEST_SPARE_GAMMA, useful_gamma
 from specnb.drafting.base import MEMBERS, Context, Drafter, Proposal
 from specnb.sampling.distributions import Sampling
 from specnb.sampling.tree_verification import TreeRule
@@ -192,6 +192,7 @@ def test_a_gamma_beyond_the_tokens_asked_for_is_reduced() -> None:
 def test_a_gamma_up_to_the_limit_is_not_reduced() -> None:
     assert generate(TARGET, [PROMPT], DRAFT, gamma=LARGEST_SPARE_GAMMA, **ASKED).record.gamma == LARGEST_SPARE_GAMMA
     assert generate(TARGET, [PROMPT], DRAFT, gamma=7, **ASKED).record.gamma == 7
+    assert useful_gamma(99, 99, Proposing()) == 98  # and the token after them
 
 
 # Invalid drafters, rules and proposals.
