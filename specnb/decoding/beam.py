@@ -96,7 +96,7 @@ def beam_search(
     require_context(target, drafter, len(prompt), max_new_tokens)
     _require_widths(settings, draft_width if draft is not None else width, gamma, target.config.vocab_size)
 
-    capacity = width * max_new_tokens + width + draft_width * gamma
+    capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
     distributions = TreeModel(target, prompt, capacity)
     draft_distributions = TreeModel(draft, prompt, capacity) if draft is not None else None
     states = [start()]

@@ -29,8 +29,10 @@ def early_exit(target: PreTrainedModel, layers: int) -> PreTrainedModel:
     >>> draft.get_output_embeddings() is target.get_output_embeddings()
     True
     """
+    if not isinstance(target, PreTrainedModel):
+        raise TypeError(f"target is a {type(target).__name__}; it must be a model of transformers")
     depth = target.config.num_hidden_layers
-    if not 1 <= layers < depth:
+    if isinstance(layers, bool) or not hasattr(layers, "__index__") or not 1 <= layers < depth:
         raise ValueError(f"{layers} layers are asked for; the target has {depth}, so give 1 to {depth - 1}")
     draft, body = _shallow(target), _shallow(cast(PreTrainedModel, target.base_model))
     name = _name_of_layers(body, depth)

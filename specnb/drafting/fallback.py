@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from specnb.drafting.arguments import require_drafter, require_equal_vocabularies, require_model_drafter
 from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.chain import ChainDrafter
-from specnb.drafting.mixture import require_equal_vocabularies
 from specnb.drafting.model import ModelDrafter
 from specnb.sampling.tree_verification import TreeOutcome
 from specnb.sampling.verification import Outcome
@@ -20,14 +20,24 @@ class FallbackDrafter(Drafter):
     next first forward pass. The host reads whether all rows have a match, so on a CUDA device a step waits; the shapes
     differ between steps, so it cannot be compiled or captured.
 
-    Raises `ValueError` for different vocabularies.
+    Raises `ValueError` for different vocabularies, `TypeError` for a `copy` that proposes a tree, has a model
+    or is no drafter, and for a `model` that is no `ModelDrafter`.
     """
 
-    def __init__(self, copy: ChainDrafter, model: ModelDrafter) -> None:
+    def __init__(self, copy: Drafter, model: ModelDrafter) -> None:
+        require_drafter("copy", copy)
+        require_model_drafter("model", model)
+        if copy.draft_model is not None:
+            raise TypeError(
+                f"copy is a {type(copy).__name__} with a model, which would miss the tokens of steps that do not copy; "
+                "give a drafter without a model, such as PromptLookupDrafter(vocab)"
+            )
         require_equal_vocabularies(copy, model)
         self.copy, self.model = copy, model
         self.vocab, self.draft_model = model.vocab, model.draft_model
-        self.missed = 0  # tokens that the model has not evaluated, at most
+        self.can_refill = copy.can_refill
+        self.unseen = model.unseen  # as of `ModelDrafter`, in a step after one that did not copy
+        self.missed = 0  # tokens that the model has not evaluated, at most, besides these
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         """See `Drafter.start`."""
@@ -35,6 +45,11 @@ class FallbackDrafter(Drafter):
             self.missed = 0
         self.copy.start(context, rows)
         self.model.start(context, rows)
+        if rows is None and int(context.lengths.max()) == 1:
+            # Prompts of one token need no forward pass. If all rows copy from then on, the first one would be that of a
+            # refilled row, and the cache would be made for that row only.
+            first = context.tokens[:, :1]
+            self.model.runner.run(first, torch.zeros_like(first), keep=1)
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
@@ -43,8 +58,9 @@ class FallbackDrafter(Drafter):
         if bool(copies.all()):
             self.missed += uniforms.shape[1] + 1
             return copied
-        self.model.unseen = min(2 + self.missed, context.tokens.shape[1])
-        self.missed = 0
+        self.model.unseen = min(self.unseen + self.missed, context.tokens.shape[1])
+        # The model also sampled in the rows that copy; there its cache has its own tokens, not those copied.
+        self.missed = uniforms.shape[1] + 1 if bool(copies.any()) else 0
         sampled = self.model.propose(context, uniforms)
         return Proposal(
             copied.draft_tokens.where(copies[:, None], sampled.draft_tokens),

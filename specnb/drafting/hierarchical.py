@@ -12,6 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specnb.drafting.arguments import (
+    evaluate_again,
+    require_drafter,
+    require_equal_vocabularies,
+    require_model_drafter,
+    require_whole,
+)
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel, prefill
@@ -26,23 +33,37 @@ class HierarchicalDrafter(Drafter):
     the last inner step emits beyond gamma is cut off, by number and not by token. The inner steps need more uniforms
     than the step has: they are made from the step's own by hashing (`more_uniforms`).
 
-    Raises `ValueError` for `inner_gamma` < 1 and for different vocabularies.
+    Raises `ValueError` for `inner_gamma` < 1 and for different vocabularies, `TypeError` for a `large` that is no
+    `ModelDrafter`, and for a `small` that proposes a tree or is no drafter,
+    and for a `rule` that cannot be called.
     """
 
     def __init__(
         self, large: ModelDrafter, small: Drafter, inner_gamma: int = 3, rule: Rule = token_verification
     ) -> None:
-        if inner_gamma < 1:
-            raise ValueError(f"inner_gamma is {inner_gamma}; it must be a whole number from 1")
-        if small.vocab != large.vocab:
-            raise ValueError(f"the small drafter has {small.vocab} tokens and the large model {large.vocab}")
+        require_whole(inner_gamma=(inner_gamma, 1))
+        inner_gamma = int(inner_gamma)
+        if not callable(rule):
+            raise TypeError(f"rule is {rule!r}; it must be a rule for chains, such as token_verification")
+        require_model_drafter("large", large)
+        require_drafter("small", small)
+        require_equal_vocabularies(small, large)
         self.large, self.small, self.inner_gamma, self.rule = large, small, inner_gamma, rule
         self.vocab, self.draft_model = large.vocab, large.draft_model
         self.can_refill = small.can_refill
         self.passes = 0  # forward passes of the larger model since the start
-        if isinstance(small, ModelDrafter):
-            # The newest token, and two that the inner loop emitted in its last step without evaluating them.
-            small.unseen = 3
+        self.unseen = 2  # the newest token, and the last one of the inner loop, which no forward pass has seen
+
+    @property
+    def unseen(self) -> int:
+        """How many of a row's newest tokens the larger model evaluates at the start of a step; see `ModelDrafter`."""
+        return self._unseen
+
+    @unseen.setter
+    def unseen(self, count: int) -> None:
+        self._unseen = count
+        # The small drafter also misses the last of its own tokens, if the inner rule accepts all.
+        evaluate_again(self.small, count + 1)
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         """See `Drafter.start`."""
@@ -86,8 +107,7 @@ class HierarchicalDrafter(Drafter):
         inner = self.inner_gamma
         own = more_uniforms(uniform, 2 * inner + 1)
         drafted, small_q = self.small.propose(context, own[:, :inner])
-        # The token before the newest may be a final token of the inner loop, which no forward pass has seen.
-        back = torch.tensor([2, 1], device=uniform.device)
+        back = torch.arange(self.unseen, 0, -1, device=uniform.device)
         slots = (context.lengths[:, None] - back).clamp_min(0)
         after = context.lengths[:, None] + torch.arange(inner, device=uniform.device)
         given = torch.cat([context.tokens.gather(1, slots), drafted.clamp_min(0)], dim=1)

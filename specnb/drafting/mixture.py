@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from specnb.drafting.arguments import require_chain, require_equal_vocabularies, require_number
 from specnb.drafting.base import Context
 from specnb.drafting.chain import ChainDrafter
 from specnb.sampling.tree_verification import TreeOutcome
@@ -20,7 +21,8 @@ class MixtureDrafter(ChainDrafter):
     With `weight` 1 the second drafter is used only where the first proposes nothing. Both are evaluated at every draft
     token, so the cost is the sum of theirs; `FallbackDrafter` avoids that.
 
-    Raises `ValueError` for a weight outside [0, 1] and for different vocabularies.
+    Raises `ValueError` for a weight outside [0, 1] and for different vocabularies, `TypeError` for drafters that are no
+    `ChainDrafter`.
 
     >>> import torch
     >>> from specnb.drafting.prompt_lookup import PromptLookupDrafter
@@ -32,8 +34,9 @@ class MixtureDrafter(ChainDrafter):
     """
 
     def __init__(self, first: ChainDrafter, second: ChainDrafter, weight: float = 1.0) -> None:
-        if not 0 <= weight <= 1:
-            raise ValueError(f"weight is {weight}; it must lie in [0, 1]")
+        require_chain("first", first)
+        require_chain("second", second)
+        require_number(most=1.0, weight=weight)
         require_equal_vocabularies(first, second)
         self.first, self.second, self.weight = first, second, weight
         self.vocab = first.vocab
@@ -56,12 +59,3 @@ class MixtureDrafter(ChainDrafter):
         """See `Drafter.update`."""
         self.first.update(context, outcome)
         self.second.update(context, outcome)
-
-
-def require_equal_vocabularies(first: ChainDrafter, second: ChainDrafter) -> None:
-    """Raises `ValueError` unless both drafters have one vocabulary."""
-    if first.vocab != second.vocab:
-        raise ValueError(
-            f"{type(first).__name__} has {first.vocab} tokens and {type(second).__name__} {second.vocab}; "
-            "drafters that are combined need the target's vocabulary"
-        )

@@ -7,6 +7,7 @@ a discount of 0 nothing is freed: the model backs off to the longest context tha
 
 from __future__ import annotations
 
+import operator
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specnb.drafting.arguments import require_number, require_whole, whole_tokens
 from specnb.drafting.chain import ChainDrafter
 from specnb.sampling.distributions import Sampling, standardise_probs
 
@@ -55,18 +57,16 @@ class NgramModel:
     >>> NgramModel(np.array([0, 1, 0, 0]), order=1, vocab=2).probs(np.zeros((1, 0), dtype=np.int64)).round(3)
     array([[0.75, 0.25]])
 
-    Raises `ValueError` for order < 1, tokens outside the vocabulary, too few tokens, a discount outside [0, 1], and a
+    Raises `TypeError` for tokens that are no list of whole numbers; `ValueError` for order < 1, fewer than 2 tokens in
+    the vocabulary, tokens outside the vocabulary, too few tokens, a discount outside [0, 1], and a
     vocabulary and order whose n-grams do not fit into 63 bits.
     """
 
     def __init__(self, tokens: Ints, order: int, vocab: int, discount: float = DISCOUNT) -> None:
-        tokens = np.asarray(tokens, dtype=np.int64)
-        if order < 1 or order * np.log2(vocab) >= 63:
-            raise ValueError(f"order is {order}; with {vocab} tokens it can be 1 to {int(62.9 / np.log2(vocab))}")
+        tokens = whole_tokens("tokens", tokens)
+        _require_settings(order, vocab, discount)
         if len(tokens) < order:
             raise ValueError(f"{len(tokens)} tokens are too few to count {order}-grams")
-        if not 0 <= discount <= 1:
-            raise ValueError(f"discount is {discount}; it must lie in [0, 1], where 0 backs off without smoothing")
         self.order, self.vocab, self.discount = order, vocab, discount
         self._require(tokens, least=0)
         self.orders = [self._count(tokens, n) for n in range(1, order + 1)]
@@ -96,8 +96,11 @@ class NgramModel:
             with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 own = {name: file[name] for name in file.files}
             model = cls.__new__(cls)
-            model.order, model.vocab, model.discount = int(own["order"]), int(own["vocab"]), float(own["discount"])
-            model.orders = [_Order(*(own[f"{n}_{name}"] for name in _PARTS)) for n in range(model.order)]
+            model.order, model.vocab = (operator.index(own[name][()]) for name in ("order", "vocab"))
+            model.discount = float(own["discount"])
+            _require_settings(model.order, model.vocab, model.discount)
+            parts = [[whole_tokens(name, own[f"{n}_{name}"]) for name in _PARTS] for n in range(model.order)]
+            model.orders = [_Order(*own) for own in parts]
         except FileNotFoundError:
             raise
         except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
@@ -106,10 +109,12 @@ class NgramModel:
         return model
 
     def _require_consistent(self, path: str | Path) -> None:
-        """Raises `ValueError` for a table in which an entry points outside of it."""
-        for order in self.orders:
+        """Raises `ValueError` for a table in which an entry points outside of it, is out of order or comes twice."""
+        for known, order in enumerate(self.orders):
             right = (
                 len(order.contexts) > 0
+                and 0 <= order.contexts[0] <= order.contexts[-1] < self.vocab**known
+                and (np.diff(order.contexts) > 0).all()
                 and len(order.starts) == len(order.contexts) + 1
                 and order.starts[0] == 0
                 and (np.diff(order.starts) > 0).all()
@@ -117,6 +122,7 @@ class NgramModel:
                 and order.tokens.min() >= 0
                 and order.tokens.max() < self.vocab
                 and order.counts.min() > 0
+                and (np.delete(np.diff(order.tokens), order.starts[1:-1] - 1) > 0).all()
             )
             if not right:
                 raise ValueError(f"the n-gram table in {path} contradicts itself; write it again with NgramModel.save")
@@ -174,11 +180,19 @@ class NgramModel:
         return float(total)
 
 
+def _require_settings(order: int, vocab: int, discount: float) -> None:
+    require_whole(vocab=(vocab, 2))
+    most = int(62.9 / np.log2(vocab))
+    if not hasattr(order, "__index__") or not 1 <= order <= most:
+        raise ValueError(f"order is {order!r}; with {vocab} tokens it can be 1 to {most}")
+    require_number(most=1.0, discount=discount)
+
+
 class NgramDrafter(ChainDrafter):
     """A chain of tokens sampled from an n-gram model, on the host: the table does not leave it.
 
     On a CUDA device each draft token costs a copy of the newest tokens to the host and of a distribution back, for
-    which the step waits.
+    which the step waits. Raises `TypeError` for a model that is no `NgramModel`.
 
     >>> from specnb.drafting.base import Context
     >>> model = NgramModel(np.array([0, 1, 0, 1, 0, 2, 0]), order=2, vocab=3)
@@ -189,6 +203,8 @@ class NgramDrafter(ChainDrafter):
     """
 
     def __init__(self, model: NgramModel, sampling: Sampling = Sampling()) -> None:
+        if not isinstance(model, NgramModel):
+            raise TypeError(f"model is a {type(model).__name__}; it must be an NgramModel")
         self.model = model
         self.sampling = sampling
         self.vocab = model.vocab

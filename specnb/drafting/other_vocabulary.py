@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specnb.drafting.base import Context, Proposal
+from specnb.drafting.base import Context
 from specnb.drafting.chain import ChainDrafter
 from specnb.models.cached_model import CachedModel
 from specnb.models.support import context_limit, require_supported
 from specnb.sampling.distributions import Sampling, standardise
 
 SLOTS_PER_TOKEN = 4
-"""Slots of the draft's cache for each slot of the target's; a row that needs more gets no draft tokens."""
+"""Slots of the draft's cache for each slot of the target's; a row gets draft tokens only as far as they fit."""
 
 
 class OtherVocabularyDrafter(ChainDrafter):
@@ -76,11 +76,6 @@ class OtherVocabularyDrafter(ChainDrafter):
             for row in rows.tolist():
                 self.seen[row] = []
 
-    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
-        self.gamma = uniforms.shape[1]
-        return super().propose(context, uniforms)
-
     def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
         """See `ChainDrafter.distribution`."""
         if position:
@@ -88,6 +83,7 @@ class OtherVocabularyDrafter(ChainDrafter):
             slots = self.slots[:, -1:] + 1
         else:
             newest, slots = self._encoded(tokens, lengths)
+        self.fits &= slots[:, -1] < self.runner.capacity
         self.slots = slots.clamp_max(self.runner.capacity - 1)
         logits = self.runner.run(newest.clamp_min(0), self.slots, keep=1)[:, -1] + self.hidden
         own = standardise(logits, self.sampling, check=False)
@@ -97,7 +93,7 @@ class OtherVocabularyDrafter(ChainDrafter):
     def _encoded(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """What the cache lacks of each row, in the draft's tokens, and the slots of it, both `(rows, longest)`."""
         words = [self._in_own(row[:length]) for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]
-        fits = [0 < len(row) <= self.runner.capacity - self.gamma for row in words]
+        fits = [0 < len(row) <= self.runner.capacity for row in words]
         self.fits = torch.tensor(fits, device=tokens.device)
         words = [row if fit else [0] for row, fit in zip(words, fits, strict=True)]
         unseen = [len(row) - min(_common(row, old), len(row) - 1) for row, old in zip(words, self.seen, strict=True)]

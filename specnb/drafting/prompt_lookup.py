@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specnb.drafting.arguments import require_whole
 from specnb.drafting.base import Context
 from specnb.drafting.chain import ChainDrafter
 
@@ -42,7 +43,8 @@ class PromptLookupDrafter(ChainDrafter):
         choose: str = "recent",
         require_match_possible: bool = False,
     ) -> None:
-        if not 1 <= shortest <= longest:
+        require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, 1))
+        if not shortest <= longest:
             raise ValueError(f"shortest is {shortest} and longest {longest}; they must be 1 <= shortest <= longest")
         if choose not in CHOICES:
             raise ValueError(f"choose is {choose!r}; it must be one of {', '.join(CHOICES)}")

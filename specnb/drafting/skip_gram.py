@@ -7,6 +7,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from specnb.drafting.arguments import require_whole, whole_tokens
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.ngram import NgramModel
 from specnb.sampling.distributions import Sampling, sample, standardise_probs
@@ -17,7 +18,8 @@ class SkipGramDrafter(Drafter):
 
     No draft token depends on another, so one call gives all of them; a sequence of tokens that are each plausible need
     not be plausible as a whole. `tokens` are counted, at distances 1 to `gamma`; a step with a larger gamma proposes
-    nothing beyond. The tables stay on the host. Raises `ValueError` as `NgramModel` does.
+    nothing beyond. The tables stay on the host. Raises as `NgramModel` does, and `ValueError` for a
+    gamma that is no whole number from 1.
 
     >>> drafter = SkipGramDrafter(np.array([0, 1, 2] * 4), gamma=2, vocab=3)
     >>> context = Context(torch.tensor([[1, 2, 0]]), torch.tensor([3]))
@@ -26,7 +28,8 @@ class SkipGramDrafter(Drafter):
     """
 
     def __init__(self, tokens: ArrayLike, gamma: int, vocab: int, sampling: Sampling = Sampling()) -> None:
-        counted = np.asarray(tokens, dtype=np.int64)
+        require_whole(gamma=(gamma, 1))
+        counted = whole_tokens("tokens", tokens)
         # Every k-th token of a sequence: its bigrams are the pairs at distance k.
         strided = [np.concatenate([counted[at::k] for at in range(k)]) for k in range(1, gamma + 1)]
         self.models = [NgramModel(one, 2, vocab) for one in strided]

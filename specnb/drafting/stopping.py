@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specnb.drafting.arguments import require_chain, require_number, require_whole
 from specnb.drafting.base import Context, Proposal
-from specnb.drafting.chain import ChainDrafter
+from specnb.drafting.chain import ChainDrafter, padded
 from specnb.sampling.tree_verification import TreeOutcome
 from specnb.sampling.verification import Outcome
 
@@ -95,7 +96,8 @@ class StoppingDrafter(ChainDrafter):
     The draft tokens saved cost no draft forward pass when all rows of the batch have stopped (on the CPU); the target's
     forward pass is over gamma + 1 tokens in any case, because its shape is fixed.
 
-    Raises `ValueError` for a negative `at_least`.
+    Raises `ValueError` for an `at_least` that is no whole number from 0, `TypeError` for a drafter that is no
+    `ChainDrafter` and a `stop` that cannot be called.
 
     >>> from specnb.drafting.uniform import UniformDrafter
     >>> drafter = StoppingDrafter(UniformDrafter(4), LowConfidence(0.5), at_least=1)
@@ -104,9 +106,14 @@ class StoppingDrafter(ChainDrafter):
     tensor([[ 3, -1, -1]])
     """
 
+    last: Tensor
+    token_probs: Tensor
+
     def __init__(self, drafter: ChainDrafter, stop: StoppingRule, at_least: int = 0) -> None:
-        if at_least < 0:
-            raise ValueError(f"at_least is {at_least}; it must be a number of draft tokens from 0")
+        require_chain("drafter", drafter)
+        require_whole(at_least=(at_least, 0))
+        if not callable(stop):
+            raise TypeError(f"stop is {stop!r}; it must be a stopping rule, such as LowConfidence(0.4)")
         self.drafter, self.stop, self.at_least = drafter, stop, at_least
         self.vocab, self.draft_model = drafter.vocab, drafter.draft_model
         self.can_refill = drafter.can_refill
@@ -115,18 +122,14 @@ class StoppingDrafter(ChainDrafter):
         """See `Drafter.start`."""
         self.drafter.start(context, rows)
 
-    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
-        self.token_probs = uniforms.new_zeros(len(uniforms), 0)
-        self.last: Tensor | None = None
-        return super().propose(context, uniforms)
-
     def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
         """See `ChainDrafter.distribution`."""
-        if self.last is not None:
+        q = self.drafter.distribution(tokens, lengths, position)
+        if position == 0:  # not in `propose`, which nobody calls if this drafter is part of another
+            self.token_probs = q.new_zeros(len(q), 0, dtype=torch.float64)
+        else:
             newest = tokens.gather(1, lengths[:, None] - 1)
             self.token_probs = torch.cat([self.token_probs, self.last.gather(1, newest).double()], dim=1)
-        q = self.drafter.distribution(tokens, lengths, position)
         self.last = q
         if position < self.at_least:
             return q
@@ -144,7 +147,8 @@ class BanditDrafter(ChainDrafter):
     largest value. The choice depends on earlier steps only, so the step stays exact. A row starts anew with its prompt:
     what it gets must not depend on other rows. `exploration` scales the confidence term.
 
-    Raises `ValueError` unless `lengths` are different whole numbers from 1, and for a negative cost.
+    Raises `ValueError` unless `lengths` are different whole numbers from 1, and `cost_ratio` and `exploration` numbers
+    from 0; `TypeError` for a drafter that is no `ChainDrafter`.
 
     >>> from specnb.drafting.uniform import UniformDrafter
     >>> drafter = BanditDrafter(UniformDrafter(4), lengths=(1, 3), cost_ratio=0.1)
@@ -157,10 +161,11 @@ class BanditDrafter(ChainDrafter):
     def __init__(
         self, drafter: ChainDrafter, lengths: tuple[int, ...], cost_ratio: float, exploration: float = 0.3
     ) -> None:
-        if not lengths or min(lengths) < 1 or len(set(lengths)) != len(lengths):
-            raise ValueError(f"lengths are {lengths}; they must be different whole numbers from 1")
-        if cost_ratio < 0 or exploration < 0:
-            raise ValueError(f"cost_ratio is {cost_ratio} and exploration {exploration}; both must be 0 or more")
+        require_chain("drafter", drafter)
+        if not isinstance(lengths, tuple | list) or not lengths or len(set(lengths)) != len(lengths):
+            raise ValueError(f"lengths are {lengths!r}; they must be different whole numbers from 1")
+        require_whole(**{f"lengths[{i}]": (length, 1) for i, length in enumerate(lengths)})
+        require_number(cost_ratio=cost_ratio, exploration=exploration)
         self.drafter, self.lengths, self.cost_ratio, self.exploration = drafter, lengths, cost_ratio, exploration
         self.vocab, self.draft_model = drafter.vocab, drafter.draft_model
         self.can_refill = drafter.can_refill
@@ -179,18 +184,25 @@ class BanditDrafter(ChainDrafter):
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
+        self._choose()
+        # Without this the drafter would be evaluated once more to learn that all rows have stopped.
+        longest = uniforms.shape[1] if self.limit.is_cuda else min(int(self.limit.max()), uniforms.shape[1])
+        draft_tokens, q = super().propose(context, uniforms[:, :longest])
+        return padded(list(draft_tokens.unbind(1)), list(q.unbind(1)), uniforms, self.vocab)
+
+    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+        """See `ChainDrafter.distribution`."""
+        if position == 0:
+            self._choose()
+        # Evaluated after all rows have stopped too: in a mixture, drafting goes on, and a model must see every token.
+        return self.drafter.distribution(tokens, lengths, position).masked_fill((position >= self.limit)[:, None], 0.0)
+
+    def _choose(self) -> None:
+        """The number of draft tokens of this step, in each row."""
         total = self.pulls.sum(dim=1, keepdim=True).clamp_min(1)
         bound = self.rewards / self.pulls + self.exploration * (2 * total.log() / self.pulls).sqrt()
         self.arm = bound.where(self.pulls > 0, math.inf).argmax(dim=1)
         self.limit = self.arms[self.arm]
-        return super().propose(context, uniforms)
-
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
-        """See `ChainDrafter.distribution`."""
-        stop = position >= self.limit
-        if not stop.is_cuda and stop.all():
-            return torch.zeros(len(tokens), self.vocab)
-        return self.drafter.distribution(tokens, lengths, position).masked_fill(stop[:, None], 0.0)
 
     def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
         """See `Drafter.update`."""

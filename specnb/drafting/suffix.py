@@ -7,33 +7,38 @@ on a CUDA device one copy each way, for which the step waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from specnb.drafting.arguments import require_whole, whole_tokens
 from specnb.drafting.chain import ChainDrafter
 
 SEPARATOR = -1  # between documents; no sequence contains it
 
 
 class SuffixAutomaton:
-    """All substrings of `documents`, and how often each occurs. Raises `ValueError` if there are no tokens.
+    """All substrings of `documents`, and how often each occurs.
+
+    Raises `ValueError` if there are no tokens, `TypeError` for documents that are no lists of whole numbers.
 
     >>> automaton = SuffixAutomaton([[1, 2, 3], [1, 2, 4], [2, 4]])
     >>> automaton.continuations([7, 1, 2])
     (2, {3: 1, 4: 1})
     """
 
-    def __init__(self, documents: Iterable[Sequence[int]]) -> None:
+    def __init__(self, documents: Collection[Sequence[int]]) -> None:
         self.next: list[dict[int, int]] = [{}]
         self.link, self.length, self.count = [-1], [0], [0]
         last = 0
+        documents = listed_documents(documents)
+        if not any(documents):
+            raise ValueError("the documents have no tokens; give at least one document with a few tokens")
         for document in documents:
             for token in [*document, SEPARATOR]:
-                last = self._append(int(token), last)
-        if len(self.length) <= 2:
-            raise ValueError("the documents have no tokens; give at least one document with a few tokens")
+                last = self._append(token, last)
         for state in sorted(range(1, len(self.length)), key=lambda state: -self.length[state]):
             self.count[self.link[state]] += self.count[state]
 
@@ -81,6 +86,19 @@ class SuffixAutomaton:
             matched = self.length[state]
 
 
+def listed_documents(documents: Any) -> list[list[int]]:
+    """Each of `documents` as a list of tokens. Raises `TypeError` for anything else, such as a text or a flat list.
+
+    >>> listed_documents([torch.tensor([1, 2]), [3]])
+    [[1, 2], [3]]
+    """
+    if isinstance(documents, str | bytes) or not isinstance(documents, Collection):
+        raise TypeError(
+            f"documents is a {type(documents).__name__}; it must be a list of documents, each a list of tokens"
+        )
+    return [whole_tokens(f"document {number}", document).tolist() for number, document in enumerate(documents)]
+
+
 class SuffixDrafter(ChainDrafter):
     """Proposes what follows the longest suffix of the sequence in `documents`, which are the same for all rows.
 
@@ -89,7 +107,7 @@ class SuffixDrafter(ChainDrafter):
     taken (the lowest token among equals) and q is one-hot.
 
     Raises `ValueError` for lengths that are not 1 <= shortest <= longest, documents without tokens, and tokens outside
-    the vocabulary.
+    the vocabulary; `TypeError` for documents that are no lists of whole numbers.
 
     >>> drafter = SuffixDrafter([[4, 5, 6, 7]], vocab=9)
     >>> drafter.distribution(torch.tensor([[1, 4, 5, 0]]), torch.tensor([3]), 0).argmax(-1)
@@ -98,15 +116,16 @@ class SuffixDrafter(ChainDrafter):
 
     def __init__(
         self,
-        documents: Iterable[Sequence[int]],
+        documents: Collection[Sequence[int]],
         vocab: int,
         longest: int = 32,
         shortest: int = 2,
         proportional: bool = False,
     ) -> None:
-        if not 1 <= shortest <= longest:
+        require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, 1))
+        if not shortest <= longest:
             raise ValueError(f"shortest is {shortest} and longest {longest}; they must be 1 <= shortest <= longest")
-        documents = [list(map(int, document)) for document in documents]
+        documents = listed_documents(documents)
         outside = [token for document in documents for token in document if not 0 <= token < vocab]
         if outside:
             raise ValueError(

@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specnb.drafting.arguments import require_whole
 from specnb.drafting.chain import ChainDrafter
 
 
 class UniformDrafter(ChainDrafter):
     """Each draft token is sampled uniformly from the vocabulary. Its acceptance probability is sum min(p, 1/vocab).
 
-    Raises `ValueError` for a vocabulary without tokens.
+    Raises `ValueError` unless `vocab` is a whole number from 1.
 
     >>> UniformDrafter(4).distribution(torch.tensor([[1]]), torch.tensor([1]), 0)
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
 
     def __init__(self, vocab: int) -> None:
-        if vocab < 1:
-            raise ValueError(f"vocab is {vocab}; a vocabulary has at least one token")
+        require_whole(vocab=(vocab, 1))
         self.vocab = vocab
 
     def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from numbers import Real
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -65,8 +66,10 @@ class BeamSettings:
         for name in ("width", "max_new_tokens"):
             if not hasattr(getattr(self, name), "__index__") or getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a whole number from 1")
-        if not abs(self.length_penalty) < float("inf"):
-            raise ValueError(f"length_penalty is {self.length_penalty}; it must be a finite number (1: the mean)")
+        given: Any = self.length_penalty
+        penalty: Any = given if isinstance(given, Real) else float("nan")
+        if not abs(penalty) < float("inf"):
+            raise ValueError(f"length_penalty is {self.length_penalty!r}; it must be a finite number (1: the mean)")
         if self.early_stopping not in (True, False, "never"):
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,17 @@ import torch
 from tiny import llama
 
 from specnb.decoding.loop import generate
+from specnb.drafting.early_exit import early_exit
+from specnb.drafting.fallback import FallbackDrafter
+from specnb.drafting.hierarchical import HierarchicalDrafter
 from specnb.drafting.mixture import MixtureDrafter
+from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
 from specnb.drafting.prompt_lookup import PromptLookupDrafter, match_lengths
+from specnb.drafting.skip_gram import SkipGramDrafter
 from specnb.drafting.stopping import BanditDrafter, LowConfidence, StoppingDrafter
 from specnb.drafting.suffix import SuffixAutomaton, SuffixDrafter
+from specnb.drafting.tree import TreeDrafter
 from specnb.drafting.uniform import UniformDrafter
 
 
@@ -35,11 +42,48 @@ from specnb.drafting.uniform import UniformDrafter
         (lambda: MixtureDrafter(UniformDrafter(4), UniformDrafter(4), 1.5), "weight is 1.5"),
         (lambda: StoppingDrafter(UniformDrafter(4), LowConfidence(0.1), at_least=-1), "at_least is -1"),
         (lambda: BanditDrafter(UniformDrafter(4), (), 0.1), r"lengths are \(\)"),
+        (lambda: BanditDrafter(UniformDrafter(4), (1, 2), float("nan")), "cost_ratio is nan"),
+        (lambda: SuffixDrafter([[], []], 4), "no tokens"),
+        (lambda: SkipGramDrafter([0, 1, 2], 0, 4), "gamma is 0"),
+        (lambda: NgramModel(np.array([0, 1]), 1, 0), "vocab is 0"),
     ],
 )
 def test_bad_input_is_refused(make: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (BanditDrafter, (UniformDrafter(4), (1.5, 2), 0.1), r"lengths\[0\] is 1.5"),
+        (NgramModel, (np.array([0, 1]), 1, 4, None), "discount is None"),
+        (PromptLookupDrafter, (4, 2.5), "longest is 2.5"),
+        (HierarchicalDrafter, (ModelDrafter(llama()), UniformDrafter(4), 2.5), "inner_gamma is 2.5"),
+        (SuffixDrafter, (["12"], 4), "document 0 is a str"),
+        (SuffixDrafter, ("12", 4), "documents is a str"),
+        (SuffixDrafter, ([1, 2], 4), "document 0 is a int"),
+        (SuffixDrafter, (count(), 4), "documents is a count"),
+        (SuffixDrafter, ([[1.0, 2.5]], 4), "document 0 is an array of shape .* float64"),
+        (NgramModel, (np.array([0.5, 1.0, 2.0]), 2, 4), "tokens is an array of shape .* float64"),
+        (NgramModel, ("0123", 2, 4), "tokens is a str"),
+        (NgramDrafter, ([0, 1, 2],), "model is a list"),
+        (SkipGramDrafter, (count(), 2, 4), "tokens is a count"),
+        (MixtureDrafter, (llama(), UniformDrafter(4)), r"first is a LlamaForCausalLM; .* give ModelDrafter"),
+        (MixtureDrafter, (UniformDrafter(4), SkipGramDrafter([0, 1, 2], 1, 4)), "second is a SkipGramDrafter"),
+        (StoppingDrafter, (UniformDrafter, LowConfidence(0.1)), "drafter is the class UniformDrafter"),
+        (StoppingDrafter, (UniformDrafter(4), 0.1), "stop is 0.1"),
+        (FallbackDrafter, (PromptLookupDrafter(4), llama()), r"model is a LlamaForCausalLM; .* ModelDrafter"),
+        (FallbackDrafter, (ModelDrafter(llama()), ModelDrafter(llama())), "copy is a ModelDrafter with a model"),
+        (HierarchicalDrafter, (llama(), UniformDrafter(4)), r"large is a LlamaForCausalLM; .* ModelDrafter"),
+        (HierarchicalDrafter, (ModelDrafter(llama()), TreeDrafter(llama(), (-1,))), "small .* proposes a tree"),
+        (HierarchicalDrafter, (ModelDrafter(llama()), UniformDrafter(4), 2, "token"), "rule is 'token'"),
+        (early_exit, ("llama", 1), "target is a str"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused(make: Callable[..., Any], arguments: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        make(*arguments)
 
 
 def test_a_drafter_of_another_vocabulary_is_refused_before_anything_runs() -> None:
@@ -74,6 +118,32 @@ def test_a_saved_table_that_contradicts_itself_is_refused(tmp_path: Path) -> Non
     model.orders[1].tokens[0] = 9
     model.save(path)
     with pytest.raises(ValueError, match="contradicts itself"):
+        NgramModel.load(path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "change"),
+    [
+        ("order", lambda _: 0),
+        ("vocab", lambda _: 4.5),
+        ("discount", lambda _: np.nan),
+        ("1_contexts", lambda own: own[::-1]),
+        ("1_contexts", lambda own: own + 4),
+        ("1_contexts", lambda own: own.astype(str)),
+        ("0_tokens", lambda own: own[::-1]),
+        ("1_tokens", lambda own: own + 0.5),
+        ("1_tokens", lambda own: own * 0),
+        ("1_starts", lambda own: own.astype(bool)),
+        ("1_counts", lambda own: own[0]),
+    ],
+)
+def test_a_saved_table_with_a_changed_entry_is_refused(tmp_path: Path, entry: str, change: Callable[..., Any]) -> None:
+    path = tmp_path / "table.npz"
+    NgramModel(np.array([0, 1, 0, 2, 0, 1, 3, 2]), 2, 4).save(path)
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    np.savez(path, **arrays | {entry: change(arrays[entry])})
+    with pytest.raises(ValueError, match="write it again with NgramModel"):
         NgramModel.load(path)
 
 

@@ -5,12 +5,16 @@ Each planted bug of a drafter is found by the same two checks.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from distributions_for_tests import distribution_pair
-from drafter_kinds import BUGS, WITH_MODEL, WITHOUT_MODEL, chain
+from drafter_kinds import BUGS, COMBINED, WITH_MODEL, WITHOUT_MODEL, chain
 from implementation_distribution import (
     FALSE_ALARMS,
+    PROMPTS,
     VOCAB,
     acceptance_p_value,
     assert_rows_do_not_interact,
@@ -20,13 +24,17 @@ from implementation_distribution import (
 )
 from tiny import llama
 
+from specnb.decoding.loop import generate
 from specnb.drafting.base import Drafter, missing_members
 from specnb.drafting.enumeration import drafter_step_distribution, drafts_of
+from specnb.drafting.fallback import FallbackDrafter
 from specnb.drafting.mixture import MixtureDrafter
+from specnb.drafting.model import ModelDrafter
+from specnb.drafting.suffix import SuffixDrafter
 from specnb.drafting.uniform import UniformDrafter
 from specnb.sampling.enumeration import completed, joint_distribution
 
-ALL = WITHOUT_MODEL | WITH_MODEL
+ALL = WITHOUT_MODEL | WITH_MODEL | COMBINED
 PREFIXES = ((0, 1, 0), (3, 1, 2, 3, 1))
 GAMMA = 2
 ROWS = 1_500
@@ -74,6 +82,25 @@ def test_the_real_loop_finds_the_bug(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_refilled_rows_get_the_tokens_they_would_get_together(name: str) -> None:
     assert_rows_do_not_interact(llama(dtype=torch.float64), ALL[name], gamma=3)
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_one_prompt_at_a_time_gets_the_same_draft_tokens(name: str) -> None:
+    """Drafters within others see all tokens of a row, also those proposed or added without them."""
+    target = llama(dtype=torch.float64)
+    asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 12, "seed": 0, "progress": False}
+    together = generate(target, PROMPTS * 4, COMBINED[name](), **asked).record
+    alone = generate(target, PROMPTS * 4, COMBINED[name](), batch_size=1, **asked).record
+    assert np.array_equal(alone.draft_tokens, together.draft_tokens)
+    assert np.allclose(alone.beta, together.beta, atol=1e-5)  # the draft models are float32
+
+
+def test_a_model_that_has_not_been_evaluated_yet_can_be_refilled() -> None:
+    """Prompts of one token need no forward pass, and all rows copy until the second prompt takes a row."""
+    drafter = FallbackDrafter(SuffixDrafter([[0, 1, 2, 3] * 2], VOCAB, shortest=1), ModelDrafter(llama()))
+    prompts = [[0], [0], [0, 1, 2], [2, 0]]
+    made = generate(llama(), prompts, drafter, gamma=2, max_new_tokens=4, batch_size=2, progress=False)
+    assert all(len(tokens) == 4 for tokens in made.tokens)
 
 
 @pytest.mark.parametrize("name", ALL)

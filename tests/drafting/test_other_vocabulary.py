@@ -44,11 +44,14 @@ def test_what_was_rejected_is_not_in_the_cache() -> None:
         assert torch.allclose(proposed(used, *tokens), proposed(started(other_vocabulary()), *tokens), atol=1e-6)
 
 
-def test_a_row_that_does_not_fit_into_the_draft_s_context_gets_no_draft_tokens() -> None:
+def test_a_row_gets_draft_tokens_as_far_as_the_draft_s_context_reaches() -> None:
     drafter = started(other_vocabulary())
     drafter.runner = CachedModel(drafter.model, 6)
-    assert proposed(drafter, 0, 1, 2).any()
-    assert not proposed(drafter, 0, 1, 2, 0).any()
+    whole = proposed(started(other_vocabulary()), 0, 1, 2, 0, 1)
+    cut = proposed(drafter, 0, 1, 2, 0, 1)
+    assert torch.allclose(cut[:2], whole[:2], atol=1e-6)  # after five tokens and after six
+    assert not cut[2].any()
+    assert not proposed(drafter, 0, 1, 2, 0, 1, 2, 0).any()
 
 
 def test_vocabularies_without_a_common_token_are_refused() -> None:

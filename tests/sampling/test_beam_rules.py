@@ -159,6 +159,7 @@ def test_advance_takes_no_step_without_distributions() -> None:
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"length_penalty": float("inf")}, "length_penalty is inf"),
         ({"length_penalty": float("nan")}, "length_penalty is nan"),
+        ({"length_penalty": "long"}, "length_penalty is 'long'"),
         ({"early_stopping": "always"}, "early_stopping is 'always'; it must be True, False or 'never'"),
     ],
 )

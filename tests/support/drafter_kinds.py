@@ -79,6 +79,36 @@ WITH_MODEL: dict[str, Callable[[], Drafter]] = {
 }
 """Name -> makes a drafter that has the cache of a model."""
 
+COMBINED: dict[str, Callable[[], Drafter]] = {
+    "stopped twice": lambda: StoppingDrafter(StoppingDrafter(near("gpt2"), LowConfidence(0.4)), UnlikelySoFar(0.3)),
+    "bandit, stopped": lambda: StoppingDrafter(
+        BanditDrafter(near("llama"), (1, 3), 0.1), LowConfidence(0.4), at_least=1
+    ),
+    "stopped, by a bandit": lambda: BanditDrafter(StoppingDrafter(chain(), LowConfidence(0.4)), (1, 3), 0.1),
+    "copy and stopped": lambda: MixtureDrafter(
+        PromptLookupDrafter(VOCAB), StoppingDrafter(near("llama"), UnlikelySoFar(0.5)), weight=0.3
+    ),
+    "copy and bandit": lambda: MixtureDrafter(
+        PromptLookupDrafter(VOCAB, shortest=2), BanditDrafter(near("llama"), (1, 2), 0.1), weight=0.6
+    ),
+    "copy, otherwise another model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, longest=1), far("gpt2")),
+    "other vocabulary, stopped": lambda: StoppingDrafter(other_vocabulary(), LowConfidence(0.4)),
+    "other vocabulary and another model": lambda: MixtureDrafter(other_vocabulary(), near("gpt2"), weight=0.5),
+    "hierarchical over a stopped model": lambda: HierarchicalDrafter(
+        near("llama"), StoppingDrafter(near("gpt2"), LowConfidence(0.3)), inner_gamma=1
+    ),
+    "hierarchical over a mixture": lambda: HierarchicalDrafter(
+        near("llama"), MixtureDrafter(PromptLookupDrafter(VOCAB), near("llama"), weight=0.3), inner_gamma=2
+    ),
+    "hierarchical over a fallback": lambda: HierarchicalDrafter(
+        near("llama"), FallbackDrafter(PromptLookupDrafter(VOCAB, shortest=2), near("llama")), inner_gamma=1
+    ),
+    "hierarchical over another": lambda: HierarchicalDrafter(
+        near("llama"), HierarchicalDrafter(near("llama"), near("llama"), inner_gamma=1), inner_gamma=1
+    ),
+}
+"""Name -> makes a drafter of drafters."""
+
 
 def near(architecture: str) -> ModelDrafter:
     """A model that the target often agrees with."""
