@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specnb.audit.alternatives import DEPENDENCE
-from specnb.audit.auditor import Auditor
+from specnb.audit.auditor import Auditor, _cut_steps
 from specnb.audit.claimed import FILTERS, claimed_probs, other_orders
 from specnb.audit.numerics import Numerics, crossing, in_dtype
 from specnb.audit.report import Report
@@ -134,6 +134,20 @@ def _bfloat16_gain(target: PreTrainedModel, sampling: Sampling, completions: Seq
     return gain
 
 
+def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Completion]:
+    """The `completions`, in their order, as far as `auditor` has audited them.
+
+    Left out are those that were read ahead when it stopped, what a stop has left of a sequence in pieces, and tokens
+    after an end token.
+    """
+    sequence = np.concatenate([np.empty(0, np.int64), *(place[0] for place in auditor.places)])
+    lengths = np.bincount(sequence, minlength=auditor.sequences).tolist()
+    return [
+        Completion(one.prompt, one.tokens[:n], None if one.steps is None else _cut_steps(one.steps, n))
+        for one, n in zip(completions, lengths, strict=False)
+    ]
+
+
 def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int]:
     """The sequences that share noise with an earlier one, by their own part of the evidence for dependence.
 
@@ -156,7 +170,8 @@ def rows_alone(report: Report, models: Models, completions: Sequence[Completion]
     """The report on those sequences alone that share no noise with an earlier one; None without dependence.
 
     Asked where an alternative of `DEPENDENCE` has the largest e-value. Bets on single rows are misled there: what one
-    row does by chance is repeated by all that share its noise. `auditor` is a fresh one that ignores dependence.
+    row does by chance is repeated by all that share its noise. `completions` must have been `audited`; `auditor` is a
+    fresh one that ignores dependence, and lengths, because a stop may have cut the last sequence.
     """
     if report.diagnosis not in DEPENDENCE:
         return None

@@ -14,7 +14,7 @@ from specnb.audit.auditor import Auditor, Ends
 from specnb.audit.bets import Row
 from specnb.audit.control import compare_with_control
 from specnb.audit.engine import Engine
-from specnb.audit.explanations import Remembered, bfloat16_note, order_note, rows_alone
+from specnb.audit.explanations import Remembered, audited, bfloat16_note, order_note, rows_alone
 from specnb.audit.numerics import Numerics
 from specnb.audit.progress import Progress, shown
 from specnb.audit.report import Report
@@ -129,9 +129,14 @@ def audit_completions(
         return report
     if engine.control:
         report = _with_control(report, auditor, models, settings, engine, numerics)
-    report.notes.extend(_explanations(report, auditor, models, kept.completions))
-    alone = rows_alone(report, models, kept.completions, settings.auditor(*numerics, more=DEPENDENCE))
-    return report if alone is None else replace(report, rows_alone=alone)
+    known = audited(auditor, kept.completions)
+    report.notes.extend(_explanations(report, auditor, models, known))
+    alone = rows_alone(report, models, known, settings.auditor(*numerics, more=(*DEPENDENCE, "wrong-length")))
+    if alone is None:
+        return report
+    if len(known) < report.sequences:
+        report.notes.append(f"shared noise was looked for in the first {len(known):,} sequences")
+    return replace(report, rows_alone=alone)
 
 
 def _first(
