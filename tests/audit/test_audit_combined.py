@@ -12,6 +12,7 @@ from samplers import sample_row, tables
 
 import specnb.audit.run as run_module
 from specnb.audit import Aim, Auditor, Engine, audit, explanations
+from specnb.audit.alternatives import DEPENDENCE
 from specnb.audit.bets import Row
 from specnb.audit.numerics import Numerics
 from specnb.audit.report import Report
@@ -179,3 +180,29 @@ def test_a_sequence_that_an_interrupt_cut_off_does_not_count(monkeypatch: pytest
     report = audit_distributions(three(), auditor, progress=False)
     assert (report.sequences, report.tokens) == (2, 120)
     assert report.interrupted
+
+
+def uniform_rows(vocab: int, length: int, count: int) -> list[list[int]]:
+    """Sampled from the uniform distribution over `vocab` tokens."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocab, (count, length), generator=generator).tolist()
+
+
+@pytest.mark.parametrize(("vocab", "length", "count", "copies"), [(3, 5, 150, 2), (8, 2, 75, 4)])
+def test_short_rows_that_are_repeated_are_not_said_to_share_no_noise(
+    vocab: int, length: int, count: int, copies: int
+) -> None:
+    """A row of few tokens has an e-value below 100 even where it repeats another one."""
+    given = [row for row in uniform_rows(vocab, length, count) for _ in range(copies)]
+    report = audit(lambda prefix: [1 / vocab] * vocab, given, prompts=[[]] * len(given), progress=False)
+    assert report.verdict == "dependent"
+    assert report.rows_alone is not None
+    assert 0.75 * count < report.rows_alone.sequences < 1.05 * count  # some repeat an earlier one by chance
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_where_rows_are_too_short_to_tell_which_share_noise_nothing_is_said_of_the_others(length: int) -> None:
+    given = [row for row in uniform_rows(2, length, 150) for _ in range(2)]
+    report = audit(lambda prefix: [0.5, 0.5], given, prompts=[[]] * len(given), progress=False)
+    assert report.diagnosis in DEPENDENCE
+    assert report.rows_alone is None
