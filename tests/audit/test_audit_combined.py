@@ -188,7 +188,7 @@ def uniform_rows(vocab: int, length: int, count: int) -> list[list[int]]:
     return torch.randint(vocab, (count, length), generator=generator).tolist()
 
 
-@pytest.mark.parametrize(("vocab", "length", "count", "copies"), [(3, 5, 150, 2), (8, 2, 75, 4)])
+@pytest.mark.parametrize(("vocab", "length", "count", "copies"), [(3, 5, 60, 2), (8, 2, 40, 4)])
 def test_short_rows_that_are_repeated_are_not_said_to_share_no_noise(
     vocab: int, length: int, count: int, copies: int
 ) -> None:
