@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specnb.audit.alternatives import DEPENDENCE
-from specnb.audit.auditor import Auditor
+from specnb.audit.auditor import Auditor, _cut_steps
 from specnb.audit.claimed import FILTERS, claimed_probs, other_orders
 from specnb.audit.numerics import Numerics, crossing, in_dtype
 from specnb.audit.report import Report
@@ -25,8 +25,9 @@ REMEMBERED = 100_000
 """Tokens of sequences, prompts included, that are kept for explanations."""
 TRIED = 4_000
 BETTER = 20.0
-DEPENDENT = 100.0
-"""A sequence whose e-value for dependence exceeds this is taken to share its noise with an earlier one."""
+DEPENDENT = (100.0, 10.0)
+"""A sequence whose e-value for dependence exceeds this is taken to share its noise with an earlier one; the second is
+tried where the first leaves evidence for dependence, because independent sequences are seldom taken for dependent."""
 
 
 class Remembered:
@@ -134,33 +135,49 @@ def _bfloat16_gain(target: PreTrainedModel, sampling: Sampling, completions: Seq
     return gain
 
 
-def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int]:
+def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Completion]:
+    """The `completions`, in their order, as far as `auditor` has audited them.
+
+    Left out are those that were read ahead when it stopped, what a stop has left of a sequence in pieces, and tokens
+    after an end token.
+    """
+    sequence = np.concatenate([np.empty(0, np.int64), *(place[0] for place in auditor.places)])
+    lengths = np.bincount(sequence, minlength=auditor.sequences).tolist()
+    return [
+        Completion(one.prompt, one.tokens[:n], None if one.steps is None else _cut_steps(one.steps, n))
+        for one, n in zip(completions, lengths, strict=False)
+    ]
+
+
+def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int] | None:
     """The sequences that share noise with an earlier one, by their own part of the evidence for dependence.
 
-    `lengths` are the tokens of each sequence, in the order of the audit.
+    `lengths` are the tokens of each sequence, in the order of the audit. None where the others still reject
+    independence at `report.delta`: a short sequence has too little evidence of its own.
     """
-    logs = [report.running_by_alternative[name] for name in DEPENDENCE if name in report.running_by_alternative]
-    found: set[int] = set()
-    for running in logs:
-        before, at = 0.0, 0
-        for number, length in enumerate(lengths):
-            at = min(at + length, len(running))
-            now = float(running[at - 1]) if at else 0.0
-            if now - before > math.log10(DEPENDENT):
-                found.add(number)
-            before = now
-    return found
+    ends = np.cumsum([0, *lengths])
+    kinds = [report.running_by_alternative[name] for name in DEPENDENCE if name in report.running_by_alternative]
+    gains = np.stack([np.diff(np.concatenate([[0.0], running])[ends]) for running in kinds])
+    for least in DEPENDENT:
+        shared = (gains > math.log10(least)).any(axis=0)
+        if gains[:, ~shared].sum(axis=1).max() < -math.log10(report.delta):
+            return set(np.flatnonzero(shared).tolist())
+    return None
 
 
 def rows_alone(report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor) -> Report | None:
-    """The report on those sequences alone that share no noise with an earlier one; None without dependence.
+    """The report on those sequences alone that share no noise with an earlier one; None without dependence, and where
+    it cannot be said which they are.
 
     Asked where an alternative of `DEPENDENCE` has the largest e-value. Bets on single rows are misled there: what one
-    row does by chance is repeated by all that share its noise. `auditor` is a fresh one that ignores dependence.
+    row does by chance is repeated by all that share its noise. `completions` must have been `audited`; `auditor` is a
+    fresh one that ignores dependence, and lengths, because a stop may have cut the last sequence.
     """
     if report.diagnosis not in DEPENDENCE:
         return None
     shared = dependent_sequences(report, [len(one.tokens) for one in completions])
+    if shared is None:
+        return None
     kept = [completion for number, completion in enumerate(completions) if number not in shared]
     for row in teacher_forced_rows(
         models.target, kept, models.sampling, models.draft, models.draft_sampling, models.suspected

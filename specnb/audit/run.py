@@ -14,15 +14,16 @@ from specnb.audit.auditor import Auditor, Ends
 from specnb.audit.bets import Row
 from specnb.audit.control import compare_with_control
 from specnb.audit.engine import Engine
-from specnb.audit.explanations import Remembered, bfloat16_note, order_note, rows_alone
+from specnb.audit.explanations import Remembered, audited, bfloat16_note, order_note, rows_alone
 from specnb.audit.numerics import Numerics
 from specnb.audit.progress import Progress, shown
 from specnb.audit.report import Report
 from specnb.audit.teacher_forcing import Completion, Models, Source, require_completions, teacher_forced_rows
 from specnb.models.support import require_same_vocabulary
-from specnb.sampling.distributions import Sampling
 
 FIRST = 4  # sequences that the numerics are measured on
+KnownNumerics = tuple[Numerics | None, Callable[[], Numerics] | None]
+"""What `Engine.numerics` returns."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +77,22 @@ def audit_distributions(
     rejected
     """
     auditor = Auditor() if auditor is None else auditor
+    sequences = auditor.sequences
     with shown(progress, expected) as show:
         try:
             for row in rows:
                 auditor.add(row)
+                sequences = auditor.sequences
                 show(auditor.tokens, auditor.log10_e, auditor.found_after)
                 if stop and auditor.found_after is not None:
                     break
+            return auditor.report()
         except KeyboardInterrupt:
-            if auditor.tokens == 0:
+            if auditor.tokens == 0 and not auditor.violations:
                 raise
-            note = f"interrupted after {auditor.tokens:,} tokens"
-            return replace(auditor.report(), interrupted=True, notes=[note])
-    return auditor.report()
+            note = f"interrupted after {auditor.tokens:,} token{'s' * (auditor.tokens != 1)}"
+            # The auditor may have begun another sequence, none of whose tokens count.
+            return replace(auditor.report(), sequences=sequences, interrupted=True, notes=[note])
 
 
 def require_models(models: Models, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
@@ -110,12 +114,14 @@ def audit_completions(
     """The report on `completions`, which may arrive one at a time; None among them means that no more are ready.
 
     They must have been checked with `require_models`. `expected` is the number of tokens, for the progress bar. Ctrl-C
-    stops it with the report so far.
+    stops it with the report so far. Raises `ValueError` for a control without tokens, and what `Auditor.add` raises.
 
     >>> models = Models(lambda prefix: [0.5, 0.5])
     >>> audit_completions(models, iter([Completion([], [0, 1]), None]), Settings(progress=False)).tokens
     2
     """
+    if engine.control and not any(one.tokens for one in engine.control):
+        raise ValueError("the control has no tokens; give at least one sequence with a token in it, or no control")
     first, rest = _first(completions)
     ready = [one for one in first if one is not None]
     numerics = engine.numerics(models.target, ready, models.sampling, settings.numerics)
@@ -127,11 +133,33 @@ def audit_completions(
     report = audit_distributions(rows, auditor, stop=settings.stop, progress=settings.progress, expected=expected)
     if report.interrupted:
         return report
+    try:
+        return _completed(report, auditor, models, settings, engine, numerics, kept.completions)
+    except KeyboardInterrupt:
+        note = "interrupted after the last token: there is no comparison with a control, and nothing more is explained"
+        return replace(report, interrupted=True, notes=[note])
+
+
+def _completed(
+    report: Report,
+    auditor: Auditor,
+    models: Models,
+    settings: Settings,
+    engine: Engine,
+    numerics: KnownNumerics,
+    completions: Sequence[Completion],
+) -> Report:
+    """The report with the comparison with the control, and with what may explain it."""
     if engine.control:
         report = _with_control(report, auditor, models, settings, engine, numerics)
-    report.notes.extend(_explanations(report, auditor, models, kept.completions))
-    alone = rows_alone(report, models, kept.completions, settings.auditor(*numerics, more=DEPENDENCE))
-    return report if alone is None else replace(report, rows_alone=alone)
+    known = audited(auditor, completions)
+    report = replace(report, notes=_explanations(report, auditor, models, known))
+    alone = rows_alone(report, models, known, settings.auditor(*numerics, more=(*DEPENDENCE, "wrong-length")))
+    if alone is None:
+        return report
+    if len(known) < report.sequences:
+        report.notes.append(f"shared noise was looked for in the first {len(known):,} sequences")
+    return replace(report, rows_alone=alone)
 
 
 def _first(
@@ -154,18 +182,24 @@ def _with_control(
     models: Models,
     settings: Settings,
     engine: Engine,
-    numerics: tuple[Numerics | None, Callable[[], Numerics] | None],
+    numerics: KnownNumerics,
 ) -> Report:
-    """The report with the comparison with the control, whose numerics explain impossible tokens too."""
+    """The report with the comparison with the control, whose numerics explain impossible tokens too.
+
+    The same bets are made on the control, with those on a draft, so that no kind is missing there for want of a test.
+    """
     control = settings.auditor(*numerics)
-    plain = teacher_forced_rows(models.target, engine.control, models.sampling, None, Sampling(), models.suspected)
-    audit_distributions(plain, control, progress=settings.progress)
+    plain = teacher_forced_rows(
+        models.target, engine.control, models.sampling, models.draft, models.draft_sampling, models.suspected
+    )
+    if audit_distributions(plain, control, progress=settings.progress).interrupted:
+        raise KeyboardInterrupt
     gaps, control_gaps = auditor.impossible.gaps, control.impossible.gaps
     within = control.violations.get("impossible", 0) == 0
     comparison = compare_with_control(report, control.report(detect=False), gaps, control_gaps)
-    if report.violations.get("impossible") and comparison.alike and within and control_gaps:
+    if report.violations.get("impossible") and comparison.alike and within:
         auditor.excuse_impossible()
-        report = replace(auditor.report(), interrupted=report.interrupted, notes=report.notes)
+        report = auditor.report()
         comparison = compare_with_control(report, comparison.control, gaps, control_gaps)
     return replace(report, control=comparison)
 

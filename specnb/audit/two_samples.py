@@ -124,7 +124,8 @@ class TwoSampleReport:
     found_after  number of pairs after which equality was rejected, or None
     log10_e      decimal logarithm of the e-value at the end, and `log10_e_peak` the largest
     by_view      the same for each of `VIEWS`, at the end
-    guessed      share of the pairs in which the file of a sequence was guessed right; 1/2 for equal distributions
+    guessed      share of right guesses which file a sequence is from; 1/2 for equal distributions. Pairs whose
+                 difference is in nothing learnt so far are not guessed
     identical    pairs of equal sequences, as equal seeds give; they are no evidence either way
     unpaired     sequences without a partner of the same prompt, which were left out
     """
@@ -148,16 +149,23 @@ class TwoSampleReport:
         views = ", ".join(f"{name} 10^{value:.1f}" for name, value in self.by_view.items())
         verdict = "no difference was found"
         if self.found_after is not None:
-            verdict = f"REJECTED after {self.found_after:,} pairs: the two files have different distributions"
+            verdict = f"REJECTED after {_count(self.found_after, 'pair')}: the two files have different distributions"
         lines = [
-            f"comparison of {self.pairs:,} pairs of sequences, false-alarm rate at most {self.delta:g}",
+            f"comparison of {_count(self.pairs, 'pair')} of sequences, false-alarm rate at most {self.delta:g}",
             verdict,
             f"e-value: 10^{self.log10_e:.1f}, largest 10^{self.log10_e_peak:.1f} (by view: {views})",
-            f"which file a sequence is from was guessed right in {self.guessed.value:.1%} of the pairs, 95% interval "
-            f"[{self.guessed.low:.1%}, {self.guessed.high:.1%}]; chance gives 50%",
         ]
-        notes = {"pairs are identical": self.identical, "sequences had no partner of the same prompt": self.unpaired}
-        return "\n".join([*lines, *(f"note: {count:,} {what}" for what, count in notes.items() if count)])
+        if self.guessed.n:
+            lines += [
+                f"which file a sequence is from was guessed right in {self.guessed.value:.1%} of "
+                f"{_count(self.guessed.n, 'pair')}, 95% interval [{self.guessed.low:.1%}, {self.guessed.high:.1%}]; "
+                "chance gives 50%"
+            ]
+        if self.identical:
+            lines += [f"note: {_count(self.identical, 'pair')} {'is' if self.identical == 1 else 'are'} identical"]
+        if self.unpaired:
+            lines += [f"note: {_count(self.unpaired, 'sequence')} had no partner of the same prompt"]
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """The report in JSON types."""
@@ -185,13 +193,13 @@ def compare_samples(
         raise ValueError("no prompt is in both files; generate both with the same prompts")
     memory = Memory()
     classifiers = [(view, Classifier(rate)) for view in VIEWS for rate in RATES]
-    log_e, peak, right, n = np.zeros(len(classifiers)), 0.0, 0.0, 0
+    log_e, peak, right, guesses, n = np.zeros(len(classifiers)), 0.0, 0, 0, 0
     found_after: int | None = None
     for n, pair in enumerate(pairs, 1):
         differences = {name: _difference(*(view(one, memory) for one in pair)) for name, view in VIEWS.items()}
         scores = np.array([classifier.learn(differences[view]) for view, classifier in classifiers])
         truth, opposite = (float(log_mean(log_e + np.log(2 * expit(sign * scores)))) for sign in (1, -1))
-        right += 0.5 * float(1 + np.sign(truth - opposite))
+        right, guesses = right + (truth > opposite), guesses + (truth != opposite)
         log_e += np.log(2 * expit(scores))
         peak = max(peak, truth)
         if found_after is None and truth >= -math.log(delta):
@@ -208,10 +216,14 @@ def compare_samples(
         log10_e=float(log_mean(log_e)) / math.log(10),
         log10_e_peak=peak / math.log(10),
         by_view=dict(zip(VIEWS, by_view.tolist(), strict=True)),
-        guessed=proportion(round(right), n),
-        identical=sum(one == other for one, other in pairs),
+        guessed=proportion(right, guesses) if guesses else Estimate(0.5, 0.0, 1.0, 0),
+        identical=sum(one == other for one, other in pairs[:n]),
         unpaired=len(samples) + len(reference) - 2 * len(pairs),
     )
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 def _paired(samples: Sequence[Sample], reference: Sequence[Sample]) -> Iterator[tuple[Sample, Sample]]:

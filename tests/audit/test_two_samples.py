@@ -106,6 +106,20 @@ def test_stopping_early_and_what_is_left_out() -> None:
         compare_samples(one, other, delta=0)
 
 
+def test_only_pairs_that_were_compared_and_guessed_are_counted() -> None:
+    """A stop leaves the identical pairs at the end unread; the first pair, and identical ones, cannot be guessed."""
+    same = [Sample("", (2, 2))] * 30
+    report = compare_samples([Sample("", (0, 0))] * 60 + same, [Sample("", (1, 1))] * 60 + same, stop=True)
+    assert report.identical == 0
+    assert (report.guessed.value, report.guessed.n) == (1.0, report.pairs - 1)
+    assert f"guessed right in 100.0% of {report.pairs - 1} pairs" in str(report)
+    one = compare_samples(same[:1], same[:1])
+    assert one.guessed.n == 0
+    assert "comparison of 1 pair of" in str(one)
+    assert "note: 1 pair is identical" in str(one)
+    assert "guessed" not in str(one)
+
+
 def test_the_command_compares_ids_and_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def file(name: str, lines: Sequence[dict[str, Any]]) -> Path:
         path = tmp_path / name
