@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specnb.audit.alternatives import ALTERNATIVES, LEARNED
-from specnb.audit.bets import Bets, CutoffGap, Row
+from specnb.audit.bets import Bets, CutoffGap, Row, steps_between
 from specnb.audit.distance import TotalVariationEstimate
 from specnb.audit.evidence import Evidence, log_mean
 from specnb.audit.impossible import Impossible, ImpossibleTokens
@@ -81,14 +81,15 @@ class Auditor:
         self.found_after: int | None = None
         self.numerics_only = False
         self.tokens = self.sequences = self.offset = 0
-        self.ended = False
+        self.ended = self.wrong_length = False
 
     @torch.no_grad()
     def add(self, row: Row) -> None:
         """Audits one row. Raises `ValueError` for tokens and distributions that do not fit together."""
         _require_row(row)
         if not row.continues:
-            self.sequences, self.offset, self.ended = self.sequences + 1, 0, False
+            self.sequences, self.offset = self.sequences + 1, 0
+            self.ended = self.wrong_length = False
             self.bets.begin(row.prompt)
         end_tokens(self.ends, row.p.shape[1])
         row = self._until_eos(row)
@@ -96,6 +97,8 @@ class Auditor:
             return
         bets = self.bets.bets_on(row).without(self.ignored)
         if self.evidence is None:
+            if not bets.alternatives:
+                raise ValueError("ignore leaves no kind of deviation to test for; leave out one of its names")
             self.alternatives = bets.alternatives
             self.evidence = Evidence(bets.alternatives, bets.masks.shape[1])
         if bets.alternatives != self.alternatives or bets.masks.shape[1] != self.evidence.subsets:
@@ -125,17 +128,23 @@ class Auditor:
             keep, self.ended = ends[0] + 1, True
         if keep < len(tokens):
             self._violation("after-the-end", self.tokens + keep + 1, len(tokens) - keep)
-        if self.max_new_tokens is not None:
-            length = self.offset + keep
-            if length > self.max_new_tokens:
-                self._violation("wrong-length", self.tokens + max(self.max_new_tokens - self.offset, 0) + 1, 1)
-            elif length < self.max_new_tokens and not self.ended and not row.more:
-                self._violation("wrong-length", self.tokens + keep, 1)
+        self._check_length(keep, row.more)
         if keep == len(tokens):
             return row
         q, raw, other = (None if probs is None else probs[:keep] for probs in (row.q, row.raw, row.suspected))
-        steps = None if row.steps is None else _cut_steps(row.steps, keep)
+        steps = None if row.steps is None else steps_between(row.steps, 0, keep)
         return replace(row, tokens=tokens[:keep], p=row.p[:keep], q=q, raw=raw, suspected=other, steps=steps)
+
+    def _check_length(self, n: int, more: bool) -> None:
+        """Records a wrong length, once for each sequence, of which `n` tokens are added."""
+        if self.max_new_tokens is None or self.wrong_length:
+            return
+        length = self.offset + n
+        too_long = length > self.max_new_tokens
+        self.wrong_length = too_long or (length < self.max_new_tokens and not self.ended and not more)
+        if self.wrong_length:
+            after = max(self.max_new_tokens - self.offset, 0) + 1 if too_long else n
+            self._violation("wrong-length", self.tokens + after, 1)
 
     def _record_impossible(self, row: Row, zeros: NDArray[np.intp]) -> None:
         for at in zeros.tolist():
@@ -236,9 +245,8 @@ class Auditor:
 
     def _detectable(self) -> dict[str, float]:
         assert self.evidence is not None
-        impossible = {"impossible": 1 - 0.1 ** (1 / self.tokens)}  # one such token is enough
-        found = self.evidence.detectable(self.delta)
-        return impossible | {name: value for name, value in found.items() if name not in LEARNED}
+        found = {"impossible": 1 - 0.1 ** (1 / self.tokens)} | self.evidence.detectable(self.delta)  # one is enough
+        return {name: value for name, value in found.items() if name not in {*LEARNED, *self.ignored}}
 
     def _breakdown(self, gains: NDArray[np.float64]) -> dict[str, list[tuple[str, int, float]]]:
         """Sums of the leading alternative's gains over groups of tokens."""
@@ -282,11 +290,6 @@ def _summed(
     sums = np.bincount(inverse, gains)
     best = np.argsort(-sums, kind="stable")[:20]
     return [(name(int(groups[at])), int(counts[at]), float(sums[at])) for at in best]
-
-
-def _cut_steps(steps: Sequence[int], keep: int) -> list[int]:
-    ends = np.minimum(np.cumsum(steps), keep)
-    return [int(size) for size in np.diff(ends, prepend=0) if size > 0]
 
 
 def _tokens(row: Row) -> torch.Tensor:

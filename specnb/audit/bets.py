@@ -65,6 +65,16 @@ class Row:
     more: bool = False
 
 
+def steps_between(steps: Sequence[int], start: int, stop: int) -> list[int]:
+    """The tokens of each step that are among the tokens `start` to `stop`; a step that a border divides has a part.
+
+    >>> steps_between([3, 1, 4], 2, 6)
+    [1, 1, 2]
+    """
+    ends = np.cumsum(np.asarray(steps, dtype=np.int64)).clip(start, stop)
+    return [int(size) for size in np.diff(ends, prepend=start) if size > 0]
+
+
 class RowBets(NamedTuple):
     """The bets on n tokens.
 

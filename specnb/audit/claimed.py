@@ -169,7 +169,8 @@ class CutoffGap(NamedTuple):
     """How far a token of probability zero is from being possible.
 
     logit  difference to the smallest logit that argmax, top-k or min-p keeps (0 if they keep the token)
-    mass   probability of likelier tokens in excess of top-p (0 if top-p keeps the token)
+    mass   probability of likelier tokens in excess of top-p (0 if top-p keeps the token), where the filters before
+           top-p kept the token in place of the weakest that they keep
     """
 
     logit: float
@@ -196,12 +197,18 @@ def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
         elif name == "top-p":
             probs = standardise(now)
             excess = float(probs[probs > probs[token]].sum()) - sampling.top_p
-            now = now.where(standardise(now, _only(sampling, name)) > 0, -torch.inf)
+            now = _with(now.where(standardise(now, _only(sampling, name)) > 0, -torch.inf), token, own)
         else:
             weakest = _weakest(now, sampling, name)
             gap = max(gap, temperature * (weakest - own))
-            now = now.where(now >= weakest, -torch.inf)
+            kept = now > weakest if name == "top-k" and own < weakest else now >= weakest
+            now = _with(now.where(kept, -torch.inf), token, own)
     return CutoffGap(gap, max(0.0, excess))
+
+
+def _with(logits: Tensor, token: int, own: float) -> Tensor:
+    """`logits` with `token`, which the engine kept: the filters after it see it in place of the weakest one."""
+    return logits.index_fill(0, torch.tensor(token, device=logits.device), own)
 
 
 def _weakest(logits: Tensor, sampling: Sampling, name: str) -> float:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from scipy.stats import hypergeom
 
 from specnb.audit.numerics import OTHER_KERNELS
-from specnb.audit.report import SUSPICIOUS, Report
+from specnb.audit.report import SUSPICIOUS, Report, counted
 
 Gaps = Sequence[tuple[float, float]]
 ALIKE = 0.05
@@ -52,7 +52,7 @@ class ControlComparison(NamedTuple):
         """The comparison in words."""
         control = self.control
         seen = f"; {control.impossible_summary}" if control.impossible_summary else ""
-        tokens = f"{control.tokens:,} token{'s' * (control.tokens != 1)}"
+        tokens = counted(control.tokens, "token")
         lines = [f"control ({tokens} without speculation): {control.verdict}{seen}"]
         if self.shared:
             lines += [f"  the engine's own, in the control too: {', '.join(self.shared)}"]

@@ -91,7 +91,8 @@ class Evidence:
             known = ~np.isnan(share)
             figure = (share * distance)[known].max(initial=0.0)
             # A distribution that is not detected counts unless it is nearer to p than the figure anyway.
-            is_figure = (share <= 1).any() and figure >= distance[~known].max(initial=0.0)
+            # Beyond a total variation of 1 there is no distribution.
+            is_figure = (share <= 1).any() and distance[~known].max(initial=0.0) <= figure <= 1
             result[name] = float(figure) if is_figure else float("nan")
         return result
 

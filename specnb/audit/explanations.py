@@ -14,7 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specnb.audit.alternatives import DEPENDENCE
-from specnb.audit.auditor import Auditor, _cut_steps
+from specnb.audit.auditor import Auditor
+from specnb.audit.bets import steps_between
 from specnb.audit.claimed import FILTERS, claimed_probs, other_orders
 from specnb.audit.numerics import Numerics, crossing, in_dtype
 from specnb.audit.report import Report
@@ -144,7 +145,7 @@ def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Complet
     sequence = np.concatenate([np.empty(0, np.int64), *(place[0] for place in auditor.places)])
     lengths = np.bincount(sequence, minlength=auditor.sequences).tolist()
     return [
-        Completion(one.prompt, one.tokens[:n], None if one.steps is None else _cut_steps(one.steps, n))
+        Completion(one.prompt, one.tokens[:n], None if one.steps is None else steps_between(one.steps, 0, n))
         for one, n in zip(completions, lengths, strict=False)
     ]
 

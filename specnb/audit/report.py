@@ -139,13 +139,14 @@ class Report:
         return [*self._outcome_lines(), *self._detectable_lines(), *(f"note: {note}" for note in self.notes)]
 
     def _outcome_lines(self) -> list[str]:
-        sequences = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)}"
+        sequences = counted(self.sequences, "sequence")
         impossible = f"; {self.impossible_summary}" if self.impossible_summary else ""
-        lines = [f"audit of {self.tokens:,} tokens in {sequences}, false-alarm rate at most {self.delta:g}{impossible}"]
+        tokens = counted(self.tokens, "token")
+        lines = [f"audit of {tokens} in {sequences}, false-alarm rate at most {self.delta:g}{impossible}"]
         if self.verdict == "dependent":
             lines += self._dependence_lines()
         elif self.rejected:
-            lines += [f"REJECTED after {self.found_after:,} tokens: the tokens do not have the target's distribution"]
+            lines += [f"REJECTED after {self._found_after}: the tokens do not have the target's distribution"]
             lines += self._diagnosis_lines()
         elif self.numerics_only:
             lines += ["NUMERICS: the tokens deviate from the target, by no more than numerics explain"]
@@ -198,12 +199,18 @@ class Report:
     def _dependence_lines(self) -> list[str]:
         assert self.rows_alone is not None
         alone = self.rows_alone
+        rows = "row shares" if alone.sequences == 1 else "rows share"
+        found = "no deviation was found" if alone.verdict == "not rejected" else "deviations are explained by numerics"
         return [
-            f"DEPENDENT after {self.found_after:,} tokens: each row has the right distribution, and rows share noise",
+            f"DEPENDENT after {self._found_after}: each row has the right distribution, and rows share noise",
             *self._diagnosis_lines(),
-            f"  {alone.sequences:,} rows share no noise with an earlier one: in their {alone.tokens:,} tokens no "
-            f"deviation was found (largest e-value {_power(alone.log10_e_peak)})",
+            f"  {alone.sequences:,} {rows} no noise with an earlier one: in {counted(alone.tokens, 'token')} {found} "
+            f"(largest e-value {_power(alone.log10_e_peak)})",
         ]
+
+    @property
+    def _found_after(self) -> str:
+        return counted(self.found_after or 0, "token")
 
     @property
     def _suspicion(self) -> str:
@@ -280,6 +287,7 @@ class Report:
             "tokens": self.tokens,
             "sequences": self.sequences,
             "found_after": self.found_after,
+            "interrupted": self.interrupted,
             "log10_e": self.log10_e,
             "log10_e_peak": self.log10_e_peak,
             "log10_e_by_alternative": self.by_alternative,
@@ -307,6 +315,7 @@ class Report:
             "source": control.source,
             "shared": control.shared,
             "only_here": control.only_here,
+            "undecided": control.undecided,
             "p_value": control.p_value,
             "report": control.control.to_dict(),
         }
@@ -364,6 +373,15 @@ class Report:
             f'<polyline fill="none" stroke="#2166ac" stroke-width="1.5" points="{points}"/>'
             f'<text x="40" y="{high - 4}" font-size="11">e-value after 1 to {self.tokens:,} tokens{cut}</text></svg>'
         )
+
+
+def counted(n: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> counted(1, "row"), counted(1000, "row")
+    ('1 row', '1,000 rows')
+    """
+    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def _power(log10: float) -> str:

@@ -17,7 +17,7 @@ from specnb.audit.engine import Engine
 from specnb.audit.explanations import Remembered, audited, bfloat16_note, order_note, rows_alone
 from specnb.audit.numerics import Numerics
 from specnb.audit.progress import Progress, shown
-from specnb.audit.report import Report
+from specnb.audit.report import Report, counted
 from specnb.audit.teacher_forcing import Completion, Models, Source, require_completions, teacher_forced_rows
 from specnb.models.support import require_same_vocabulary
 
@@ -90,7 +90,7 @@ def audit_distributions(
         except KeyboardInterrupt:
             if auditor.tokens == 0 and not auditor.violations:
                 raise
-            note = f"interrupted after {auditor.tokens:,} token{'s' * (auditor.tokens != 1)}"
+            note = f"interrupted after {counted(auditor.tokens, 'token')}"
             # The auditor may have begun another sequence, none of whose tokens count.
             return replace(auditor.report(), sequences=sequences, interrupted=True, notes=[note])
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.audit.bets import Row
+from specnb.audit.bets import Row, steps_between
 from specnb.audit.claimed import claimed_probs
 from specnb.audit.claimed import cutoff_gap as cutoff_gap
 from specnb.models.support import context_limit
@@ -132,11 +132,19 @@ def _row(
         raw=as_p(draft_logits, Sampling()) if models.draft_sampling != Sampling() else None,
         suspected=as_p(suspected_logits, models.sampling),
         prompt=completion.prompt,
-        steps=completion.steps if len(tokens) == len(completion.tokens) else None,
+        steps=_steps(completion, start, len(tokens)),
         cutoff_gaps={start + at: cutoff_gap(logits[at], models.sampling, tokens[at]) for at in zero},
         continues=start > 0,
         more=start + len(tokens) < len(completion.tokens),
     )
+
+
+def _steps(completion: Completion, start: int, n: int) -> Sequence[int] | None:
+    """The steps of a piece of `n` tokens; steps that do not fit the completion are returned as they are."""
+    steps = completion.steps
+    if steps is None or sum(steps) != len(completion.tokens):
+        return steps
+    return steps_between(steps, start, start + n)
 
 
 def _batches(completions: Iterable[Completion | None], source: Source) -> Iterator[list[Completion]]:

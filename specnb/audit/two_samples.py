@@ -22,6 +22,7 @@ import numpy as np
 from scipy.special import expit
 
 from specnb.audit.evidence import log_mean
+from specnb.audit.report import counted
 from specnb.audit.token_file import Sample
 from specnb.measure.statistics import Estimate, proportion
 
@@ -149,22 +150,22 @@ class TwoSampleReport:
         views = ", ".join(f"{name} 10^{value:.1f}" for name, value in self.by_view.items())
         verdict = "no difference was found"
         if self.found_after is not None:
-            verdict = f"REJECTED after {_count(self.found_after, 'pair')}: the two files have different distributions"
+            verdict = f"REJECTED after {counted(self.found_after, 'pair')}: the two files have different distributions"
         lines = [
-            f"comparison of {_count(self.pairs, 'pair')} of sequences, false-alarm rate at most {self.delta:g}",
+            f"comparison of {counted(self.pairs, 'pair')} of sequences, false-alarm rate at most {self.delta:g}",
             verdict,
             f"e-value: 10^{self.log10_e:.1f}, largest 10^{self.log10_e_peak:.1f} (by view: {views})",
         ]
         if self.guessed.n:
             lines += [
                 f"which file a sequence is from was guessed right in {self.guessed.value:.1%} of "
-                f"{_count(self.guessed.n, 'pair')}, 95% interval [{self.guessed.low:.1%}, {self.guessed.high:.1%}]; "
+                f"{counted(self.guessed.n, 'pair')}, 95% interval [{self.guessed.low:.1%}, {self.guessed.high:.1%}]; "
                 "chance gives 50%"
             ]
         if self.identical:
-            lines += [f"note: {_count(self.identical, 'pair')} {'is' if self.identical == 1 else 'are'} identical"]
+            lines += [f"note: {counted(self.identical, 'pair')} {'is' if self.identical == 1 else 'are'} identical"]
         if self.unpaired:
-            lines += [f"note: {_count(self.unpaired, 'sequence')} had no partner of the same prompt"]
+            lines += [f"note: {counted(self.unpaired, 'sequence')} had no partner of the same prompt"]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -220,10 +221,6 @@ def compare_samples(
         identical=sum(one == other for one, other in pairs[:n]),
         unpaired=len(samples) + len(reference) - 2 * len(pairs),
     )
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 def _paired(samples: Sequence[Sample], reference: Sequence[Sample]) -> Iterator[tuple[Sample, Sample]]:

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 from samplers import sample_row, tables
+from tiny import llama
 
 import specnb.audit.run as run_module
-from specnb.audit import Aim, Auditor, Engine, audit, explanations
-from specnb.audit.alternatives import DEPENDENCE
+from specnb.audit import Aim, Auditor, Engine, audit, explanations, teacher_forcing
+from specnb.audit.alternatives import ALTERNATIVES, DEPENDENCE
 from specnb.audit.bets import Row
 from specnb.audit.numerics import Numerics
 from specnb.audit.report import Report
 from specnb.audit.run import Settings, audit_completions, audit_distributions
-from specnb.audit.teacher_forcing import Completion, Models
+from specnb.audit.teacher_forcing import Completion, Models, teacher_forced_rows
 from specnb.sampling.distributions import Sampling, normalise
 
 P, Q = tables()
@@ -206,3 +207,48 @@ def test_where_rows_are_too_short_to_tell_which_share_noise_nothing_is_said_of_t
     report = audit(lambda prefix: [0.5, 0.5], given, prompts=[[]] * len(given), progress=False)
     assert report.diagnosis in DEPENDENCE
     assert report.rows_alone is None
+
+
+def test_a_length_that_is_wrong_counts_once_for_a_sequence_in_pieces() -> None:
+    auditor = Auditor(max_new_tokens=3)
+    p = torch.full((2, 2), 0.5)
+    for more, continues in ((True, False), (True, True), (False, True)):
+        auditor.add(Row([0, 1], p, more=more, continues=continues))
+    auditor.add(Row([0, 1], p))
+    assert auditor.report().violations == {"wrong-length": 2}
+    assert auditor.found_after == 4
+
+
+def test_the_steps_of_a_sequence_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    coin = llama(vocab=4)
+    completions = [Completion([1], [2, 3, 0, 1, 2, 3, 0], [3, 1, 3]), Completion([1], [2, 3], [2])]
+
+    def steps() -> list[Any]:
+        rows = teacher_forced_rows(coin, completions, Sampling(), None, Sampling())
+        return [row.steps for row in rows]
+
+    assert steps() == [[3, 1, 3], [2]]
+    monkeypatch.setattr(teacher_forcing, "LOGITS", 4 * 4)
+    assert steps() == [[3, 1], [3], [2]]
+    report = audit_completions(Models(coin), iter(completions), Settings(progress=False))
+    assert report.tokens == 9
+
+
+def test_what_is_ignored_is_not_said_to_be_detectable() -> None:
+    completions = [[0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1]]
+    coin = [0.5, 0.5]
+    report = audit(lambda _: coin, completions, prompts=[[]], aim=Aim(ignore=("impossible", "sharper")), progress=False)
+    assert report.detectable
+    assert not report.detectable.keys() & {"impossible", "sharper"}
+
+
+def test_an_audit_that_ignores_everything_is_refused() -> None:
+    with pytest.raises(ValueError, match="ignore leaves no kind"):
+        audit(lambda _: [0.5, 0.5], [[0, 1]], prompts=[[]], aim=Aim(ignore=tuple(ALTERNATIVES)), progress=False)
+
+
+def test_numbers_and_nouns_agree() -> None:
+    report = audit(lambda _: [1.0, 0.0], [[1]], prompts=[[]], progress=False)
+    assert "audit of 1 token in 1 sequence," in str(report)
+    assert "REJECTED after 1 token:" in str(report)
+    assert report.to_dict()["interrupted"] is False

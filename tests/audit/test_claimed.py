@@ -129,3 +129,15 @@ def test_an_order_that_explains_a_finding_is_named() -> None:
 
 def test_a_token_that_is_kept_has_no_gap() -> None:
     assert cutoff_gap(torch.tensor([2.0, 1.0, 0.0]), Claimed(top_k=2), 1) == (0.0, 0.0)
+
+
+def test_a_near_tie_at_top_k_is_no_gap_of_top_p() -> None:
+    """Token 5 is a hair less likely than the fifth token; an engine that keeps it instead has 0.95 before it."""
+    p = [0.3, 0.2, 0.2, 0.2, 0.05, 0.05 * (1 - 1e-5)]
+    sampling = Sampling(top_k=5, top_p=0.95)
+    gap = cutoff_gap(torch.tensor(p, dtype=torch.float64).log(), sampling, 5)
+    assert gap == pytest.approx((1e-5, 0.0), rel=1e-3)
+    near = Engine(logit_tolerance=1e-3)
+    assert not audit(lambda prefix: p, [[5]], prompts=[[]], sampling=sampling, engine=near, progress=False).rejected
+    with_more = Sampling(top_k=5, top_p=0.9)  # without the fifth token 0.9 are kept
+    assert cutoff_gap(torch.tensor(p).log(), with_more, 5).mass > 0

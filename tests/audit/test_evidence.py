@@ -147,3 +147,13 @@ def test_no_deviation_beyond_the_alternative_itself_is_called_detectable() -> No
     assert np.isnan(found[0])
     assert not np.isnan(found[-1])
     assert np.nanmax(found) <= 0.3 + 1e-12
+
+
+def test_no_distribution_is_farther_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two distributions is 0.9 away, and would be found from 1.4 times as far on: there is none."""
+    evidence = Evidence(["one", "one"], 0)
+    found = np.array([0.5, 1.4]), np.array([0.5, 0.9])
+    monkeypatch.setattr(evidence.moments, "detectable", lambda threshold, power: found)
+    assert np.isnan(evidence.detectable(delta=1e-6)["one"])
+    found[0][1] = 1.1
+    assert evidence.detectable(delta=1e-6)["one"] == pytest.approx(0.99)
