@@ -358,7 +358,9 @@ def audit(results: Results) -> Named:
     in_a_step = kept["exact TV of a step"]
     greedy = results.table("11_greedy_drafts").set_index("draft_tokens")
     large = bugs[bugs.tv >= LARGE]
-    alarms = results.table("false_alarms").set_index("delta")
+    false_alarms = results.table("false_alarms")
+    by_setting = false_alarms[false_alarms.setting != "all"].set_index("delta").loc[[DELTA]]
+    alarms = false_alarms[false_alarms.setting == "all"].set_index("delta")
     engines = {"vLLM V1": "vllm-one", "vLLM V2": "vllm-two", "TensorRT-LLM": "tensorrt", "transformers": "transformers"}
     return {
         "bugs": count(len(bugs)),
@@ -374,7 +376,9 @@ def audit(results: Results) -> Named:
         "large-found": count(large.found.sum()),
         "large-median": count(large["median"].median()),
         "exact-audits": count(alarms.audits[DELTA]),
-        "exact-tokens": count(alarms.tokens[DELTA]),
+        "exact-tokens": count(alarms.tokens[DELTA] / alarms.audits[DELTA]),
+        "exact-settings": count(len(by_setting)),
+        "exact-rounded": count(by_setting.setting.str.contains("bfloat16").sum()),
         "exact-found": count(alarms.alarms[DELTA]),
         "exact-often": f"{alarms.alarms.index.max():g}",
         "exact-often-found": count(alarms.alarms.iloc[0]),
