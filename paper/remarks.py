@@ -11,7 +11,6 @@ from collections.abc import Callable
 import pandas as pd
 
 from paper.reading import Missing, Results, known_bugs, one_machine, per_token, single_runs
-from specnb.experiments.run import code
 from specnb.theory import walltime_improvement
 
 Check = Callable[[Results], bool]
@@ -294,9 +293,3 @@ def no_accelerator(results: Results) -> bool:
     tables = [pd.read_csv(file) for file in results.folder.glob("*.csv")]
     named = [str(entry) for table in tables for column in ("machine", "device") for entry in table.get(column, [])]
     return not list(results.folder.glob("*gpu*")) and not any("NVIDIA" in name or "cuda" in name for name in named)
-
-
-@remark("were made before the last alternatives were added")
-def audits_are_of_earlier_code(results: Results) -> bool:
-    made = {"detection": results.record("bug_suite"), "false_alarms": results.record("false_alarms")}
-    return all(record["code"] != code(experiment) for experiment, record in made.items())
