@@ -11,7 +11,9 @@ anything does. What depends on the clock is not compared: `_timed` files and cel
 `--threads N` sets the notebooks' parameter of that name; `--keep FOLDER` leaves there what the run wrote, under
 FOLDER/NN, in place of a temporary folder. Other processors are simulated by the variables that oneDNN, ATen and MKL
 read: ONEDNN_MAX_CPU_ISA, ATEN_CPU_CAPABILITY, MKL_ENABLE_INSTRUCTIONS, MKL_CBWR. The last one changes the order of
-additions in float64 matrix products, which the others may leave as it is.
+additions in float64 matrix products, which the others may leave as it is. ATEN_CPU_CAPABILITY is also what
+torch's compiler obeys, but its C++ code is built for the processor that is there: code for AVX2 built with AVX-512 gave
+NaN, so give CXX a script that passes -march=haswell in place of -march=native.
 """
 
 from __future__ import annotations
