@@ -79,8 +79,11 @@ def exact_engine(pair: Pair, setting: Setting, tokens: int, seed: int = 0) -> Ex
     completions = [Completion(prompt, tokens) for prompt, tokens in zip(prompts, made.tokens, strict=True)]
     rows = list(teacher_forced_rows(pair.target, completions, sampling, pair.draft, sampling))
     logits = [own for _, _, own in batch_logits(pair.target, completions)]
-    other = pair.target if setting.dtype == pair.target.dtype else in_dtype(pair.target, setting.dtype)
-    probs = [claimed_probs(own.float(), sampling) for _, _, own in batch_logits(other, completions)]
+    rounded = logits
+    if setting.dtype != pair.target.dtype:
+        engine = in_dtype(pair.target, setting.dtype)
+        rounded = [own.float() for _, _, own in batch_logits(engine, completions)]
+    probs = [claimed_probs(own, sampling) for own in rounded]
     numerics = measure_numerics(pair.target, completions, sampling, engine_dtype=setting.dtype)
     return ExactEngine(rows, probs, logits, sampling, numerics)
 
