@@ -1,11 +1,13 @@
 """The style of every figure: widths of a paper's columns, one colour for each meaning, reproducible files.
 
-Figures are saved as SVG and PDF without dates or random identifiers, so the same figure gives the same bytes.
+Figures are saved as SVG and PDF without dates or random identifiers, so the same figure gives the same bytes, also on
+a processor that rounds the last digits of its layout in another way.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import matplotlib as mpl
@@ -84,4 +86,18 @@ def save(figure: Figure, name: str) -> None:
     for kind, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, metadata=metadata)
-        write(out() / "figures" / f"{name}.{kind}", buffer.getvalue())
+        content = buffer.getvalue()
+        write(out() / "figures" / f"{name}.{kind}", numbered(content, name) if kind == "svg" else content)
+
+
+def numbered(svg: bytes, name: str) -> bytes:
+    """`svg` with the identifiers of clip paths and markers numbered in their order, after the name of the figure.
+
+    Matplotlib makes them from all digits of what they describe, of which the file shows six.
+
+    >>> numbered(b'<path id="m0123456789"/><use xlink:href="#m0123456789"/>', "a")
+    b'<path id="a-1"/><use xlink:href="#a-1"/>'
+    """
+    found = dict.fromkeys(re.findall(rb'id="([a-z][0-9a-f]{10})"', svg))
+    new = {old: f"{name}-{number}".encode() for number, old in enumerate(found, start=1)}
+    return re.sub(rb'(?<=["#])([a-z][0-9a-f]{10})(?=["\)])', lambda match: new.get(match[1], match[1]), svg)

@@ -1,5 +1,6 @@
 """Figures are the same bytes when they are made again, and their colours are told apart in grey."""
 
+import re
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -29,6 +30,20 @@ def _make(folder: Path) -> dict[str, bytes]:
 
 def test_a_figure_is_the_same_bytes_when_made_again(tmp_path: Path) -> None:
     assert _make(tmp_path) == _make(tmp_path)
+
+
+def test_identifiers_are_numbered_in_their_order_and_name_the_figure(tmp_path: Path) -> None:
+    svg = _make(tmp_path)["svg"].decode()
+    known, used = re.findall(r'id="(again-[0-9]+)"', svg), re.findall(r'(?:url\(#|href="#)(again-[0-9]+)', svg)
+    assert known == [f"again-{number}" for number in range(1, len(known) + 1)]
+    assert set(used) <= set(known)
+    assert not re.search(r'["#][a-z][0-9a-f]{10}["\)]', svg)  # what Matplotlib calls them
+
+
+def test_other_words_of_eleven_letters_stay() -> None:
+    assert figures.numbered(b'<g id="c0123456789">#fade0123456" c0123456789</g>', "a") == (
+        b'<g id="a-1">#fade0123456" c0123456789</g>'
+    )
 
 
 def _luminance(colour: object) -> float:
