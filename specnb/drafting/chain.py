@@ -45,7 +45,7 @@ class ChainDrafter(Drafter):
         draft_tokens, distributions = [], []
         for position, uniform in enumerate(uniforms.unbind(dim=1)):
             q = self.distribution(tokens, lengths, position)
-            going = going & (q.sum(dim=-1) > 0)
+            going = going & ~(q.sum(dim=-1) <= 0)  # NaN goes on, to the check of the step
             if not going.is_cuda and not going.any():
                 break
             q = q.where(going[:, None], 0.0)

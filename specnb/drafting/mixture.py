@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specnb.drafting.arguments import require_chain, require_equal_vocabularies, require_number
+from specnb.arguments import require_number
+from specnb.drafting.arguments import require_chain, require_equal_vocabularies
 from specnb.drafting.base import Context
 from specnb.drafting.chain import ChainDrafter
 from specnb.sampling.tree_verification import TreeOutcome
@@ -51,7 +52,7 @@ class MixtureDrafter(ChainDrafter):
     def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
         """See `ChainDrafter.distribution`."""
         one, other = (drafter.distribution(tokens, lengths, position) for drafter in (self.first, self.second))
-        has_one, has_other = ((q.sum(dim=-1, keepdim=True) > 0) for q in (one, other))
+        has_one, has_other = (~(q.sum(dim=-1, keepdim=True) <= 0) for q in (one, other))  # NaN is no empty row
         both = self.weight * one + (1 - self.weight) * other
         return both.where(has_one & has_other, one.where(has_one, other))
 

@@ -13,7 +13,7 @@ from specnb.drafting.chain import ChainDrafter
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.support import require_supported
-from specnb.sampling.distributions import Sampling, sample, standardise
+from specnb.sampling.distributions import Sampling, require_sampling, sample, standardise
 
 
 class ModelDrafter(ChainDrafter):
@@ -21,7 +21,7 @@ class ModelDrafter(ChainDrafter):
 
     `compile` compiles the forward passes and the sampling of a step as one function. `capturable` says that the
     drafter serves one batch only, so that a CUDA graph may hold its operations. Raises `TypeError` for a model
-    that the loop cannot run.
+    that the loop cannot run, and for a `sampling` that is no `Sampling`.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -44,6 +44,7 @@ class ModelDrafter(ChainDrafter):
         capturable: bool = False,
     ) -> None:
         require_supported(model)
+        require_sampling(sampling)
         self.model = self.draft_model = model
         self.sampling = sampling
         self.vocab = model.config.vocab_size

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from tiny import llama
+from torch import Tensor
 
 from specnb.decoding.loop import generate
+from specnb.drafting.chain import ChainDrafter
 from specnb.drafting.early_exit import early_exit
 from specnb.drafting.fallback import FallbackDrafter
 from specnb.drafting.hierarchical import HierarchicalDrafter
@@ -175,3 +177,26 @@ def test_match_lengths_are_those_of_a_search() -> None:
                 length += 1
             assert matched[slot] == length
         assert matched[12:] == [0, 0]
+
+
+class NotANumber(UniformDrafter):
+    """Its second distribution is NaN."""
+
+    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+        q = super().distribution(tokens, lengths, position)
+        return q * float("nan") if position == 1 else q
+
+
+@pytest.mark.parametrize(
+    "inside", [lambda drafter: drafter, lambda drafter: MixtureDrafter(drafter, UniformDrafter(4))]
+)
+def test_nan_in_the_distribution_of_a_draft_token_is_an_error_and_not_the_end_of_the_draft(
+    inside: Callable[[ChainDrafter], ChainDrafter],
+) -> None:
+    with pytest.raises(FloatingPointError, match="NaN"):
+        generate(llama(), [[1, 2]], inside(NotANumber(4)), gamma=3, max_new_tokens=8, progress=False)
+
+
+def test_a_drafter_s_sampling_is_checked_when_the_drafter_is_made() -> None:
+    with pytest.raises(TypeError, match=r"sampling is None; it must be a specnb.sampling.distributions.Sampling"):
+        ModelDrafter(llama(), None)  # type: ignore[arg-type]
