@@ -9,6 +9,7 @@ Folders, each of which imports only from those listed before it:
     sampling/      pure functions of tensors: distributions, verification rules, exact enumeration, random streams
     theory.py      closed forms: expected tokens per step, speed-up, the best gamma
     lazy.py        public names that are imported when first used
+    arguments.py   checks of whole numbers and other arguments
     machine.py     the processor's name, which every measured speed is stated with
     models/        everything that knows transformers: loading, caches, forward passes, weight layouts
     drafting/      drafters: models, n-grams, copies of the text so far, mixtures, stopping rules

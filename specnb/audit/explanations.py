@@ -86,7 +86,7 @@ def _active(sampling: Sampling) -> list[str]:
 
 def _log_likelihoods(target: Source, completions: Sequence[Completion], settings: Sequence[Sampling]) -> list[float]:
     totals = np.zeros(len(settings))
-    for row in teacher_forced_rows(target, completions, Sampling(), None, Sampling()):
+    for row in teacher_forced_rows(Models(target), completions):
         if len(row.tokens) == 0:
             continue
         logits, at = row.p.double().log(), row.p.new_tensor(row.tokens).long()[:, None]
@@ -125,7 +125,7 @@ def _bfloat16_gain(target: PreTrainedModel, sampling: Sampling, completions: Seq
     """
     gain, left = 0.0, TRIED
     rounded = in_dtype(target, torch.bfloat16)
-    for row in teacher_forced_rows(target, completions, sampling, None, Sampling(), suspected=rounded):
+    for row in teacher_forced_rows(Models(target, sampling, suspected=rounded), completions):
         if left <= 0:
             break
         if row.suspected is not None:
@@ -180,8 +180,6 @@ def rows_alone(report: Report, models: Models, completions: Sequence[Completion]
     if shared is None:
         return None
     kept = [completion for number, completion in enumerate(completions) if number not in shared]
-    for row in teacher_forced_rows(
-        models.target, kept, models.sampling, models.draft, models.draft_sampling, models.suspected
-    ):
+    for row in teacher_forced_rows(models, kept):
         auditor.add(row)
     return auditor.report(detect=False) if auditor.tokens else None

@@ -127,9 +127,7 @@ def audit_completions(
     numerics = engine.numerics(models.target, ready, models.sampling, settings.numerics)
     auditor = settings.auditor(*numerics)
     kept = Remembered(chain(first, rest))
-    rows = teacher_forced_rows(
-        models.target, kept, models.sampling, models.draft, models.draft_sampling, models.suspected
-    )
+    rows = teacher_forced_rows(models, kept)
     report = audit_distributions(rows, auditor, stop=settings.stop, progress=settings.progress, expected=expected)
     if report.interrupted:
         return report
@@ -189,9 +187,7 @@ def _with_control(
     The same bets are made on the control, with those on a draft, so that no kind is missing there for want of a test.
     """
     control = settings.auditor(*numerics)
-    plain = teacher_forced_rows(
-        models.target, engine.control, models.sampling, models.draft, models.draft_sampling, models.suspected
-    )
+    plain = teacher_forced_rows(models, engine.control)
     if audit_distributions(plain, control, progress=settings.progress).interrupted:
         raise KeyboardInterrupt
     gaps, control_gaps = auditor.impossible.gaps, control.impossible.gaps

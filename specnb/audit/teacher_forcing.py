@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.audit.bets import Row, steps_between
+from specnb.audit.bets import CutoffGap, Row, steps_between
 from specnb.audit.claimed import claimed_probs
 from specnb.audit.claimed import cutoff_gap as cutoff_gap
 from specnb.models.support import context_limit
@@ -58,27 +58,18 @@ class Models(NamedTuple):
         return [one for one in (self.target, self.draft, self.suspected) if one is not None]
 
 
-def teacher_forced_rows(
-    target: Source,
-    completions: Iterable[Completion | None],
-    sampling: Sampling,
-    draft: Source | None,
-    draft_sampling: Sampling,
-    suspected: Source | None = None,
-) -> Iterator[Row]:
+def teacher_forced_rows(models: Models, completions: Iterable[Completion | None]) -> Iterator[Row]:
     """The rows of all `completions`, in order; long ones in pieces. One without tokens needs no forward pass.
 
     Several completions share a forward pass. None among them means that no more are ready: those before it are then
     not kept waiting.
 
-    >>> coin = lambda prefix: [0.5, 0.5]
-    >>> rows = teacher_forced_rows(coin, [Completion([], [1, 0])], Sampling(), None, Sampling())
+    >>> rows = teacher_forced_rows(Models(lambda prefix: [0.5, 0.5]), [Completion([], [1, 0])])
     >>> [(row.tokens, row.p.tolist()) for row in rows]
     [([1, 0], [[0.5, 0.5], [0.5, 0.5]])]
     """
-    models = Models(target, sampling, draft, draft_sampling, suspected)
-    for batch in _batches(completions, target):
-        vocab = vocabulary(target, batch[0].prompt)
+    for batch in _batches(completions, models.target):
+        vocab = vocabulary(models.target, batch[0].prompt)
         rows = _rows(models, [completion for completion in batch if completion.tokens], vocab)
         for completion in batch:
             if not completion.tokens:
@@ -124,7 +115,6 @@ def _row(
         """The distributions of another model in the dtype of p, which alone decides whether the audit is valid."""
         return None if other is None else claimed_probs(other, sampling).to(p.dtype)
 
-    zero = (p.gather(-1, torch.as_tensor(tokens, device=p.device)[:, None])[:, 0] == 0).nonzero()[:, 0].tolist()
     return Row(
         tokens,
         p,
@@ -133,10 +123,24 @@ def _row(
         suspected=as_p(suspected_logits, models.sampling),
         prompt=completion.prompt,
         steps=_steps(completion, start, len(tokens)),
-        cutoff_gaps={start + at: cutoff_gap(logits[at], models.sampling, tokens[at]) for at in zero},
+        cutoff_gaps={start + at: gap for at, gap in cutoff_gaps(tokens, p, logits, models.sampling).items()},
         continues=start > 0,
         more=start + len(tokens) < len(completion.tokens),
     )
+
+
+def cutoff_gaps(tokens: Sequence[int], p: Tensor, logits: Tensor, sampling: Sampling) -> dict[int, CutoffGap]:
+    """The places of the impossible `tokens` `(n,)`, with how far each is from being kept.
+
+    p       the distributions `(n, vocab)`
+    logits  what they were made from `(n, vocab)`, as `sampling` says
+
+    >>> logits = torch.tensor([[2.0, 1.0], [2.0, 1.0]])
+    >>> cutoff_gaps([1, 0], torch.tensor([[1.0, 0.0], [1.0, 0.0]]), logits, Sampling(temperature=0))
+    {0: CutoffGap(logit=1.0, mass=0.0)}
+    """
+    impossible = p.gather(-1, torch.as_tensor(tokens, device=p.device)[:, None])[:, 0] == 0
+    return {at: cutoff_gap(logits[at], sampling, tokens[at]) for at in impossible.nonzero()[:, 0].tolist()}
 
 
 def _steps(completion: Completion, start: int, n: int) -> Sequence[int] | None:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens, require_whole
+from specnb.arguments import require_whole
+from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens
 from specnb.drafting.model import ModelDrafter
 from specnb.models.tree import TreeModel
 from specnb.sampling.beam_rules import BeamSettings, State, start, steps

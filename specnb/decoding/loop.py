@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from specnb.arguments import require_whole
 from specnb.decoding.record import StepRecord, merge_rows
 from specnb.decoding.request import (
     Tokens,
@@ -30,9 +31,7 @@ from specnb.decoding.request import (
     require_models,
     require_probs,
     require_refill,
-    require_sampling,
     require_tokens,
-    require_whole,
     rule_for,
     useful_gamma,
 )
@@ -44,7 +43,7 @@ from specnb.drafting.base import Drafter
 from specnb.drafting.model import as_drafter
 from specnb.models.compilation import Captured, Compiled
 from specnb.models.memory import Memory, predicted, require_memory, telling_what_fits
-from specnb.sampling.distributions import Sampling
+from specnb.sampling.distributions import Sampling, require_sampling
 from specnb.sampling.tree_verification import TreeRule
 from specnb.sampling.verification import Rule
 

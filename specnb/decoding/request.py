@@ -7,18 +7,16 @@ and what to do.
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Collection, Mapping, Set
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.arguments import shown, whole
 from specnb.drafting.base import Drafter, missing_members
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
-from specnb.sampling.distributions import Sampling
 from specnb.sampling.tree_verification import TreeRule, node_depths, recursive_rejection
 from specnb.sampling.verification import Rule, token_verification
 
@@ -27,18 +25,6 @@ Tokens = int | Collection[int] | None
 LARGEST_SPARE_GAMMA = 32
 """A gamma up to this is never reduced, so that short sequences have whole steps too."""
 METHODS = ("start", "propose", "update")  # of a drafter
-SHOWN = 200  # characters of a value in a message
-
-
-def require_whole(**numbers: tuple[Any, int]) -> None:
-    """Each of `numbers`, a value and the least one allowed, is a whole number not below that.
-
-    >>> require_whole(gamma=(4, 0))
-    """
-    for name, (value, least) in numbers.items():
-        whole = _whole(value)
-        if whole is None or whole < least:
-            raise ValueError(f"{name} is {_shown(value)}; it must be a whole number from {least}")
 
 
 def require_flags(**flags: Any) -> None:
@@ -48,15 +34,7 @@ def require_flags(**flags: Any) -> None:
     """
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{name} is {_shown(value)}; it must be True or False")
-
-
-def require_sampling(sampling: Any) -> None:
-    """A `Sampling`."""
-    if not isinstance(sampling, Sampling):
-        raise TypeError(
-            f"sampling is {_shown(sampling)}; it must be a specnb.sampling.distributions.Sampling, such as Sampling()"
-        )
+            raise TypeError(f"{name} is {shown(value)}; it must be True or False")
 
 
 def rule_for(rule: Any, drafter: Drafter | None, gamma: int) -> Rule | TreeRule:
@@ -69,12 +47,12 @@ def rule_for(rule: Any, drafter: Drafter | None, gamma: int) -> Rule | TreeRule:
         return recursive_rejection if tree else token_verification
     if not _takes(rule, 6 if isinstance(rule, TreeRule) else 5):
         raise TypeError(
-            f"rule is {_shown(rule)}; it must be an acceptance rule of specnb.sampling.verification, or such a function"
+            f"rule is {shown(rule)}; it must be an acceptance rule of specnb.sampling.verification, or such a function"
         )
     if drafter is not None and gamma > 0 and isinstance(rule, TreeRule) != tree:
         kind, other = ("a tree", "TreeRule, such as recursive_rejection") if tree else ("a chain", "rule for chains")
         raise TypeError(
-            f"{type(drafter).__name__} proposes {kind}, and rule is {_shown(rule)}; it must be a {other}, or None"
+            f"{type(drafter).__name__} proposes {kind}, and rule is {shown(rule)}; it must be a {other}, or None"
         )
     return rule  # type: ignore[no-any-return]
 
@@ -106,7 +84,7 @@ def useful_gamma(gamma: int, max_new_tokens: int, drafter: Drafter | None) -> in
         return min(gamma, max(max_new_tokens - 1, LARGEST_SPARE_GAMMA))
     if gamma != len(drafter.parents):
         raise ValueError(
-            f"gamma is {_shown(gamma)}, and the tree of {type(drafter).__name__} has {len(drafter.parents)} nodes; "
+            f"gamma is {shown(gamma)}, and the tree of {type(drafter).__name__} has {len(drafter.parents)} nodes; "
             f"give gamma={len(drafter.parents)}, or 0 to decode without draft tokens"
         )
     node_depths(drafter.parents)
@@ -140,7 +118,7 @@ def require_drafter(drafter: Any) -> None:
         )
     parents, layers, model = drafter.parents, drafter.hidden_layers, drafter.draft_model
     suitable = {
-        "vocab": (_whole(drafter.vocab) is not None, "a whole number"),
+        "vocab": (whole(drafter.vocab) is not None, "a whole number"),
         "parents": (parents is None or _are_whole(parents), "None or a tuple of whole numbers"),
         "hidden_layers": (_are_whole(layers), "a tuple of whole numbers"),
         "draft_model": (model is None or isinstance(model, PreTrainedModel), "None or a model of transformers"),
@@ -148,7 +126,7 @@ def require_drafter(drafter: Any) -> None:
     }
     for member, (right, allowed) in suitable.items():
         if not right:
-            raise TypeError(f"{name}.{member} is {_shown(getattr(drafter, member))}; it must be {allowed}")
+            raise TypeError(f"{name}.{member} is {shown(getattr(drafter, member))}; it must be {allowed}")
 
 
 def _are_whole(values: Any) -> bool:
@@ -167,7 +145,7 @@ def require_refill(drafter: Drafter | None, prompts: int, batch_size: int) -> No
 def require_compile(compile: Any, device: torch.device) -> None:
     """A value of `compile` that works on `device`."""
     if not isinstance(compile, bool) and not (isinstance(compile, str) and compile == "graph"):
-        raise ValueError(f'compile is {_shown(compile)}; it must be False, True or "graph"')
+        raise ValueError(f'compile is {shown(compile)}; it must be False, True or "graph"')
     if compile == "graph" and device.type != "cuda":
         raise ValueError(f"a graph needs a CUDA device, and the target is on {device}; try compile=True")
 
@@ -175,7 +153,7 @@ def require_compile(compile: Any, device: torch.device) -> None:
 def require_probs(keep_probs: bool, compile: Any) -> None:
     """No compiled step if distributions are to be kept: its batch is reused, and so would be their memory."""
     if keep_probs and compile:
-        raise ValueError(f"keep_probs is {keep_probs} and compile is {_shown(compile)}; leave one of them out")
+        raise ValueError(f"keep_probs is {keep_probs} and compile is {shown(compile)}; leave one of them out")
 
 
 def require_tokens(prompts: Any, numbers: Any, eos: Any, vocab: int) -> None:
@@ -195,7 +173,7 @@ def require_tokens(prompts: Any, numbers: Any, eos: Any, vocab: int) -> None:
 def _require_in_vocabulary(name: str, tokens: list[int], vocab: int) -> None:
     outside = [token for token in tokens if not 0 <= token < vocab]
     if outside:
-        raise ValueError(f"{name} has the token {_shown(outside[0])}; the vocabulary has the tokens 0 to {vocab - 1}")
+        raise ValueError(f"{name} has the token {shown(outside[0])}; the vocabulary has the tokens 0 to {vocab - 1}")
 
 
 def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: int, max_new_tokens: int) -> None:
@@ -205,9 +183,9 @@ def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: i
             continue
         limit = context_limit(model)
         if limit is not None and longest + max_new_tokens > limit:
-            asked = f"a prompt of {longest} and {_shown(max_new_tokens)} new tokens need"
+            asked = f"a prompt of {longest} and {shown(max_new_tokens)} new tokens need"
             raise ValueError(
-                f"{asked} {_shown(longest + max_new_tokens)} positions, and {type(model).__name__} has {limit}; "
+                f"{asked} {shown(longest + max_new_tokens)} positions, and {type(model).__name__} has {limit}; "
                 "shorten the prompt or ask for fewer tokens"
             )
 
@@ -222,7 +200,7 @@ def listed_prompts(prompts: Any) -> list[list[int]]:
     """
     each = _items(prompts)
     if each is None:
-        raise TypeError(f"prompts is {_shown(prompts)}; it must be a list of prompts, each a list of tokens")
+        raise TypeError(f"prompts is {shown(prompts)}; it must be a list of prompts, each a list of tokens")
     return [_prompt(number, prompt) for number, prompt in enumerate(each)]
 
 
@@ -230,7 +208,7 @@ def _prompt(number: int, prompt: Any) -> list[int]:
     items = _items(prompt)
     tokens = None if items is None else _whole_numbers(items)
     if tokens is None:
-        given = _shown(prompt if items is None else items)
+        given = shown(prompt if items is None else items)
         raise TypeError(f"prompt {number} is {given}; each prompt is a list of tokens, which are whole numbers")
     return tokens
 
@@ -244,7 +222,7 @@ def listed_rows(rows: Any) -> list[int]:
     items = _items(rows)
     numbers = None if items is None else _whole_numbers(items)
     if numbers is None or any(number < 0 for number in numbers):
-        given = _shown(rows if items is None else items)
+        given = shown(rows if items is None else items)
         raise ValueError(f"rows are {given}; they must be a list of whole numbers from 0")
     return numbers
 
@@ -257,13 +235,13 @@ def as_list(eos: Any) -> list[int]:
     """
     if eos is None:
         return []
-    one = _whole(eos)
+    one = whole(eos)
     if one is not None:
         return [one]
     items = list(eos) if isinstance(eos, Set) else _items(eos)
     tokens = None if items is None else _whole_numbers(items)
     if tokens is None:
-        given = _shown(eos if items is None else items)
+        given = shown(eos if items is None else items)
         raise TypeError(f"eos is {given}; it must be a token, which is a whole number, a list of tokens, or None")
     return tokens
 
@@ -281,26 +259,5 @@ def _items(values: Any) -> list[Any] | None:
 
 
 def _whole_numbers(values: list[Any]) -> list[int] | None:
-    numbers = [_whole(value) for value in values]
+    numbers = [whole(value) for value in values]
     return None if None in numbers else cast(list[int], numbers)
-
-
-def _whole(value: Any) -> int | None:
-    """`value` as an int if it is a whole number of Python, numpy or torch, else None. A truth value is no number."""
-    if type(value) is int:
-        return value
-    if isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and value.dtype == torch.bool):
-        return None
-    try:
-        return operator.index(value)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-
-
-def _shown(value: Any) -> str:
-    """`repr(value)`, cut if it is long."""
-    try:
-        shown = repr(value)
-    except Exception:  # an integer of more than some thousand digits, lists nested too deeply, a __repr__ that fails
-        return f"a {type(value).__name__} too long to show"
-    return shown if len(shown) <= SHOWN else shown[:SHOWN] + "..."

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import math
-import operator
-import sys
 from collections.abc import Iterable, Sized
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from specnb.arguments import require_whole
 from specnb.drafting.base import missing_members
 from specnb.drafting.chain import ChainDrafter
 from specnb.drafting.model import ModelDrafter
 
 
-def require_whole(**numbers: tuple[Any, int]) -> None:
-    """Raises `ValueError` unless each of `numbers`, a value and the least one allowed, is a whole number from that.
+def require_lengths(vocab: int, shortest: int, longest: int) -> None:
+    """Raises `ValueError` unless all are whole numbers with 1 <= `shortest` <= `longest`, and `vocab` at least 1.
 
-    >>> require_whole(longest=(8, 1))
+    >>> require_lengths(vocab=9, shortest=2, longest=2)
     """
-    for name, (value, least) in numbers.items():
-        try:
-            right = not isinstance(value, bool) and operator.index(value) >= least
-        except TypeError:
-            right = False
-        if not right:
-            raise ValueError(f"{name} is {value!r}; it must be a whole number from {least}")
-
-
-def require_number(least: float = 0.0, most: float = sys.float_info.max, **numbers: Any) -> None:
-    """Raises `ValueError` unless each of `numbers` is a number from `least` to `most`.
-
-    >>> require_number(most=1.0, weight=0.3)
-    """
-    for name, value in numbers.items():
-        number: Any = value if isinstance(value, Real) else math.nan
-        if not least <= number <= most:
-            raise ValueError(f"{name} is {value!r}; it must lie in [{least:g}, {most:g}]")
+    require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, 1))
+    if not shortest <= longest:
+        raise ValueError(f"shortest is {shortest} and longest {longest}; they must be 1 <= shortest <= longest")
 
 
 def whole_tokens(name: str, tokens: Any) -> NDArray[np.int64]:

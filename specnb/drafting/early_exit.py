@@ -12,6 +12,8 @@ from typing import cast
 from torch import nn
 from transformers import PreTrainedModel
 
+from specnb.arguments import shown, whole
+
 
 def early_exit(target: PreTrainedModel, layers: int) -> PreTrainedModel:
     """A model of the first `layers` layers of `target`, its final norm and output head; all weights are shared.
@@ -32,8 +34,8 @@ def early_exit(target: PreTrainedModel, layers: int) -> PreTrainedModel:
     if not isinstance(target, PreTrainedModel):
         raise TypeError(f"target is a {type(target).__name__}; it must be a model of transformers")
     depth = target.config.num_hidden_layers
-    if isinstance(layers, bool) or not hasattr(layers, "__index__") or not 1 <= layers < depth:
-        raise ValueError(f"{layers} layers are asked for; the target has {depth}, so give 1 to {depth - 1}")
+    if not 1 <= (whole(layers) or 0) < depth:
+        raise ValueError(f"{shown(layers)} layers are asked for; the target has {depth}, so give 1 to {depth - 1}")
     draft, body = _shallow(target), _shallow(cast(PreTrainedModel, target.base_model))
     name = _name_of_layers(body, depth)
     config = copy.deepcopy(target.config)

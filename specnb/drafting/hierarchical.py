@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specnb.arguments import require_whole
 from specnb.drafting.arguments import (
     evaluate_again,
     require_drafter,
     require_equal_vocabularies,
     require_model_drafter,
-    require_whole,
 )
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.drafting.arguments import require_number, require_whole, whole_tokens
+from specnb.arguments import require_number, require_whole, shown, whole
+from specnb.drafting.arguments import whole_tokens
 from specnb.drafting.chain import ChainDrafter
 from specnb.sampling.distributions import Sampling, standardise_probs
 
@@ -183,8 +184,8 @@ class NgramModel:
 def _require_settings(order: int, vocab: int, discount: float) -> None:
     require_whole(vocab=(vocab, 2))
     most = int(62.9 / np.log2(vocab))
-    if not hasattr(order, "__index__") or not 1 <= order <= most:
-        raise ValueError(f"order is {order!r}; with {vocab} tokens it can be 1 to {most}")
+    if not 1 <= (whole(order) or 0) <= most:
+        raise ValueError(f"order is {shown(order)}; with {vocab} tokens it can be 1 to {most}")
     require_number(most=1.0, discount=discount)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specnb.drafting.arguments import require_whole
+from specnb.drafting.arguments import require_lengths
 from specnb.drafting.base import Context
 from specnb.drafting.chain import ChainDrafter
 
@@ -43,9 +43,7 @@ class PromptLookupDrafter(ChainDrafter):
         choose: str = "recent",
         require_match_possible: bool = False,
     ) -> None:
-        require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, 1))
-        if not shortest <= longest:
-            raise ValueError(f"shortest is {shortest} and longest {longest}; they must be 1 <= shortest <= longest")
+        require_lengths(vocab, shortest, longest)
         if choose not in CHOICES:
             raise ValueError(f"choose is {choose!r}; it must be one of {', '.join(CHOICES)}")
         self.vocab, self.longest, self.shortest, self.choose = vocab, longest, shortest, choose

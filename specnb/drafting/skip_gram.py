@@ -7,7 +7,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from specnb.drafting.arguments import require_whole, whole_tokens
+from specnb.arguments import require_whole
+from specnb.drafting.arguments import whole_tokens
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.ngram import NgramModel
 from specnb.sampling.distributions import Sampling, sample, standardise_probs

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specnb.drafting.arguments import require_chain, require_number, require_whole
+from specnb.arguments import require_number, require_whole
+from specnb.drafting.arguments import require_chain
 from specnb.drafting.base import Context, Proposal
 from specnb.drafting.chain import ChainDrafter, padded
 from specnb.sampling.tree_verification import TreeOutcome

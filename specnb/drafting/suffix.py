@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specnb.drafting.arguments import require_whole, whole_tokens
+from specnb.drafting.arguments import require_lengths, whole_tokens
 from specnb.drafting.chain import ChainDrafter
 
 SEPARATOR = -1  # between documents; no sequence contains it
@@ -122,9 +122,7 @@ class SuffixDrafter(ChainDrafter):
         shortest: int = 2,
         proportional: bool = False,
     ) -> None:
-        require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, 1))
-        if not shortest <= longest:
-            raise ValueError(f"shortest is {shortest} and longest {longest}; they must be 1 <= shortest <= longest")
+        require_lengths(vocab, shortest, longest)
         documents = listed_documents(documents)
         outside = [token for document in documents for token in document if not 0 <= token < vocab]
         if outside:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specnb.drafting.arguments import require_whole
+from specnb.arguments import require_whole
 from specnb.drafting.chain import ChainDrafter
 
 

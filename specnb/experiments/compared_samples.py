@@ -19,7 +19,7 @@ from specnb.audit import pit
 from specnb.audit.bets import Row
 from specnb.audit.bugs.bug import Bug
 from specnb.audit.known_bugs import EXACT, generate
-from specnb.audit.teacher_forcing import Completion, teacher_forced_rows
+from specnb.audit.teacher_forcing import Completion, Models, teacher_forced_rows
 from specnb.decoding.loop import generate as plain_generate
 from specnb.experiments.engine_checks import at_temperature_0
 from specnb.experiments.random_pair import VOCAB
@@ -123,7 +123,7 @@ def rows_of(made: Sampled, pair: Pair, claimed: Sampling) -> list[Row]:
         Completion(prompts()[number % PROMPTS], tokens[tokens >= 0].tolist())
         for number, tokens in enumerate(made.tokens)
     ]
-    return list(teacher_forced_rows(target, completions, claimed, pair.draft, claimed))
+    return list(teacher_forced_rows(Models(target, claimed, pair.draft, claimed), completions))
 
 
 @torch.inference_mode()

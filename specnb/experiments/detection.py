@@ -19,7 +19,7 @@ from specnb.audit.auditor import Auditor
 from specnb.audit.bugs.bug import Bug
 from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, generate
 from specnb.audit.numerics import measure_numerics
-from specnb.audit.teacher_forcing import Completion, teacher_forced_rows
+from specnb.audit.teacher_forcing import Completion, Models, teacher_forced_rows
 from specnb.experiments import corpus
 from specnb.models.loading import Pair, load_pair
 
@@ -89,6 +89,7 @@ def audited(bug: Bug, pair: Pair, seeds: Sequence[int], chunks: int = len(CHUNKS
     numerics = None
     auditors: dict[int, Auditor] = {}
     pooled = Auditor(DELTA, seed=seeds[0], eos=eos)
+    models = Models(pair.target, bug.claimed, pair.draft, bug.claimed)
     open_, bar = list(seeds), tqdm(total=CAP, desc=f"{bug.name}, seeds from {seeds[0]}", leave=False, delay=3)
     for chunk in range(min(chunks, len(CHUNKS))):
         completions = chunk_of_completions(bug, pair, open_, chunk)
@@ -96,7 +97,7 @@ def audited(bug: Bug, pair: Pair, seeds: Sequence[int], chunks: int = len(CHUNKS
             numerics = measure_numerics(pair.target, completions[open_[0]], bug.claimed)
             auditors = {seed: Auditor(DELTA, seed, eos, numerics=numerics) for seed in seeds}
         for seed in open_:
-            for row in teacher_forced_rows(pair.target, completions[seed], bug.claimed, pair.draft, bug.claimed):
+            for row in teacher_forced_rows(models, completions[seed]):
                 auditors[seed].add(row)
                 if pooled.tokens < POOLED:
                     pooled.add(row)

@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from specnb.audit.auditor import Auditor
 from specnb.audit.bets import Row
-from specnb.audit.claimed import claimed_probs, cutoff_gap
+from specnb.audit.claimed import claimed_probs
 from specnb.audit.numerics import Numerics, crossing, in_dtype, measure_numerics
-from specnb.audit.teacher_forcing import Completion, batch_logits, teacher_forced_rows
+from specnb.audit.teacher_forcing import Completion, Models, batch_logits, cutoff_gaps, teacher_forced_rows
 from specnb.decoding.loop import generate
 from specnb.models.loading import Pair, load_pair
 from specnb.sampling.distributions import Sampling, sample
@@ -77,7 +77,7 @@ def exact_engine(pair: Pair, setting: Setting, tokens: int, seed: int = 0) -> Ex
     prompts = [pair.encode(PROMPTS[number % len(PROMPTS)]) for number in range(-(-tokens // LENGTH))]
     made = generate(pair.target, prompts, max_new_tokens=LENGTH, seed=seed, sampling=sampling)
     completions = [Completion(prompt, tokens) for prompt, tokens in zip(prompts, made.tokens, strict=True)]
-    rows = list(teacher_forced_rows(pair.target, completions, sampling, pair.draft, sampling))
+    rows = list(teacher_forced_rows(Models(pair.target, sampling, pair.draft, sampling), completions))
     logits = [own for _, _, own in batch_logits(pair.target, completions)]
     rounded = logits
     if setting.dtype != pair.target.dtype:
@@ -113,9 +113,9 @@ def resampled(engine: ExactEngine, seed: int, number: int) -> Row:
     p = probs[:, None].expand(-1, 2, -1)  # the distribution after an accepted draft token is not used
     accepted, token = token_verification(p, row.q[:, None], draft_tokens[:, None], u[1][:, None], u[2])
     tokens = torch.where(accepted > 0, draft_tokens, token)
-    zero = (row.p.gather(-1, tokens[:, None])[:, 0] == 0).nonzero()[:, 0].tolist()
-    gaps = {at: cutoff_gap(engine.logits[number][at], engine.sampling, int(tokens[at])) for at in zero}
-    return replace(row, tokens=tokens.tolist(), steps=None, cutoff_gaps=gaps)
+    emitted = tokens.tolist()
+    gaps = cutoff_gaps(emitted, row.p, engine.logits[number], engine.sampling)
+    return replace(row, tokens=emitted, steps=None, cutoff_gaps=gaps)
 
 
 def items(audits: int, block: int, **_: Any) -> list[str]:

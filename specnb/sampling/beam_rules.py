@@ -24,6 +24,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from specnb.arguments import require_whole
+
 Path = tuple[int, ...]
 """A node of the tree of all continuations: the tokens from the prompt to it."""
 
@@ -63,9 +65,7 @@ class BeamSettings:
     eos: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("width", "max_new_tokens"):
-            if not hasattr(getattr(self, name), "__index__") or getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be a whole number from 1")
+        require_whole(width=(self.width, 1), max_new_tokens=(self.max_new_tokens, 1))
         given: Any = self.length_penalty
         penalty: Any = given if isinstance(given, Real) else float("nan")
         if not abs(penalty) < float("inf"):

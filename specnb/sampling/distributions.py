@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specnb.arguments import shown
+
 FLOAT32 = torch.finfo(torch.float32)
 
 
@@ -47,6 +49,17 @@ class Sampling:
             raise ValueError(f"top_k is {self.top_k!r}; it must be a whole number from 1, or None for no limit")
         if not 0 < _number(self.top_p) <= 1:
             raise ValueError(f"top_p is {self.top_p!r}; it must lie in (0, 1], where 1 keeps every token")
+
+
+def require_sampling(sampling: Any) -> None:
+    """Raises `TypeError` unless `sampling` is a `Sampling`.
+
+    >>> require_sampling(Sampling())
+    """
+    if not isinstance(sampling, Sampling):
+        raise TypeError(
+            f"sampling is {shown(sampling)}; it must be a specnb.sampling.distributions.Sampling, such as Sampling()"
+        )
 
 
 def _number(value: Any) -> float:

@@ -224,7 +224,7 @@ def test_the_steps_of_a_sequence_in_pieces_are_those_of_the_whole(monkeypatch: p
     completions = [Completion([1], [2, 3, 0, 1, 2, 3, 0], [3, 1, 3]), Completion([1], [2, 3], [2])]
 
     def steps() -> list[Any]:
-        rows = teacher_forced_rows(coin, completions, Sampling(), None, Sampling())
+        rows = teacher_forced_rows(Models(coin), completions)
         return [row.steps for row in rows]
 
     assert steps() == [[3, 1, 3], [2]]

@@ -34,7 +34,7 @@ def test_rows_have_the_distributions_of_full_runs(
     target = ARCHITECTURES[architecture](dtype=torch.float64)
     draft = ARCHITECTURES[architecture](seed=9, layers=1, dtype=torch.float64)
     with torch.inference_mode():
-        rows = list(teacher_forced_rows(target, TEXTS, SHARP, draft, Sampling(0.7)))
+        rows = list(teacher_forced_rows(Models(target, SHARP, draft, Sampling(0.7)), TEXTS))
     completions = [row for row in rows if not row.continues]
     assert [list(row.prompt) for row in completions] == [text.prompt for text in TEXTS]
     assert [token for row in rows for token in row.tokens] == [token for text in TEXTS for token in text.tokens]
@@ -52,7 +52,7 @@ def test_functions_are_asked_for_every_prefix() -> None:
         asked.append(prefix)
         return [0.7, 0.2, 0.1]
 
-    (row,) = teacher_forced_rows(probs, [Completion([1], [0, 2])], Sampling(top_k=2), None, Sampling())
+    (row,) = teacher_forced_rows(Models(probs, Sampling(top_k=2)), [Completion([1], [0, 2])])
     assert asked[-2:] == [(1,), (1, 0)]
     assert row.p[0].tolist() == pytest.approx([7 / 9, 2 / 9, 0])
     assert row.q is None
@@ -64,7 +64,7 @@ def test_a_suspected_model_is_sampled_as_the_target_and_not_as_the_draft() -> No
     def coin(prefix: tuple[int, ...]) -> list[float]:
         return [0.25, 0.75]
 
-    (row,) = teacher_forced_rows(coin, [Completion([], [1])], Sampling(0.5), coin, Sampling(2.0), coin)
+    (row,) = teacher_forced_rows(Models(coin, Sampling(0.5), coin, Sampling(2.0), coin), [Completion([], [1])])
     assert row.suspected is not None
     assert row.suspected[0].tolist() == row.p[0].tolist() == pytest.approx([0.1, 0.9])
 
@@ -108,7 +108,7 @@ def test_models_in_training_and_functions_without_distributions_are_refused() ->
             require_completions(lambda prefix, wrong=wrong: wrong, [Completion([], [0])])  # type: ignore[misc]
     growing = lambda prefix: [1 / (len(prefix) + 1)] * (len(prefix) + 1)  # noqa: E731
     with pytest.raises(ValueError, match="share a vocabulary"):
-        list(teacher_forced_rows(growing, [Completion([], [0, 0])], Sampling(), None, Sampling()))
+        list(teacher_forced_rows(Models(growing), [Completion([], [0, 0])]))
 
 
 def test_the_models_are_those_that_are_given() -> None:
@@ -119,7 +119,7 @@ def test_the_models_are_those_that_are_given() -> None:
 
 def test_rows_have_the_steps_of_their_completions() -> None:
     given = [Completion([1], [0, 2, 3, 1], steps=[3, 1]), Completion([2], [1, 1], steps=[2])]
-    rows = teacher_forced_rows(llama(), given, Sampling(), None, Sampling())
+    rows = teacher_forced_rows(Models(llama()), given)
     assert [row.steps for row in rows] == [[3, 1], [2]]
 
 

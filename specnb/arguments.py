@@ -1,0 +1,69 @@
+"""Checks of arguments that several packages make: whole numbers, and numbers in an interval.
+
+Each raises `ValueError` with what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SHOWN = 200  # characters of a value in a message
+
+
+def require_whole(**numbers: tuple[Any, int]) -> None:
+    """Each of `numbers`, a value and the least one allowed, is a whole number not below that.
+
+    >>> require_whole(gamma=(4, 0))
+    """
+    for name, (value, least) in numbers.items():
+        number = whole(value)
+        if number is None or number < least:
+            raise ValueError(f"{name} is {shown(value)}; it must be a whole number from {least}")
+
+
+def require_number(least: float = 0.0, most: float = sys.float_info.max, **numbers: Any) -> None:
+    """Each of `numbers` is a number from `least` to `most`.
+
+    >>> require_number(most=1.0, weight=0.3)
+    """
+    for name, value in numbers.items():
+        number: Any = value if isinstance(value, Real) else math.nan
+        if not least <= number <= most:
+            raise ValueError(f"{name} is {shown(value)}; it must lie in [{least:g}, {most:g}]")
+
+
+def whole(value: Any) -> int | None:
+    """`value` as an int if it is a whole number of Python, numpy or torch, else None. A truth value is no number.
+
+    >>> whole(np.int64(3)), whole(True), whole(2.0)
+    (3, None, None)
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def shown(value: Any) -> str:
+    """`repr(value)`, cut if it is long.
+
+    >>> shown([1] * 1000)[-9:]
+    ', 1, 1...'
+    """
+    try:
+        text = repr(value)
+    except Exception:  # an integer of more than some thousand digits, lists nested too deeply, a __repr__ that fails
+        return f"a {type(value).__name__} too long to show"
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
