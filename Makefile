@@ -13,18 +13,22 @@ bench bench-gpu distilled notebooks paper: export SPECNB_OUT := $(or $(SPECNB_OU
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: environment reproduce test fast wheel nbval lint lab docs bench bench-gpu experiments engines models distilled notebooks paper lock clean
+.PHONY: environment reproduce test fast wheel compared nbval lint lab docs bench bench-gpu experiments engines models distilled notebooks paper lock clean
 
 reproduce: environment  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
 	snakemake --cores $(CORES) --quiet rules host
 
-test: environment lint fast nbval  ## all checks: style and types, tests and examples, the notebooks
+test: environment lint fast compared  ## all checks: style and types, tests and examples, the notebooks
 
 lint: environment  ## style, types, and imports that point downwards
 	ruff check && ruff format --check && mypy && lint-imports --no-logo
 
 fast: environment  ## the tests, and the examples in docstrings
 	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder --doctest-modules specnb tests
+
+compared: environment  ## the notebooks against their committed outputs: as make reproduce ran them, by nbval where it has not
+	python tests/portability.py --made
+	notebooks="$$(python tests/portability.py --not-made)" && if [ -n "$$notebooks" ]; then $(MAKE) nbval NOTEBOOKS="$$notebooks"; fi
 
 nbval: environment  ## the notebooks, run again and compared with their committed outputs
 	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg $(or $(NOTEBOOKS),notebooks)

@@ -6,7 +6,8 @@ runs the notebooks whose names begin so (all, if none is given) as the pipeline 
 and prints every text output, table, verdict and figure that differs from the committed one. The exit status is 1 if
 anything does. What depends on the clock is not compared: `_timed` files and cells tagged `nbval-ignore-output`.
 
-`--made` runs nothing: it compares the notebooks that `make reproduce` has just run.
+`--made` runs nothing: it compares the notebooks as `make reproduce` ran them, as far as those runs are up to date.
+`--not-made` only prints the others.
 
 `--threads N` sets the notebooks' parameter of that name; `--keep FOLDER` leaves there what the run wrote, under
 FOLDER/NN, in place of a temporary folder. Other processors are simulated by the variables that oneDNN, ATen and MKL
@@ -33,7 +34,7 @@ import papermill
 from nbformat import NotebookNode
 
 from specnb.experiments.notebooks import FOLDER, tidy
-from specnb.report import origin
+from specnb.report import origin, reproduce
 from specnb.report.claims import ROOT
 
 SANITIZE = Path(__file__).with_name("sanitize.cfg")
@@ -80,6 +81,11 @@ def run(notebook: Path, folder: Path, threads: int) -> NotebookNode:
     return made
 
 
+def is_made(notebook: Path) -> bool:
+    """Whether `make reproduce` has run `notebook` with the present code, parameters and inputs."""
+    return reproduce.up_to_date(notebook.stem, origin.config(ROOT)[notebook.stem], ROOT)
+
+
 def differences(name: str, made: NotebookNode, folder: Path) -> Iterator[tuple[str, str, str]]:
     """Whatever differs from what is committed: its name, the committed text and the text made by this run."""
     committed = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
@@ -100,14 +106,19 @@ def main() -> int:
     parser.add_argument("prefixes", nargs="*", help="beginnings of notebooks' names; all if none is given")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--made", action="store_true", help="compare what `make reproduce` ran; nothing is run")
+    parser.add_argument("--not-made", action="store_true", help="print the notebooks that `--made` leaves out")
     parser.add_argument("--keep", type=Path, help="leave what the run wrote in this folder")
     arguments = parser.parse_args()
+    named = [path for path in sorted(FOLDER.glob("*.ipynb")) if path.name.startswith(tuple(arguments.prefixes) or "")]
+    if arguments.not_made:
+        print(*(path.relative_to(ROOT) for path in named if not is_made(path)))
+        return 0
     different = 0
     with tempfile.TemporaryDirectory() as temporary:
-        for notebook in sorted(FOLDER.glob("*.ipynb")):
-            if not notebook.name.startswith(tuple(arguments.prefixes) or ""):
-                continue
+        for notebook in named:
             if arguments.made:
+                if not is_made(notebook):
+                    continue
                 folder, made = ROOT, nbformat.read(MADE / notebook.name, as_version=4)
             else:
                 folder = (arguments.keep or Path(temporary)).resolve() / notebook.name[:2]
