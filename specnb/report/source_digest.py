@@ -62,12 +62,12 @@ def modules(root: Path, *sources: str) -> dict[str, str]:
     True
     """
     found: dict[str, str] = {}
-    waiting = set().union(*(_imported(root, _parsed(source), "") for source in sources))
+    waiting = set().union(*(_imported(root, source, "") for source in sources))
     while waiting:
         name = waiting.pop()
         source = _file(root, name).read_text(encoding="utf-8")
         found[name] = code_digest(source)
-        waiting |= _imported(root, _parsed(source), name) - found.keys()
+        waiting |= _imported(root, source, name) - found.keys()
     return dict(sorted(found.items()))
 
 
@@ -82,11 +82,11 @@ def _file(root: Path, module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def _imported(root: Path, tree: ast.Module, inside: str) -> set[str]:
-    """The modules of the package that the code of module `inside` names, with the packages that they are in."""
+def _imported(root: Path, source: str, inside: str) -> set[str]:
+    """The modules of the package that the `source` of module `inside` names, with the packages that they are in."""
     names: set[str] = set()
     packages: dict[str, str] = {}  # names bound by `import`, and what they stand for
-    nodes = list(_executed(tree))
+    nodes = _imports_and_attributes(source)
     for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -100,6 +100,17 @@ def _imported(root: Path, tree: ast.Module, inside: str) -> set[str]:
             names |= _public(root, packages[node.value.id]).get(node.attr, set())
     parts = [name.split(".") for name in names if name.split(".")[0] == PACKAGE]
     return {".".join(part[: end + 1]) for part in parts for end in range(len(part))}
+
+
+@cache
+def _imports_and_attributes(source: str) -> list[ast.AST]:
+    """The nodes of `source` that may name a module: imports, and attributes of names."""
+    return [
+        node
+        for node in _executed(_parsed(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
+    ]
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
