@@ -121,7 +121,10 @@ def test_an_out_of_memory_error_names_a_batch_that_fits() -> None:
 def test_packed_weights_are_counted_and_do_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of square layers here; which ones are packed is otherwise measured, and some may be and others not."""
     every = (True,) * len(layout.CLASSES)
-    square = lambda weight: weight.shape[0] == weight.shape[1]  # noqa: E731
+
+    def square(weight: torch.Tensor) -> bool:
+        return weight.shape[0] == weight.shape[1]
+
     monkeypatch.setattr(layout, "choices", lambda all_: [every if square(w) else layout.AS_SAVED for w in all_])
     packed = pack(llama())
     plain = predicted(llama(), None, rows=1, prompt=9, new_tokens=9)
