@@ -29,8 +29,8 @@ class RaggedLayer(CacheLayerMixin):
         self.cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        batch, heads, _, key_dim = key_states.shape
-        capacity = self.cache.capacity
+        written, heads, _, key_dim = key_states.shape
+        batch, capacity = self.cache.batch or written, self.cache.capacity
         self.keys = key_states.new_zeros(batch, heads, capacity, key_dim)
         self.values = value_states.new_zeros(batch, value_states.shape[1], capacity, value_states.shape[-1])
         self.is_initialized = True
@@ -73,6 +73,9 @@ class RaggedCache(Cache):
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
+        self.batch: int | None = (
+            None  # its rows, if it was said before the first tokens, which may be of some rows only
+        )
         self.ragged = [RaggedLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self.ragged))
 

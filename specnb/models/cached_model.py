@@ -113,6 +113,7 @@ def prefill(runner: CachedModel, tokens: Tensor, lengths: Tensor, rows: Tensor |
     until it is overwritten.
     """
     if rows is not None:
+        runner.cache.batch = len(tokens)
         tokens, lengths = tokens[rows], lengths[rows]
     longest = int(lengths.max())
     if longest > 1:

@@ -7,7 +7,7 @@ import torch
 from tiny import llama
 from torch import nn
 
-from specnb.models.cached_model import CachedModel
+from specnb.models.cached_model import CachedModel, prefill
 
 
 @torch.inference_mode()
@@ -55,3 +55,15 @@ def test_hidden_states_are_those_of_the_model_and_move_with_the_cache() -> None:
 def test_hidden_layers_have_a_range() -> None:
     with pytest.raises(ValueError, match=r"hidden layers \(3,\) are asked for, .* has the hidden states -3 to 2"):
         CachedModel(llama(), 4).record_hidden_states((3,), batch=1)
+
+
+@torch.inference_mode()
+def test_the_first_tokens_of_a_cache_may_be_those_of_some_rows_only() -> None:
+    """As when the prompts before had one token, and a drafter was not asked until one of them was replaced."""
+    model = llama(dtype=torch.float64)
+    tokens, lengths = torch.tensor([[1, 0, 0], [3, 2, 1]]), torch.tensor([1, 3])
+    runner = CachedModel(model, 4)
+    prefill(runner, tokens, lengths, torch.tensor([1]))
+    logits = runner.run(tokens.gather(1, lengths[:, None] - 1), lengths[:, None] - 1, keep=1)
+    alone = [model(tokens[row : row + 1, :length]).logits[:, -1:] for row, length in enumerate(lengths.tolist())]
+    torch.testing.assert_close(logits, torch.cat(alone), rtol=0, atol=1e-12)
