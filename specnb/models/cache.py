@@ -73,9 +73,7 @@ class RaggedCache(Cache):
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
-        self.batch: int | None = (
-            None  # its rows, if it was said before the first tokens, which may be of some rows only
-        )
+        self.batch: int | None = None  # its rows, where the first tokens are of some rows only
         self.ragged = [RaggedLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self.ragged))
 
