@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specnb.drafting.arguments import require_drafter, require_equal_vocabularies, require_model_drafter
@@ -45,11 +44,6 @@ class FallbackDrafter(Drafter):
             self.missed = 0
         self.copy.start(context, rows)
         self.model.start(context, rows)
-        if rows is None and int(context.lengths.max()) == 1:
-            # Prompts of one token need no forward pass. If all rows copy from then on, the first one would be that of a
-            # refilled row, and the cache would be made for that row only.
-            first = context.tokens[:, :1]
-            self.model.runner.run(first, torch.zeros_like(first), keep=1)
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
