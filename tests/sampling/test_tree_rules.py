@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 import pytest
+import rules_by_hand as by_hand
 import torch
-from distributions_for_tests import distribution_pair
+from distributions_for_tests import PAIRS, distribution_pair
 from torch import Tensor
 
 from specnb.sampling import traversal
@@ -29,6 +33,8 @@ from specnb.sampling.threshold_enumeration import (
 from specnb.sampling.traversal import (
     best_path_block,
     best_path_thresholds,
+    chosen_path,
+    leaves_first,
     paths,
     traversal_thresholds,
     traversal_verification,
@@ -39,10 +45,12 @@ from specnb.sampling.tree_schemes import (
     draft_trees,
     hub_children,
     independent_children,
+    prefix_of,
     top_children,
 )
 from specnb.sampling.tree_selection import (
     SelectionTree,
+    children_of,
     exact_match_tree,
     greedy_tree,
     k_sequential_tree,
@@ -442,3 +450,304 @@ def test_a_plan_of_a_selection_is_followed_at_every_node() -> None:
 
     TreeRule(SelectionTree(noting))(*random_tree((-1, -1, 0, 0, 0, 4)))
     assert sizes == [2, 3, 1]
+
+
+# The rules, their plans and the schemes beside their definitions in plain Python
+
+SHAPES = [(-1,), (-1, -1, -1), (-1, -1, 1, 0), (-1, 0, -1, 1, 0), (-1, -1, 0, 0, 1, 3)]
+WELL_CONDITIONED = [kind for kind in PAIRS if kind != "nearly equal"]  # there rounding decides
+KIND_COUNT, SEEDS = len(WELL_CONDITIONED), 4
+every_shape = pytest.mark.parametrize("parents", SHAPES, ids=str)
+
+
+def float64(rows: Any) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def any_trees(
+    parents: tuple[int, ...], missing: float, vocab: int = 3
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """p, q, tokens and uniforms of trees `(kinds, seeds)` with any tokens, also impossible ones, and some missing."""
+    generator = torch.Generator().manual_seed(len(parents))
+    cases: list[list[Tensor]] = [[], [], []]
+    for kind, seed in product(WELL_CONDITIONED, range(SEEDS)):
+        p, q = distribution_pair(kind, vocab, seed)
+        tokens: list[int] = []
+        for parent in parents:
+            absent = (parent >= 0 and tokens[parent] < 0) or float(torch.rand((), generator=generator)) < missing
+            tokens.append(-1 if absent else int(torch.randint(vocab, (), generator=generator)))
+        along = [prefix_of(node, parents, tokens) for node in range(-1, len(parents))]
+        cases[0].append(torch.stack([p(path) if -1 not in path else p(()) for path in along]))
+        before = [along[parent + 1] for parent in parents]
+        absent_row = torch.zeros(vocab, dtype=torch.float64)
+        rows = [q(path) if x >= 0 else absent_row for path, x in zip(before, tokens, strict=True)]
+        cases[1].append(torch.stack(rows))
+        cases[2].append(torch.tensor(tokens))
+    uniforms = torch.rand(KIND_COUNT, SEEDS, len(parents) + 1, generator=generator, dtype=torch.float64)
+    p_all, q_all, tokens_all = (torch.stack(part).unflatten(0, (KIND_COUNT, SEEDS)) for part in cases)
+    return p_all, q_all, tokens_all, uniforms[..., :-1], uniforms[..., -1]
+
+
+def matched(p: Any, q: Any, tokens: Any, parents: tuple[int, ...], uniforms: Any, final: Any) -> by_hand.Path:
+    every = [final, *uniforms]
+    return by_hand.following(lambda node: by_hand.sampled(p[node + 1], every[node + 1]), tokens, parents)
+
+
+def greedily(p: Any, q: Any, tokens: Any, parents: tuple[int, ...], uniforms: Any, final: Any) -> by_hand.Path:
+    return by_hand.following(lambda node: p[node + 1].index(max(p[node + 1])), tokens, parents)
+
+
+BY_HAND: dict[str, tuple[TreeRule, Callable[..., by_hand.Path]]] = {
+    "recursive": (recursive_rejection, partial(by_hand.selection_tree, by_hand.recursive)),
+    "q = 1": (top_k_tree, partial(by_hand.selection_tree, by_hand.top_k)),
+    "k-sequential": (k_sequential_tree, partial(by_hand.selection_tree, by_hand.k_sequential)),
+    "traversal": (traversal_verification, by_hand.traversal),
+    "exact match": (exact_match_tree, matched),
+    "greedy": (greedy_tree, greedily),
+}
+
+
+@every_shape
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_rule_decides_as_its_definition(name: str, parents: tuple[int, ...]) -> None:
+    rule, definition = BY_HAND[name]
+    p, q, tokens, accept, final = any_trees(parents, missing=0.0 if name == "k-sequential" else 0.15)
+    found = rule(p, q, tokens, parents, accept, final)
+    depth = max(node_depths(parents))
+    assert found.path.shape == (*final.shape, depth)
+    assert found.accepted.dtype == found.token.dtype == found.path.dtype == torch.int64
+    for row in product(range(KIND_COUNT), range(SEEDS)):
+        one = (p[row].tolist(), q[row].tolist(), tokens[row].tolist(), parents, accept[row].tolist(), float(final[row]))
+        path, token = definition(*one)
+        padded = path + [-1] * (depth - len(path))
+        got = int(found.accepted[row]), int(found.token[row]), found.path[row].tolist()
+        if name in ("greedy", "exact match") and got[2] != padded:  # of equal children any may be followed
+            assert [tokens[row][i] for i in got[2] if i >= 0] == [tokens[row][i] for i in path]
+            continue
+        assert got == (len(path), token, padded), (row, one)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 1, 1), ()], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_plans_of_any_leading_shape_have_the_dtype_of_the_distributions(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    parents = (-1, -1, 0, 1)
+    p, q, tokens, *_ = random_tree(parents, rows=prod(shape))
+    p, q = p.to(dtype), q.to(dtype)
+    for thresholds in (
+        recursive_thresholds,
+        traversal_thresholds,
+        best_path_thresholds,
+        SelectionTree(recursive_plan).thresholds,
+        SelectionTree(k_sequential_plan).thresholds,
+    ):
+        shaped = thresholds(*(part.reshape(*shape, *part.shape[1:]) for part in (p, q, tokens)), parents)
+        assert shaped.accept.shape == (*shape, 4)
+        assert shaped.accept.dtype == shaped.recovered.dtype == dtype
+        for row, place in enumerate(product(*map(range, shape))):
+            alone = thresholds(p[row], q[row], tokens[row], parents)
+            assert all(torch.equal(one, every[place]) for one, every in zip(alone, shaped, strict=True))
+
+
+@every_shape
+def test_the_thresholds_of_recursive_rejection_are_those_of_its_definition(parents: tuple[int, ...]) -> None:
+    """Those of a selection tree with the recursive plan too; and all that the last token can be sampled from."""
+    p, q, tokens, *_ = any_trees(parents, missing=0.15)
+    found, selected = (
+        recursive_thresholds(p, q, tokens, parents),
+        SelectionTree(recursive_plan).thresholds(p, q, tokens, parents),
+    )
+    for row in product(range(KIND_COUNT), range(SEEDS)):
+        p_row, q_row, tokens_row = p[row].tolist(), q[row].tolist(), tokens[row].tolist()
+        accept, recovered, after = [0.0] * len(parents), [], {}
+        for node in range(-1, len(parents)):
+            below = by_hand.children(parents, node)
+            for at, child in enumerate(below, start=1):
+                chances, left = by_hand.recursive(
+                    p_row[node + 1], [q_row[i] for i in below[:at]], [tokens_row[i] for i in below[:at]]
+                )
+                accept[child], after[child] = chances[-1], left
+            if below:
+                recovered.append(after[below[-1]])
+        for plan in (found, selected):
+            assert plan.accept[row].clamp_max(1).tolist() == pytest.approx(accept, abs=1e-12)
+        every = float64([*p_row, *(after[node] for node in range(len(parents)))])
+        assert torch.allclose(found.recovered[row], every, atol=1e-12, rtol=0)
+        last = float64([*p_row, *recovered])
+        assert torch.allclose(selected.recovered[row], last, atol=1e-12, rtol=0)
+
+
+PLANNED: dict[str, tuple[TreeRule, TreePlanner]] = {
+    "traversal": (traversal_verification, traversal_thresholds),
+    "best path": (best_path_block, best_path_thresholds),
+    "q = 1": (top_k_tree, SelectionTree(top_k_plan).thresholds),
+    "recursive plan": (TreeRule(SelectionTree(recursive_plan)), SelectionTree(recursive_plan).thresholds),
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_uniform_equal_to_its_threshold_rejects(name: str) -> None:
+    """The thresholds are probabilities, and so is 0: a uniform of 0 accepts no impossible token."""
+    rule, plan = PLANNED[name]
+    for parents in [(-1,), (-1, -1, 0, 1)]:
+        p, q, tokens, accept, final = any_trees(parents, missing=0.0)
+        if name == "best path":
+            tokens = tokens.where(q.gather(-1, tokens[..., None])[..., 0] > 0, q.argmax(-1))
+        thresholds = plan(p, q, tokens, parents)
+        assert thresholds.accept.min() >= 0
+        assert thresholds.accept.max() <= 1 + 1e-12
+        assert thresholds.recovered.min() >= 0
+        assert thresholds.recovered.sum(-1).min() > 0
+        found = rule(p, q, tokens, parents, thresholds.accept, final)
+        assert not found.accepted.any()
+        assert (found.path == -1).all()
+        assert (p[..., 0, :].gather(-1, found.token[..., None]) > 0).all()
+        below = torch.nextafter(thresholds.accept, torch.zeros_like(accept))
+        possible = thresholds.accept > 0
+        if name == "best path":  # uniforms after those of one path are not read
+            possible = possible[..., : max(node_depths(parents))]
+        elif name != "traversal":  # the root's children are tested first
+            possible = possible[..., : parents.count(-1)]
+        assert torch.equal(rule(p, q, tokens, parents, below, final).accepted > 0, possible.any(-1))
+
+
+@pytest.mark.parametrize("parents", [(-1, -1, 0, 1), (-1, 0, -1, 2), (-1, -1, 1, 0), (-1, -1, -1), (-1, 0)], ids=str)
+def test_the_best_path_is_verified_with_the_distribution_of_the_best_of_all_paths(parents: tuple[int, ...]) -> None:
+    """That distribution is counted here over every chain that a drafter could propose."""
+    nodes, vocab = paths(parents), 3
+    k, depth = len(nodes), len(nodes[0])
+    generator = torch.Generator().manual_seed(len(parents))
+    kinds = [kind for kind in WELL_CONDITIONED if not kind.startswith("equal")]  # there rounding decides here
+    for kind, seed in product(kinds, range(2)):
+        p, q = distribution_pair(kind, vocab, seed)
+        chains: list[tuple[int, ...]] = []
+        for _ in range(k):
+            chain: tuple[int, ...] = ()
+            for _ in range(depth):
+                chain += (int(torch.multinomial(q(chain), 1, generator=generator)),)
+            chains.append(chain)
+        tokens, along = [0] * len(parents), [()] * (len(parents) + 1)
+        for chain, own in zip(chains, nodes, strict=True):
+            for level, node in enumerate(own):
+                tokens[node], along[node + 1] = chain[level], chain[: level + 1]  # type: ignore[call-overload]
+        p_tree = torch.stack([p(path) for path in along])
+        q_tree = torch.stack([q(along[parent + 1]) for parent in parents])
+        best, rows = by_hand.chosen_chain(lambda c: p(c).tolist(), lambda c: q(c).tolist(), chains)  # noqa: B023
+        p_along = [p(chains[best][:n]).tolist() for n in range(depth + 1)]
+        accept, recovered = by_hand.block(p_along, rows, chains[best])
+
+        plan, chosen = chosen_path(p_tree, q_tree, torch.tensor(tokens), parents)
+        assert [tokens[node] for node in chosen.tolist()] == list(chains[best])
+        assert chosen.tolist() == nodes[best]
+        assert plan.accept.tolist() == pytest.approx(accept, abs=1e-9)
+        assert torch.allclose(plan.recovered, float64(recovered), atol=1e-9, rtol=0)
+        thresholds = best_path_thresholds(p_tree, q_tree, torch.tensor(tokens), parents)
+        assert torch.equal(thresholds.accept, torch.cat([plan.accept, torch.zeros(len(parents) - depth).double()]))
+        assert torch.equal(thresholds.recovered, plan.recovered)
+
+
+def test_of_many_tokens_with_equal_ratios_the_lowest_is_chosen() -> None:
+    """Torch keeps the order of more than 16 equal numbers in a stable sort only."""
+    probs = torch.full((4, 40), 1 / 40, dtype=torch.float64)
+    tokens = torch.stack([torch.randperm(40, generator=torch.Generator().manual_seed(seed))[:3] for seed in range(30)])
+    plan, nodes = chosen_path(probs.expand(30, 4, 40), probs[:3].expand(30, 3, 40), tokens, (-1, -1, -1))
+    assert torch.equal(nodes[:, 0], tokens.argmin(-1))
+    place = tokens.amin(-1).double()
+    own = ((40 - place) ** 3 - (39 - place) ** 3) / 40**3  # the lowest of three tokens is this one
+    assert torch.allclose(plan.accept[:, 0], (1 / 40 / own).clamp_max(1), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name != "best path"])
+def test_without_nodes_the_token_is_sampled_from_the_target(name: str) -> None:
+    """Of the argmax, where the rule is greedy."""
+    p = torch.tensor([[[0.25, 0.75]], [[0.5, 0.5]], [[1.0, 0.0]]])
+    no_nodes = p[:, :0], torch.zeros(3, 0, dtype=torch.int64), (), torch.zeros(3, 0)
+    found = RULES[name](p, *no_nodes, torch.tensor([0.25, 0.5, 0.75]))
+    assert found.accepted.tolist() == [0, 0, 0]
+    assert found.token.tolist() == [1, 0 if name == "greedy" else 1, 0]
+    assert found.path.shape == (3, 0)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_with_one_possible_token_a_whole_path_is_accepted(name: str) -> None:
+    ones, tokens = torch.ones(2, 5, 1), torch.zeros(2, 4, dtype=torch.int64)
+    found = RULES[name](ones, ones[:, :4], tokens, (-1, -1, 0, 1), torch.full((2, 4), 0.9), torch.zeros(2))
+    assert found.accepted.tolist() == [2, 2]
+    assert found.token.tolist() == [0, 0]
+    assert found.path.tolist() in ([[0, 2]] * 2, [[1, 3]] * 2)
+
+
+def test_a_uniform_equal_to_the_ratio_rejects_in_recursive_rejection_too() -> None:
+    p, q = torch.tensor([[0.25, 0.75], [1.0, 0.0]]), torch.tensor([[0.5, 0.5]])
+    for uniform, accepted in ((0.5, 0), (0.4375, 1)):
+        found = recursive_rejection(p, q, torch.tensor([0]), (-1,), torch.tensor([uniform]), torch.tensor(0.9))
+        assert int(found.accepted) == accepted
+
+
+def test_children_are_listed_by_parent_and_the_order_of_the_tree() -> None:
+    assert list(children_of((-1, -1, 1, 0, 0)).items()) == [(-1, [0, 1]), (0, [3, 4]), (1, [2])]
+    assert children_of(()) == {}
+    assert paths((-1, -1, 1, 0)) == [[0, 3], [1, 2]]
+    assert leaves_first((-1, -1, 1, 0)) == (3, 0, 2, 1)
+    for wrong in ((0,), (-2,), (-1, 1)):
+        with pytest.raises(ValueError, match="it must be an earlier node, or -1"):
+            children_of(wrong)
+        with pytest.raises(ValueError, match="it must be an earlier node, or -1"):
+            draft_trees(wrong, lambda _: torch.tensor([0.5, 0.5]), independent_children)
+
+
+def test_the_next_child_has_the_distribution_of_its_scheme() -> None:
+    """For a batch of two axes, with earlier children of which some are missing."""
+    q = float64([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], [[0.0, 1.0, 0.0], [0.25, 0.5, 0.25]]])
+    first, second = torch.tensor([[0, 2], [1, 1]]), torch.tensor([[2, -1], [-1, 0]])
+    assert independent_children(q, [first, second]) is q
+    want = {
+        (): q.tolist(),
+        (first,): [[[0, 0.6, 0.4], [0.5, 0.5, 0]], [[0, 0, 0], [0.5, 0, 0.5]]],
+        (first, second): [[[0, 1, 0], [0.5, 0.5, 0]], [[0, 0, 0], [0, 0, 1]]],
+    }
+    for earlier, rows in want.items():
+        assert torch.allclose(distinct_children(q, earlier), float64(rows), atol=1e-12, rtol=0)
+    top = {0: [[0, 2], [1, 1]], 1: [[1, None], [None, None]], 2: [[2, None], [None, None]]}  # without the ties
+    for rank, tokens in top.items():
+        found = top_children(q, [first] * rank)
+        assert found.dtype == q.dtype
+        assert torch.equal(found.sum(-1), torch.ones(2, 2).double())
+        for row, column in product(range(2), range(2)):
+            if tokens[row][column] is not None:
+                assert int(found[row, column].argmax()) == tokens[row][column]
+    assert not top_children(q, [first] * 3).any()
+    assert torch.equal(hub_children(q, []), q)
+    hub = hub_children(q, [first])  # after the most probable token one of the others, after another one the former
+    assert torch.allclose(
+        hub, float64([[[0, 0.6, 0.4], [0.5, 0.5, 0]], [[0, 0, 0], [0.5, 0, 0.5]]]), atol=1e-12, rtol=0
+    )
+    assert torch.equal(hub_children(q, [1 - first.clamp_max(1)])[1, 0], float64([0.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize("scheme", [independent_children, distinct_children, top_children, hub_children])
+@pytest.mark.parametrize("kind", ["dense", "zeros in q", "one-hot q"])
+def test_a_tree_has_the_product_of_its_rows_and_each_row_its_scheme(kind: str, scheme: Scheme) -> None:
+    parents = (-1, -1, 0, 0, 1)
+    _, q = distribution_pair(kind, vocab=3)
+    trees = draft_trees(parents, q, scheme)
+    assert sum(tree.probability for tree in trees) == pytest.approx(1, abs=1e-12)
+    assert len({tree.tokens for tree in trees}) == len(trees)
+    for tree in trees:
+        assert tree.q.shape == (5, 3)
+        assert tree.q.dtype == torch.float64
+        chance = 1.0
+        for node, parent in enumerate(parents):
+            prefix, x = prefix_of(parent, parents, tree.tokens), tree.tokens[node]
+            earlier = [torch.tensor(tree.tokens[i]) for i in range(node) if parents[i] == parent]
+            row = torch.zeros(3).double() if -1 in prefix else scheme(q(prefix), earlier)
+            assert torch.equal(tree.q[node], row)
+            assert (x == -1) == (not row.any())
+            chance *= float(row[x]) if x >= 0 else 1.0
+        assert tree.probability == pytest.approx(chance, abs=1e-15)
+        assert chance > 0
+
+
+def test_the_tokens_from_the_root_to_a_node() -> None:
+    assert [prefix_of(node, (-1, -1, 1, 0), (5, 6, 7, 8)) for node in (-1, 0, 2, 3)] == [(), (5,), (6, 7), (5, 8)]
