@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 
 import pytest
+import rules_by_hand as by_hand
 import torch
 from distributions_for_tests import PAIRS, distribution_pair, distributions_along
 from torch import Tensor
@@ -25,9 +28,12 @@ from specnb.sampling.enumeration import Conditional, completed, joint_distributi
 from specnb.sampling.hierarchical_file import hierarchical_file_plan, hierarchical_verification_file
 from specnb.sampling.threshold_enumeration import (
     asked_step_distribution,
+    asked_tree_distribution,
     expected_accepted,
     planned_step_distribution,
 )
+from specnb.sampling.traversal import traversal_thresholds, traversal_verification
+from specnb.sampling.tree_schemes import independent_children
 from specnb.sampling.verification import Outcome, Rule, token_verification
 
 EXACT: dict[str, tuple[Rule, Planner]] = {
@@ -283,3 +289,147 @@ def test_a_decision_with_a_bug_is_found(plan: Planner, decide: Decision) -> None
     except ValueError:
         return
     assert total_variation_of_a_step(emitted, p, 2) > 1e-3
+
+
+# The plans beside their definitions in plain Python
+
+BY_HAND: dict[str, Callable[..., by_hand.Chain]] = {
+    "block": by_hand.block,
+    "hierarchical": by_hand.hierarchical,
+    "hierarchical, code": partial(by_hand.hierarchical, variant="code"),
+    "hierarchical, file": partial(by_hand.hierarchical, variant="file"),
+}
+WELL_CONDITIONED = [kind for kind in PAIRS if kind != "nearly equal"]  # there rounding decides
+
+
+def any_chains(gamma: int, missing: float, possible: bool, vocab: int = 3, seeds: int = 4) -> tuple[Tensor, ...]:
+    """p, q, tokens and uniforms `(kinds, seeds, ...)`: any tokens, or those that q has; some are missing."""
+    generator = torch.Generator().manual_seed(gamma)
+    cases: list[list[Tensor]] = [[], [], []]
+    for kind, seed in product(WELL_CONDITIONED, range(seeds)):
+        p, q = distribution_pair(kind, vocab, seed)
+        tokens: tuple[int, ...] = ()
+        for _ in range(gamma):
+            weights = q(tokens) if possible else torch.ones(vocab)
+            tokens += (int(torch.multinomial(weights, 1, generator=generator)),)
+        absent = torch.rand(gamma, generator=generator) < missing
+        cases[0].append(distributions_along(p, tokens, gamma + 1))
+        cases[1].append(distributions_along(q, tokens, gamma).where(~absent[:, None], 0.0))
+        cases[2].append(torch.tensor(tokens, dtype=torch.int64).where(~absent, -1))
+    uniforms = torch.rand(len(WELL_CONDITIONED), seeds, gamma + 1, generator=generator, dtype=torch.float64)
+    p_all, q_all, tokens_all = (torch.stack(part).unflatten(0, (-1, seeds)) for part in cases)
+    return p_all, q_all, tokens_all, uniforms[..., :-1], uniforms[..., -1]
+
+
+@every_rule
+@pytest.mark.parametrize("gamma", [1, 2, 4])
+@pytest.mark.parametrize("missing", [0.0, 0.2])
+def test_a_plan_and_its_decisions_are_the_definition(name: str, gamma: int, missing: float) -> None:
+    """For any tokens in block verification; the others say nothing of several tokens that q excludes."""
+    p, q, tokens, accept, final = any_chains(gamma, missing, possible=name != "block")
+    found, decided = ALL[name][1](p, q, tokens), ALL[name][0](p, q, tokens, accept, final)
+    assert found.accept.shape == tokens.shape
+    assert found.recovered.shape == p.shape
+    assert decided.accepted.dtype == decided.token.dtype == torch.int64
+    assert found.accept.min() >= 0
+    assert found.accept.max() <= 1 + 1e-12
+    for row in product(*map(range, tokens.shape[:2])):
+        want = BY_HAND[name](p[row].tolist(), q[row].tolist(), tokens[row].tolist())
+        assert found.accept[row].tolist() == pytest.approx(want[0], abs=1e-9)
+        assert found.recovered[row].flatten().tolist() == pytest.approx([x for mass in want[1] for x in mass], abs=1e-9)
+        outcome = by_hand.longest(want, accept[row].tolist(), float(final[row]))
+        assert (int(decided.accepted[row]), int(decided.token[row])) == outcome
+
+
+@every_rule
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_plan_has_the_dtype_of_p_and_rows_of_their_own(name: str, dtype: torch.dtype) -> None:
+    p, q, tokens, *_ = any_chains(2, 0.1, possible=True)
+    p, q = p.to(dtype), q.to(dtype)
+    found = ALL[name][1](p, q, tokens)
+    assert found.accept.dtype == found.recovered.dtype == dtype
+    for row in product(*map(range, tokens.shape[:2])):
+        alone = ALL[name][1](p[row], q[row], tokens[row])
+        assert torch.equal(alone.accept, found.accept[row])
+        assert torch.equal(alone.recovered, found.recovered[row])
+
+
+@every_rule
+def test_a_uniform_equal_to_its_threshold_rejects(name: str) -> None:
+    """So a uniform of 0 accepts nothing that the target never samples."""
+    rule, plan = ALL[name]
+    p, q, tokens, _, final = any_chains(3, 0.1, possible=True)
+    thresholds = plan(p, q, tokens).accept
+    found = rule(p, q, tokens, thresholds, final)
+    assert not found.accepted.any()
+    below = torch.nextafter(thresholds, torch.zeros_like(thresholds))
+    longest = (torch.arange(1, 4) * (thresholds > 0)).amax(-1)
+    assert torch.equal(rule(p, q, tokens, below, final).accepted, longest)
+
+
+@every_rule
+def test_of_one_possible_token_everything_is_accepted(name: str) -> None:
+    for gamma in (0, 1, 3):
+        ones, uniforms = torch.ones(2, gamma + 1, 1), torch.full((2, gamma), 0.9)
+        tokens = torch.zeros(2, gamma, dtype=torch.int64)
+        found = ALL[name][0](ones, ones[:, :gamma], tokens, uniforms, torch.zeros(2))
+        assert (found.accepted.tolist(), found.token.tolist()) == ([gamma, gamma], [0, 0])
+
+
+@every_rule
+def test_everything_is_calculated_on_the_device_of_the_arguments(name: str) -> None:
+    """Whatever the default device is."""
+    case = any_chains(2, 0.0, possible=True)
+    want = ALL[name][0](*case)  # type: ignore[call-arg]
+    with torch.device("meta"):
+        found = ALL[name][0](*case)  # type: ignore[call-arg]
+    assert all(map(torch.equal, found, want))
+
+
+def test_the_longest_prefix_that_passes_and_the_token_after_it() -> None:
+    recovered = torch.eye(4, dtype=torch.float64)[[2, 0, 3, 1]]  # after 0, 1, 2 and 3 accepted tokens
+    plan = ChainPlan(torch.tensor([0.5, 0.25, 0.75], dtype=torch.float64), recovered)
+    table = {(0.6, 0.6, 0.9): (0, 2), (0.4, 0.6, 0.9): (1, 0), (0.6, 0.2, 0.9): (2, 3), (0.6, 0.6, 0.7): (3, 1),
+             (0.4, 0.2, 0.9): (2, 3), (0.4, 0.6, 0.7): (3, 1), (0.5, 0.25, 0.75): (0, 2)}  # fmt: skip
+    for uniforms, want in table.items():
+        found = longest_accepted(plan, torch.tensor(uniforms, dtype=torch.float64), torch.tensor(0.5))
+        assert (int(found.accepted), int(found.token)) == want
+
+
+# What is enumerated
+
+
+@pytest.mark.parametrize("kind", ["dense", "zeros in q", "one-hot q", "zeros in p"])
+def test_a_chain_is_a_tree(kind: str) -> None:
+    """On a chain traversal verification is block verification; what a step emits is enumerated either way."""
+    p, q = distribution_pair(kind, vocab=3)
+    for gamma, parents in ((1, (-1,)), (2, (-1, 0))):
+        chain = asked_step_distribution(block_verification, block_plan, p, q, gamma)
+        tree = asked_tree_distribution(
+            traversal_verification, traversal_thresholds, p, q, parents, independent_children
+        )
+        for tokens in chain.keys() | tree.keys():
+            assert tree.get(tokens, 0.0) == pytest.approx(chain.get(tokens, 0.0), abs=1e-12)
+
+
+@every_rule
+@pytest.mark.parametrize("kind", ["zeros in q", "one-hot q"])
+def test_drafts_that_q_excludes_are_not_enumerated(name: str, kind: str) -> None:
+    p, q = distribution_pair(kind, vocab=3)
+    drafted: list[tuple[int, ...]] = []
+
+    def noting(*given: Tensor) -> Outcome:
+        drafted.extend(map(tuple, given[2].tolist()))
+        return ALL[name][0](*given)  # type: ignore[call-arg]
+
+    emitted = asked_step_distribution(noting, ALL[name][1], p, q, 2)
+    possible = {x for x in product(range(3), repeat=2) if float(q(())[x[0]] * q(x[:1])[x[1]]) > 0}
+    assert set(drafted) == possible
+    assert min(emitted.values()) > 0
+    planned = planned_step_distribution(ALL[name][1], p, q, 2)
+    assert sum(planned.values()) == pytest.approx(1, abs=1e-12)
+    assert {tokens[:2] for tokens in planned if len(tokens) == 3} == possible
+
+
+def test_the_added_token_is_not_counted_as_accepted() -> None:
+    assert expected_accepted({(0,): 0.5, (1, 0): 0.25, (1, 1, 2): 0.25}) == 0.75

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product
 from math import inf
+from sys import float_info
 
 Probs = Sequence[float]
 Chain = tuple[list[float], list[list[float]]]  # `ChainPlan`: acceptance probabilities, unnormalised distributions
 Selection = tuple[list[float], list[float]]  # `SelectionPlan`
+LARGEST = float_info.max
 Path = tuple[list[int], int]  # the accepted nodes of a tree, and the token that follows
 
 
@@ -105,8 +107,8 @@ def hierarchical(p: Sequence[Probs], q: Sequence[Probs], tokens: Sequence[int], 
     """Hierarchical verification; `variant` "code" does not cap the last ratio, "file" also weighs p its own way."""
     ratios, drafted = [1.0], [1.0]
     for n, x in enumerate(tokens):
-        own = ratio(p[n][x], q[n][x]) if x >= 0 else 0.0
-        ratios.append(ratios[-1] * own if ratios[-1] > 0 else 0.0)
+        own = min(ratio(p[n][x], q[n][x]), LARGEST) if x >= 0 else 0.0
+        ratios.append(min(ratios[-1] * own, LARGEST))
         drafted.append(drafted[-1] * q[n][max(x, 0)])
     accept, recovered = [], []
     for n in range(len(tokens) + 1):
