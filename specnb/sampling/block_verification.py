@@ -137,10 +137,13 @@ def _hierarchical(p: Tensor, q: Tensor, prefix_ratios: Tensor, caps: Tensor, ful
 
 
 def _ratios(p: Tensor, q: Tensor, draft_tokens: Tensor) -> Tensor:
-    """p/q `(..., gamma)` of each draft token; 0 where none was proposed, so that nothing there is accepted."""
+    """p/q `(..., gamma)` of each draft token; 0 where none was proposed, so that nothing there is accepted.
+
+    Finite where only q is 0, so that ratios of prefixes can be divided by each other.
+    """
     index = draft_tokens.clamp_min(0).unsqueeze(-1)
     ratios = (p[..., :-1, :].gather(-1, index) / q.gather(-1, index)).squeeze(-1)
-    return ratios.where(draft_tokens >= 0, 0.0).nan_to_num(0.0, posinf=torch.inf)
+    return ratios.where(draft_tokens >= 0, 0.0).nan_to_num(0.0)
 
 
 def _prefix_ratios(p: Tensor, q: Tensor, draft_tokens: Tensor) -> Tensor:

@@ -341,6 +341,17 @@ def test_a_plan_and_its_decisions_are_the_definition(name: str, gamma: int, miss
         assert (int(decided.accepted[row]), int(decided.token[row])) == outcome
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_token_that_q_excludes_leaves_both_exact_rules_the_same(dtype: torch.dtype) -> None:
+    """A drafter that reports another q than it samples from: the first ratio is infinite, the plan is not NaN."""
+    p, q, tokens, *_ = (part[0] for part in any_chains(2, 0.0, possible=True))
+    q = torch.cat([torch.eye(3).double()[(tokens[:, :1] + 1) % 3], q[:, 1:]], dim=1)
+    block, capped = (plan(p.to(dtype), q.to(dtype), tokens) for plan in (block_plan, hierarchical_plan))
+    assert (block.accept[:, 0] == 1).any()
+    assert torch.allclose(capped.accept, block.accept, atol=1e-5, rtol=0)
+    assert torch.allclose(capped.recovered, block.recovered, atol=1e-5, rtol=0)
+
+
 @every_rule
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_plan_has_the_dtype_of_p_and_rows_of_their_own(name: str, dtype: torch.dtype) -> None:
