@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError
 from fractions import Fraction
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from distributions_for_tests import examples
@@ -360,3 +362,150 @@ def test_one_hot_is_a_distribution() -> None:
 def test_normalise_divides_by_the_sum_of_the_last_axis() -> None:
     assert normalise(torch.tensor([[1.0, 3.0], [2.0, 2.0]])).tolist() == [[0.25, 0.75], [0.5, 0.5]]
     assert normalise(torch.zeros(2)).isnan().all()
+
+
+# Settings
+
+
+def test_the_defaults_are_plain_sampling() -> None:
+    assert Sampling() == Sampling(temperature=1.0, top_k=None, top_p=1.0)
+    assert hash(Sampling(0.5, 3, 0.9)) == hash(Sampling(0.5, 3, 0.9))
+    with pytest.raises(FrozenInstanceError):
+        Sampling().temperature = 2.0  # type: ignore[misc]
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(standardise(logits), torch.softmax(logits, -1))
+
+
+TEMPERATURES = "it must be 0 (argmax) or positive and finite, from 1.2e-38 to 3.4e+38"
+TOP_KS = "it must be a whole number from 1, or None for no limit"
+TOP_PS = "it must lie in (0, 1], where 1 keeps every token"
+SMALLEST, LARGEST_FLOAT32 = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": math.nextafter(SMALLEST, 0)}, TEMPERATURES),
+        ({"temperature": math.nextafter(LARGEST_FLOAT32, INF)}, TEMPERATURES),
+        ({"temperature": -5e-324}, TEMPERATURES),
+        ({"temperature": True}, TEMPERATURES),
+        ({"temperature": False}, TEMPERATURES),
+        ({"temperature": "1"}, TEMPERATURES),
+        ({"temperature": None}, TEMPERATURES),
+        ({"temperature": 1j}, TEMPERATURES),
+        ({"temperature": 10**400}, TEMPERATURES),
+        ({"top_k": True}, TOP_KS),
+        ({"top_k": 3.0}, TOP_KS),
+        ({"top_k": "3"}, TOP_KS),
+        ({"top_k": np.int64(0)}, TOP_KS),
+        ({"top_p": -0.0}, TOP_PS),
+        ({"top_p": math.nextafter(1, 2)}, TOP_PS),
+        ({"top_p": -0.5}, TOP_PS),
+        ({"top_p": None}, TOP_PS),
+        ({"top_p": "0.5"}, TOP_PS),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_setting_out_of_range_is_named_with_what_it_may_be(settings: dict[str, Any], message: str) -> None:
+    ((name, value),) = settings.items()
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        Sampling(**settings)
+    assert str(error.value) == f"{name} is {value!r}; {message}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "same"),
+    [
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"temperature": SMALLEST}, {"temperature": 0.0}),
+        ({"temperature": Fraction(1, 2)}, {"temperature": 0.5}),
+        ({"temperature": np.float32(0.5)}, {"temperature": 0.5}),
+        ({"top_k": np.int64(1)}, {"temperature": 0.0}),
+        ({"top_k": 4}, {}),
+        ({"top_k": None}, {}),
+        ({"top_p": Fraction(1, 2)}, {"top_p": 0.5}),
+        ({"top_p": 1}, {}),
+        ({"top_p": 5e-324}, {"temperature": 0.0}),
+        ({"top_p": math.nextafter(1, 0)}, {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_settings_at_their_limits_are_taken(settings: dict[str, Any], same: dict[str, Any], dtype: torch.dtype) -> None:
+    logits = torch.tensor([[0.3, 2.0, -1.0, 1.0], [-INF, 0.0, 0.5, 0.25]], dtype=dtype)
+    found, want = standardise(logits, Sampling(**settings)), standardise(logits, Sampling(**same))
+    assert torch.allclose(found, want, atol=1e-6, rtol=0)
+    assert found.dtype == dtype
+
+
+def test_the_hottest_distribution_is_uniform_over_what_is_possible() -> None:
+    logits = torch.tensor([1e4, -1e4, -INF, 0.0])
+    assert standardise(logits, Sampling(LARGEST_FLOAT32)).tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
+
+
+def test_the_row_without_a_distribution_is_counted_over_all_leading_axes() -> None:
+    hint = (
+        "each row needs a finite largest logit and no NaN; look for an overflow in the model (its dtype) or a filter "
+        "that removed everything"
+    )
+    for bad, maximum in (([NAN, 0.0], "nan"), ([INF, 0.0], "inf"), ([-INF, -INF], "-inf")):
+        for place, row in (((0, 0), 0), ((1, 2), 5), ((1, 0), 3)):
+            logits = torch.zeros(2, 3, 2)
+            logits[place] = torch.tensor(bad)
+            logits[1, 2] = torch.tensor(bad)  # the first one is named
+            for sampling in (Sampling(), Sampling(0)):
+                with pytest.raises(ValueError) as error:  # noqa: PT011
+                    standardise(logits, sampling)
+                assert str(error.value) == f"logits row {row} has the maximum {maximum}: {hint}"
+    with pytest.raises(ValueError, match="logits row 0 has the maximum nan"):
+        standardise(torch.tensor([NAN, 0.0]))
+
+
+def test_a_distribution_is_not_checked_in_place_of_logits() -> None:
+    """Rows without mass come out as NaN; no test waits for the device."""
+    probs = torch.tensor([[0.0, 0.0], [0.25, 0.75]])
+    for sampling in (Sampling(0), Sampling(0.5), Sampling(top_k=1)):
+        assert standardise_probs(probs, sampling).isnan().any(-1).tolist() == [True, False]
+
+
+def test_ties_beyond_sixteen_tokens_go_to_the_lowest() -> None:
+    """Torch keeps the order of more than 16 equal numbers in a stable sort only."""
+    logits = torch.zeros(2, 3, 100)
+    logits[..., ::3] = 1.0
+    probs = standardise(logits, Sampling(top_p=0.25))
+    ordered = standardise(logits)
+    share = float(ordered[0, 0, 0])
+    kept = math.ceil(0.25 / share)
+    assert (probs[..., : 3 * kept : 3] > 0).all()
+    assert int((probs > 0).sum()) == 6 * kept
+    assert torch.equal(standardise(logits, Sampling(0)).argmax(-1), torch.zeros(2, 3, dtype=torch.int64))
+
+
+# Values by hand
+
+
+def test_sums_over_the_last_axis_of_broadcast_batches() -> None:
+    p = torch.tensor([[[0.5, 0.5, 0.0]], [[0.25, 0.25, 0.5]]], dtype=torch.float64)  # (2, 1, 3)
+    q = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.0, 1.0]], dtype=torch.float64)  # (2, 3)
+    assert overlap(p, q).tolist() == [[0.75, 0.0], [0.75, 0.5]]
+    assert total_variation(p, q).tolist() == [[0.25, 1.0], [0.25, 0.5]]
+    assert unnormalised_residual(p, q).tolist() == [
+        [[0, 0.25, 0], [0.5, 0.5, 0]], [[0, 0, 0.25], [0.25, 0.25, 0]]
+    ]  # fmt: skip
+    assert residual(p, q).tolist() == [[[0, 1, 0], [0.5, 0.5, 0]], [[0, 0, 1], [0.5, 0.5, 0]]]
+
+
+def test_a_uniform_at_the_edge_of_a_cell_belongs_to_the_next_token() -> None:
+    probs = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+    for uniform, token in {0.0: 1, 0.25: 3, 0.75: 4, math.nextafter(0.25, 0): 1, LARGEST: 4}.items():
+        found = sample(probs, torch.tensor(uniform, dtype=torch.float64))
+        assert int(found) == token
+        assert found.dtype == torch.int64
+    assert sample(torch.tensor([[NAN, 0.5, 0.5], [0.5, 0.5, 0.0]]), torch.tensor([0.5, 0.5])).tolist() == [2, 1]
+
+
+def test_one_hot_takes_any_leading_shape() -> None:
+    assert one_hot(torch.tensor(1), 2).tolist() == [0.0, 1.0]
+    assert one_hot(torch.tensor(1), 2).dtype == torch.float32
+    assert one_hot(torch.zeros(2, 1, 3, dtype=torch.int64), 4).shape == (2, 1, 3, 4)
+    assert one_hot(torch.tensor(1), 2, torch.float64).dtype == torch.float64

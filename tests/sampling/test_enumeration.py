@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
+from math import prod
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from specnb.sampling.distributions import normalise, overlap, residual
 from specnb.sampling.enumeration import (
+    CORNER_INSET,
     Conditional,
     Emissions,
     completed,
@@ -180,3 +182,123 @@ def test_an_inexact_rule_is_seen_even_where_every_cell_is_constant() -> None:
 
     distance = (completed(step_distribution(always_accept, P, Q, 1), P, 2) - joint_distribution(P, 2)).abs().sum() / 2
     assert distance == pytest.approx(float(1 - overlap(P(()), Q(()))))
+
+
+# Cells
+
+
+def edges_asked(p: Tensor, q: Tensor, token: int, lenience: float = 1.0) -> list[list[float]]:
+    """The edges of both uniforms of a step with one draft token, from what a rule is asked; the last edge is 1."""
+    asked: list[Tensor] = []
+
+    def noting(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+        assert p.dtype == q.dtype == torch.float64
+        assert draft_tokens.dtype == torch.int64
+        if int(draft_tokens[0, 0]) == token:
+            asked.append(torch.cat([accept, final[:, None]], -1))
+        return Outcome(torch.zeros_like(draft_tokens[:, 0]), torch.zeros_like(draft_tokens[:, 0]))
+
+    step_distribution(noting, lambda _: p, lambda _: q, gamma=1, lenience=lenience)
+    centres, lower, upper = asked
+    edges = []
+    for axis in (0, 1):
+        firsts = (lower - CORNER_INSET)[:, axis].unique()
+        firsts = firsts[torch.cat([torch.ones(1).bool(), firsts.diff() > 1e-13])]
+        edges.append([*firsts.tolist(), 1.0])
+        middles = [(low + high) / 2 for low, high in pairwise(edges[-1])]
+        assert sorted({round(x, 11) for x in centres[:, axis].tolist()}) == pytest.approx(middles, abs=1e-10)
+        lasts = (upper + CORNER_INSET)[:, axis].unique()
+        assert all(min(abs(last - edge) for edge in edges[-1]) < 1e-12 for last in lasts.tolist())
+    assert len(centres) == (len(edges[0]) - 1) * (len(edges[1]) - 1)
+    return edges
+
+
+def merged(points: list[float]) -> list[float]:
+    """0, 1 and the points between them, each once."""
+    kept: list[float] = []
+    for point in sorted([0.0, 1.0, *(min(max(point, 0.0), 1.0) for point in points)]):
+        if not kept or point - kept[-1] > 1e-12:
+            kept.append(point)
+    return kept
+
+
+def sums(mass: list[float]) -> list[float]:
+    return [sum(mass[: i + 1]) for i in range(len(mass))]
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.8])
+@pytest.mark.parametrize("token", [0, 1, 2])
+def test_cells_end_where_a_rule_may_change_its_answer(token: int, lenience: float) -> None:
+    """At p/q, p/(lq), p/(Mq) and the sums of p for the draft token; at the sums of p and of both residuals after it."""
+    p, q = [0.5, 0.3, 0.2], [0.2, 0.45, 0.35]
+    ratio, least = p[token] / q[token], min(b / a for a, b in zip(p, q, strict=True))
+    residuals = []
+    for scale in (1.0, lenience):
+        left = [max(0.0, a - scale * b) for a, b in zip(p, q, strict=True)]
+        residuals += sums([x / sum(left) for x in left])
+    have = edges_asked(*(torch.tensor(probs, dtype=torch.float64) for probs in (p, q)), token, lenience)
+    assert have[0] == pytest.approx(merged([ratio, ratio / lenience, ratio * least, *sums(p)]), abs=1e-12)
+    assert have[1] == pytest.approx(merged([*sums(p), *residuals]), abs=1e-12)
+
+
+def test_cells_of_tokens_that_one_or_both_exclude() -> None:
+    """0/0 is no edge, and neither are ratios beyond 1."""
+    p, q = torch.tensor([0.5, 0.5, 0.0]).double(), torch.tensor([0.5, 0.25, 0.25]).double()
+    assert edges_asked(p, q, 0) == [[0, 0.5, 1], [0, 0.5, 1]]  # p/q = 1 for the token, and 1/2 times it by M = 2
+    assert edges_asked(p, q, 1) == [[0, 0.5, 1], [0, 0.5, 1]]
+    assert edges_asked(p, q, 2) == [[0, 0.5, 1], [0, 0.5, 1]]
+
+
+def test_edges_that_differ_by_rounding_are_one() -> None:
+    p = torch.tensor([0.25, 2e-14, 0.25 - 4e-14, 0.5 + 2e-14], dtype=torch.float64)
+    accept, final = edges_asked(p, p, 0)
+    assert accept == pytest.approx([0, 0.25, 0.5, 1], abs=1e-12)
+    assert final == pytest.approx([0, 0.25, 0.5, 1], abs=1e-12)
+    near_the_ends = torch.tensor([5e-14, 0.5, 0.5 - 1e-13, 5e-14], dtype=torch.float64)
+    assert edges_asked(near_the_ends, near_the_ends, 1)[1] == pytest.approx([0, 0.5, 1], abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["zeros in q", "one-hot q", "zeros in both", "disjoint"])
+def test_only_what_can_be_emitted_is_listed(kind: str) -> None:
+    p, q = distribution_pair(kind, vocab=3)
+    drafted: set[tuple[int, ...]] = set()
+
+    def noting(*given: Tensor) -> Outcome:
+        drafted.update(map(tuple, given[2].tolist()))
+        return token_verification(*given)  # type: ignore[call-arg]
+
+    emitted = step_distribution(noting, p, q, gamma=2)
+    assert min(emitted.values()) > 0
+    assert drafted == {x for x in product(range(3), repeat=2) if float(q(())[x[0]] * q(x[:1])[x[1]]) > 0}
+    want = by_formula(torch.minimum, residual, p, q, gamma=2)
+    assert emitted == pytest.approx({tokens: chance for tokens, chance in want.items() if chance > 1e-15}, abs=1e-12)
+
+
+def test_without_draft_tokens_a_step_is_one_token_of_the_target() -> None:
+    assert step_distribution(token_verification, lambda _: coin(0.25), lambda _: coin(0.5), gamma=0) == {
+        (0,): 0.25, (1,): 0.75
+    }  # fmt: skip
+    alone = torch.ones(1, dtype=torch.float64)
+    assert step_distribution(token_verification, lambda _: alone, lambda _: alone, gamma=2) == {(0, 0, 0): 1.0}
+
+
+def test_the_number_of_tokens_by_hand() -> None:
+    counts = count_distribution({(0,): 0.5, (1,): 0.125, (1, 0): 0.25, (0, 0): 0.125}, gamma=2)
+    assert counts.tolist() == [0.625, 0.375, 0.0]
+    assert counts.dtype == torch.float64
+
+
+def test_tables_are_float64_of_one_axis_a_token() -> None:
+    for length in (1, 2, 3):
+        joint = joint_distribution(P, length)
+        assert joint.shape == (3,) * length
+        assert joint.dtype == completed({(): 1.0}, P, length).dtype == torch.float64
+        assert torch.equal(completed({(): 1.0}, P, length), joint)
+        for tokens in product(range(3), repeat=length):
+            chances = [float(P(tokens[:i])[x]) for i, x in enumerate(tokens)]
+            assert float(joint[tokens]) == pytest.approx(prod(chances), abs=1e-15)
+    twice = completed({(0,): 0.25, (0, 1): 0.25, (2,): 0.5}, P, 2)
+    want = torch.zeros(3, 3).double()
+    want[0], want[2] = 0.25 * P((0,)), 0.5 * P((2,))
+    want[0, 1] += 0.25
+    assert torch.allclose(twice, want, atol=1e-15, rtol=0)

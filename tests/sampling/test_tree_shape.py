@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from specnb.sampling.tree_shape import best_tree, expected_accepted, fastest_tree
+from specnb.sampling.tree_shape import TreeShape, best_tree, expected_accepted, fastest_tree
 from specnb.sampling.tree_verification import node_depths
 
 
@@ -72,3 +72,77 @@ def test_what_is_no_rate_is_refused() -> None:
         best_tree([0.8, 0.3], 3, 3)
     with pytest.raises(ValueError, match="nodes is -1 and depth 2"):
         best_tree([0.8], -1, 2)
+
+
+def test_among_equal_trees_the_one_with_the_smaller_first_child_is_taken() -> None:
+    """0.5 + 0.25 either way: a second child of the root, or a child of the first."""
+    assert best_tree([0.5, 0.25], 2, 2) == TreeShape((-1, -1), 0.75)
+    assert best_tree([0.5, 0.25], 3, 2) == TreeShape((-1, -1, 0), 1.0)
+    assert best_tree([0.5, 0.25], 4, 9).accepted == 1.125
+
+
+def test_nodes_of_a_level_are_together_and_no_level_is_below_the_depth() -> None:
+    assert best_tree([0.5, 0.3], 6, 2) == TreeShape((-1, -1, 0, 0, 1, 1), 1.44)
+    assert best_tree([0.5, 0.3], 9, 1) == TreeShape((-1, -1), 0.8)
+    assert best_tree([1.0], 3, 3) == TreeShape((-1, 0, 1), 3.0)
+    assert best_tree([], 3, 3) == best_tree([0.5], 0, 3) == best_tree([0.5], 3, 0) == TreeShape((), 0.0)
+
+
+def test_what_is_accepted_is_the_sum_over_the_nodes() -> None:
+    rates = [0.5, 0.25, 0.125]
+    for parents, accepted in {
+        (): 0.0,
+        (-1,): 0.5,
+        (-1, -1, -1, -1): 0.875,  # a fourth child has no rate
+        (-1, 0, 0, 1): 0.5 + 0.25 + 0.125 + 0.125,
+        (-1, -1, 1, 1, 0): 0.5 + 0.25 + 0.125 + 0.0625 + 0.25,
+    }.items():
+        assert expected_accepted(parents, rates) == accepted
+    with pytest.raises(ValueError, match="it must be an earlier node, or -1"):
+        expected_accepted((0,), rates)
+
+
+@pytest.mark.parametrize(
+    ("rates", "accepted"), [([0.0], True), ([1.0], True), ([0.5, 0.5 + 5e-10], True), ([0.5, 0.5 + 2e-9], False),
+                            ([-1e-9], False), ([1 + 1e-8], False), ([0.3, -0.1], False), ([float("nan")], False)]
+)  # fmt: skip
+def test_rates_are_probabilities_of_one_of_the_children(rates: list[float], accepted: bool) -> None:
+    if accepted:
+        assert len(best_tree(rates, 1, 1).parents) <= 1
+        return
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        best_tree(rates, 1, 1)
+    assert str(error.value) == f"rates are {rates}; each is a probability, and at most one child is accepted"
+
+
+@pytest.mark.parametrize(("nodes", "depth"), [(-1, 0), (0, -1), (-1, -1)])
+def test_negative_sizes_are_refused(nodes: int, depth: int) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        best_tree([0.5], nodes, depth)
+    assert str(error.value) == f"nodes is {nodes} and depth {depth}; both must be 0 or more"
+    assert best_tree([0.5], max(nodes, 0), max(depth, 0)).parents == ()
+
+
+@pytest.mark.parametrize(("largest", "deepest"), [(0, 3), (3, 0), (1, 1), (4, 1), (4, 2), (4, 9)])
+def test_the_fastest_tree_is_looked_for_up_to_both_limits(largest: int, deepest: int) -> None:
+    """Verification is free, so that larger is faster; each level costs a tenth."""
+    rates, asked = [0.6, 0.3], set()
+
+    def verify_cost(tokens: int) -> float:
+        asked.add(tokens)
+        return 1.0
+
+    shape, speedup = fastest_tree(rates, verify_cost, 0.1, largest, deepest)
+    gains = {(): 1.0}
+    for parents in every_tree(largest, deepest):
+        gains[parents] = (1 + expected_accepted(parents, rates)) / (1 + 0.1 * max(node_depths(parents), default=0))
+    assert speedup == pytest.approx(max(gains.values()), abs=1e-12)
+    assert gains[shape.parents] == pytest.approx(speedup, abs=1e-12)
+    assert asked <= set(range(2, largest + 2))
+
+
+def test_no_tree_at_all_has_the_speed_up_one() -> None:
+    assert fastest_tree([0.5], lambda n: float(n), 0.5, 4, 4) == (TreeShape((), 0.0), 1.0)
+    assert fastest_tree([0.5], lambda n: 1.0, 0.5, 1, 1) == (TreeShape((), 0.0), 1.0)  # the first among equals
+    assert fastest_tree([0.0], lambda n: 1.0, 0.0, 2, 2) == (TreeShape((), 0.0), 1.0)
+    assert fastest_tree([], lambda n: 0.5, 0.0, 2, 2) == (TreeShape((), 0.0), 2.0)  # of no rates no nodes

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import pytest
+import rules_by_hand as by_hand
 import torch
 from distributions_for_tests import PAIRS, distribution_pair, distributions_along
 from torch import Tensor
@@ -18,7 +21,15 @@ from specnb.sampling.enumeration import (
     joint_distribution,
     step_distribution,
 )
-from specnb.sampling.verification import Rule, exact_match, greedy_verification, rejection_sampling, token_verification
+from specnb.sampling.verification import (
+    Rule,
+    exact_match,
+    greedy_verification,
+    lenient_greedy_verification,
+    lenient_verification,
+    rejection_sampling,
+    token_verification,
+)
 
 EXACT: tuple[Rule, ...] = (token_verification, rejection_sampling, exact_match)
 RULES = (*EXACT, greedy_verification)
@@ -260,3 +271,90 @@ def test_neither_of_the_other_two_rules_always_accepts_more() -> None:
     assert acceptance[exact_match, "fair"] == pytest.approx(1 / 2)
     assert acceptance[rejection_sampling, "sure"] == pytest.approx(0)
     assert acceptance[exact_match, "sure"] == pytest.approx(1 / 2)
+
+
+# Beside their definitions in plain Python
+
+DEFINITIONS: dict[Rule, Callable[..., tuple[int, int]]] = {
+    token_verification: by_hand.token_by_token,
+    rejection_sampling: by_hand.rejection,
+    exact_match: by_hand.matching,
+    greedy_verification: by_hand.greedy,
+    lenient_verification(0.4): partial(by_hand.token_by_token, lenience=0.4),
+    lenient_greedy_verification(0.4): partial(by_hand.greedy, lenience=0.4),
+}
+every_definition = pytest.mark.parametrize("rule", DEFINITIONS, ids=lambda rule: getattr(rule, "__name__", str(rule)))
+
+
+@every_definition
+@pytest.mark.parametrize("gamma", [1, 2, 4])
+def test_a_rule_decides_as_its_definition(rule: Rule, gamma: int) -> None:
+    """For every kind of distributions and any draft tokens: impossible ones and missing ones too."""
+    generator = torch.Generator().manual_seed(gamma)
+    for kind in PAIRS:
+        if kind == "nearly equal":
+            continue  # there rounding decides
+        p, q, tokens, accept, final = random_case(token_verification, (2, 8), kind, vocab=3, gamma=gamma)
+        swapped = (torch.rand(tokens.shape, generator=generator) < 1 / 3) & (tokens >= 0)
+        tokens = torch.where(swapped, torch.randint(3, tokens.shape, generator=generator), tokens)
+        found = rule(p, q, tokens, accept, final)
+        assert found.accepted.dtype == found.token.dtype == torch.int64
+        for row in product(range(2), range(8)):
+            one = [part[row].tolist() for part in (p, q, tokens, accept, final)]
+            assert (int(found.accepted[row]), int(found.token[row])) == DEFINITIONS[rule](*one), one
+
+
+@every_definition
+def test_everything_is_calculated_on_the_device_of_the_arguments(rule: Rule) -> None:
+    """Whatever the default device is."""
+    for gamma in (0, 2):
+        case = random_case(token_verification, (5,), gamma=gamma)
+        want = rule(*case)
+        with torch.device("meta"):
+            found = rule(*case)
+        assert all(map(torch.equal, found, want))
+
+
+@every_definition
+def test_of_one_possible_token_everything_is_accepted(rule: Rule) -> None:
+    for gamma in (0, 1, 3):
+        ones, uniforms = torch.ones(2, gamma + 1, 1), torch.full((2, gamma), 0.9)
+        tokens = torch.zeros(2, gamma, dtype=torch.int64)
+        found = rule(ones, ones[:, :gamma], tokens, uniforms, torch.zeros(2))
+        assert (found.accepted.tolist(), found.token.tolist()) == ([gamma, gamma], [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("rule", "threshold"),
+    [(token_verification, 0.5), (rejection_sampling, 1 / 3), (lenient_verification(0.75), 2 / 3)],
+    ids=str,
+)
+def test_a_uniform_equal_to_the_acceptance_probability_rejects(rule: Rule, threshold: float) -> None:
+    """p/q is 1/2 for the draft token and 3/2 for the other, so M = 3/2."""
+    p = torch.tensor([[0.25, 0.75], [1.0, 0.0]], dtype=torch.float64)
+    q = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
+    draft_token, final = torch.tensor([0]), torch.tensor(0.9, dtype=torch.float64)
+    for uniform, accepted in ((threshold - 1e-9, 1), (threshold + 1e-9, 0)):
+        assert rule(p, q, draft_token, torch.tensor([uniform], dtype=torch.float64), final).accepted == accepted
+    if rule is token_verification:
+        assert rule(p, q, draft_token, torch.tensor([0.5], dtype=torch.float64), final).accepted == 0
+
+
+def test_rules_with_a_lenience_are_values() -> None:
+    for made, kind in (
+        (lenient_verification, LenientVerification),
+        (lenient_greedy_verification, LenientGreedyVerification),
+    ):
+        assert made(0.5) == kind(0.5) != kind(0.25)
+        assert hash(made(0.5)) == hash(kind(0.5))
+        assert made(1).lenience == 1
+        with pytest.raises(AttributeError):
+            made(0.5).lenience = 0.25  # type: ignore[misc]
+        for wrong in (0, 1.5, -1):
+            with pytest.raises(ValueError) as error:  # noqa: PT011
+                made(wrong)
+            assert (
+                str(error.value)
+                == f"lenience is {wrong}; it must lie in (0, 1], where 1 is exact and less accepts more"
+            )
+    assert lenient_verification(0.5) != lenient_greedy_verification(0.5)
