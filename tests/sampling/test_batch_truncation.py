@@ -159,3 +159,57 @@ def test_the_distribution_of_counts_is_that_of_the_rule() -> None:
         batch_truncation.emitted_count_distribution(p, q, 2),
         count_distribution(step_distribution(token_verification, p, q, 2), 2),
     )
+
+
+# By hand
+
+
+@pytest.mark.parametrize("others", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("accepted", [0, 1, 2, 3])
+def test_each_truncation_by_hand(accepted: int, others: int) -> None:
+    """Of a row with draft tokens 4, 5, 6 that emits 9; the target's distributions are one-hot at 1, 2, 3, 0."""
+    p = torch.eye(10)[[1, 2, 3, 0]].expand(2, 4, 10)
+    draft_tokens, uniforms = torch.tensor([[4, 5, 6]]).expand(2, 3), torch.tensor([0.5, 0.0])
+    outcome = Outcome(torch.tensor([accepted, accepted]), torch.tensor([9, 9]))
+    given = (outcome, torch.full((2,), others), p, draft_tokens, uniforms)
+    shorter, kept = accepted > others, min(accepted, others)
+    want = {
+        batch_truncation.keep_all: (accepted, 9),
+        batch_truncation.truncate_to_shortest: (kept, [4, 5, 6, 9][kept] if shorter else 9),
+        batch_truncation.truncate_and_resample: (kept, [1, 2, 3, 0][kept] if shorter else 9),
+        batch_truncation.truncate_as_printed: (3 - (max(accepted, others) - accepted), 9),
+    }
+    for truncation, (number, token) in want.items():
+        found = truncation(*given)
+        assert found.accepted.tolist() == [number] * 2
+        assert found.token.tolist() == [token] * 2
+
+
+def test_a_truncated_rule_is_a_value_with_algorithm_1_by_default() -> None:
+    keep, shortest = batch_truncation.keep_all, batch_truncation.truncate_to_shortest
+    made = batch_truncation.TruncatedRule(keep, 1)
+    assert made == batch_truncation.TruncatedRule(keep, 1, token_verification)
+    assert hash(made) == hash(batch_truncation.TruncatedRule(keep, 1))
+    for other in ((shortest, 1), (keep, 2), (keep, 1, exact_match)):
+        assert made != batch_truncation.TruncatedRule(*other)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        made.others = 2  # type: ignore[misc]
+
+
+def test_a_row_beside_others_is_the_mixture_over_their_numbers() -> None:
+    p, q = (torch.tensor(probs, dtype=torch.float64) for probs in ([0.5, 0.3, 0.2], [0.2, 0.2, 0.6]))
+    others = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    for truncation in EXACT + WRONG:
+        found = batch_truncation.distribution_with_neighbour(truncation, lambda _: p, lambda _: q, 1, others)
+        want: dict[tuple[int, ...], float] = {}
+        for number, chance in enumerate(others.tolist()):
+            rule = batch_truncation.TruncatedRule(truncation, number)
+            for tokens, share in step_distribution(rule, lambda _: p, lambda _: q, 1).items():
+                want[tokens] = want.get(tokens, 0.0) + chance * share
+        assert found == pytest.approx(want, abs=1e-15)
+
+
+def test_the_shortest_row_in_numbers() -> None:
+    counts = torch.tensor([0.5, 0.25, 0.25])
+    assert batch_truncation.shortest_count_distribution(counts, 1).tolist() == [0.5, 0.25, 0.25]
+    assert batch_truncation.shortest_count_distribution(counts, 2).tolist() == [0.75, 0.1875, 0.0625]

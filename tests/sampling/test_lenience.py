@@ -367,3 +367,69 @@ def test_greedy_lenience_with_the_printed_inequality_is_seen(lenience: float) ->
 
     assert floor_kept(lenient_greedy_verification(lenience))
     assert not floor_kept(printed)
+
+
+# Batches, dtypes and ends
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_closed_forms_of_broadcast_batches(dtype: torch.dtype) -> None:
+    p = torch.tensor([[[0.5, 0.5, 0.0]], [[0.25, 0.25, 0.5]]], dtype=dtype)  # (2, 1, 3)
+    q = torch.tensor([[0.125, 0.125, 0.75], [0.0, 1.0, 0.0]], dtype=dtype)  # (2, 3)
+    # min(p / (1/2), q), and the overlaps
+    assert lenient_overlap(p, q, 0.5).tolist() == [[0.25, 1.0], [1.0, 0.5]]
+    assert lenient_total_variation(p, q, 0.5).tolist() == [[0.0, 0.5], [0.25, 0.25]]
+    assert lenient_distribution(p, q, 0.5).tolist() == [
+        [[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]],
+        [[0.125, 0.125, 0.75], [1 / 6 if dtype == torch.float64 else pytest.approx(1 / 6), 0.5, pytest.approx(1 / 3)]],
+    ]
+    assert max_acceptance(p, q, 0.25).tolist() == [[0.5, 0.75], [1.0, 0.5]]
+    for found in (lenient_overlap(p, q, 0.5), lenient_distribution(p, q, 0.5), max_acceptance(p, q, 0.5)):
+        assert found.dtype == dtype
+
+
+def test_a_budget_of_zero_and_one() -> None:
+    p, q = torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75])
+    assert float(max_acceptance(p, q, 0)) == 0.75
+    assert float(max_acceptance(p, q, 1)) == 1.0
+    for wrong in (-1e-9, 1 + 1e-9):
+        with pytest.raises(ValueError) as error:  # noqa: PT011
+            max_acceptance(p, q, wrong)
+        assert str(error.value) == f"budget is {wrong}; a total variation lies in [0, 1]"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gamma", [0, 1, 3])
+def test_the_probability_of_a_sequence_step_by_step(gamma: int, dtype: torch.dtype) -> None:
+    """A sum over the place of each token in its step: draft token, recovered token or bonus token."""
+    generator = torch.Generator().manual_seed(gamma)
+    p, q = (torch.softmax(2 * torch.randn(3, 5, 4, generator=generator).double(), -1).to(dtype) for _ in range(2))
+    tokens, lenience = torch.randint(4, (3, 5), generator=generator), 0.5
+    found = sequence_log_probability(p, q, tokens, gamma, lenience)
+    assert found.shape == (3, 5)
+    assert found.dtype == dtype
+    with torch.device("meta"):
+        assert torch.equal(sequence_log_probability(p, q, tokens, gamma, lenience), found)
+
+    def begins(row: int, at: int, place: int, end: int) -> float:
+        if at == end:
+            return 1.0
+        x, own_p, own_q = int(tokens[row, at]), p[row, at].tolist(), q[row, at].tolist()
+        if place == gamma:
+            return float(own_p[x]) * begins(row, at + 1, 0, end)
+        kept = [min(a / lenience, b) for a, b in zip(own_p, own_q, strict=True)]
+        left = [max(0.0, a - b) for a, b in zip(own_p, own_q, strict=True)]
+        recovered = (1 - sum(kept)) * left[x] / sum(left)
+        return kept[x] * begins(row, at + 1, place + 1, end) + recovered * begins(row, at + 1, 0, end)
+
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-9
+    for row, n in product(range(3), range(1, 6)):
+        assert float(found[row, n - 1].exp()) == pytest.approx(begins(row, 0, 0, n), rel=tolerance)
+
+
+def test_a_sequence_that_cannot_occur_has_probability_zero_from_there_on() -> None:
+    p = torch.tensor([[[0.5, 0.5], [1.0, 0.0], [0.5, 0.5]]]).double()
+    found = sequence_log_probability(p, p, torch.tensor([[0, 1, 0]]), gamma=2, lenience=0.5)
+    assert found[0, 0] == pytest.approx(np.log(0.5))
+    assert found[0, 1] == -np.inf
+    assert found[0, 2] == -np.inf

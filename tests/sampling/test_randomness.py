@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import FrozenInstanceError
 from itertools import combinations
 
 import numpy as np
@@ -88,3 +90,38 @@ def test_streams_below_two_to_the_63_are_those_of_a_plain_philox() -> None:
 def test_negative_seeds_and_rows_are_refused(seed: int, row: int) -> None:
     with pytest.raises(ValueError, match=f"seed is {seed} and row {row}; both must be whole numbers from 0"):
         stream(seed, row, "draft")
+
+
+def test_seeds_and_rows_from_two_to_the_64_are_hashed() -> None:
+    """With counters of their own: 3 to 5. The largest number of a plain key is 2^64 - 1."""
+    for seed, row in [(2**64, 0), (0, 2**64), (2**70, 3), (2**64 - 1, 2**64)]:
+        digest = hashlib.sha256(f"{seed:x} {row:x}".encode()).digest()
+        key = np.array([int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")], dtype=np.uint64)
+        for number, purpose in enumerate(PURPOSES):
+            plain = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, 3 + number]))
+            assert np.array_equal(stream(seed, row, purpose).random(3), plain.random(3))
+    for seed, row in [(2**64 - 1, 0), (0, 2**64 - 1), (2**64 - 1, 2**64 - 1)]:
+        key_of = np.array([seed, row], dtype=np.uint64)
+        for number, purpose in enumerate(PURPOSES):
+            plain = np.random.Generator(np.random.Philox(key=key_of, counter=[0, 0, 0, number]))
+            assert np.array_equal(stream(seed, row, purpose).random(3), plain.random(3))
+
+
+def test_uniforms_are_those_of_the_streams_in_order() -> None:
+    numbers = uniforms(5, [4, 0], steps=3, gamma=2)
+    for at, row in enumerate([4, 0]):
+        assert numbers.draft[at].flatten().tolist() == stream(5, row, "draft").random(6).tolist()
+        assert numbers.accept[at].flatten().tolist() == stream(5, row, "accept").random(6).tolist()
+        assert numbers.final[at].tolist() == stream(5, row, "final").random(3).tolist()
+    assert PURPOSES == ("draft", "accept", "final")
+    with pytest.raises(ValueError, match="tuple"):
+        stream(0, 0, "other")
+
+
+def test_uniforms_are_moved_to_the_device_and_cannot_be_replaced() -> None:
+    numbers = uniforms(0, [0], steps=1, gamma=1)
+    assert all(part.device.type == "cpu" for part in parts(numbers))
+    assert all(part.device.type == "meta" for part in parts(uniforms(0, [0], steps=1, gamma=1, device="meta")))
+    with pytest.raises(FrozenInstanceError):
+        numbers.draft = numbers.accept  # type: ignore[misc]
+    assert stream(0, 0, "draft").random() == stream(np.int64(0), np.int64(0), "draft").random()  # type: ignore[arg-type]
