@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.audit.bugs.layout import LAYOUT_BUGS, max_logit_difference
@@ -13,7 +14,8 @@ from specnb.decoding import batch_layouts, loop
 from specnb.decoding.batch_layouts import LAYOUTS, BatchContinuation, generate, mask_needed, slots_needed
 from specnb.models.memory import cache_bytes
 from specnb.sampling.distributions import Sampling
-from specnb.sampling.verification import exact_match
+from specnb.sampling.randomness import uniforms
+from specnb.sampling.verification import exact_match, token_verification
 
 MAKERS = [llama, gpt2, neox, qwen2]
 PROMPTS = [[1], [2, 3, 1], [0, 1, 2, 3, 3]]
@@ -136,3 +138,213 @@ def test_models_that_do_not_fit_are_refused() -> None:
         BatchContinuation(batch_layouts.PackedBatch, llama(vocab=4), [[1]], llama(vocab=5))
     with pytest.raises(TypeError, match="training mode"):
         BatchContinuation(batch_layouts.PackedBatch, llama().train(), [[1]], llama())
+
+
+# What each layout gives the model, holds and keeps, by hand: two sequences, then two tokens for each.
+
+TWO = [[1], [2, 3]]
+NEXT = torch.tensor([[3, 0], [1, 2]])
+
+
+def calls_of(model: PreTrainedModel) -> list[dict[str, Any]]:
+    """The arguments of each later call of `model`; the mask as a table of what is visible."""
+    calls: list[dict[str, Any]] = []
+
+    def keep(_: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        assert not positional
+        mask = named["attention_mask"]
+        assert mask.dtype == model.dtype
+        calls.append(named | {"attention_mask": (mask[:, 0] == 0).int().tolist()})
+
+    model.register_forward_pre_hook(keep, with_kwargs=True)
+    return calls
+
+
+def test_padding_gives_the_model_rows_that_end_together() -> None:
+    model = llama(dtype=torch.float64)
+    calls = calls_of(model)
+    rows = batch_layouts.PaddedBatch(model, TWO, 9)
+    assert rows.sizes() == (4, 8)
+    assert rows.run(NEXT).shape == (2, 2, 4)
+    first, second = calls
+    assert first["input_ids"].tolist() == [[0, 1], [2, 3]]
+    assert first["position_ids"].tolist() == [[0, 0], [0, 1]]
+    assert first["attention_mask"] == [[[0, 0], [0, 1]], [[1, 0], [1, 1]]]
+    assert second["input_ids"].tolist() == NEXT.tolist()
+    assert second["position_ids"].tolist() == [[1, 2], [2, 3]]
+    assert second["attention_mask"] == [[[0, 1, 1, 0], [0, 1, 1, 1]], [[1, 1, 1, 0], [1, 1, 1, 1]]]
+    assert all(call["use_cache"] is True for call in calls)
+    assert rows.sizes() == (8, 16)
+    assert rows.owners.tolist() == [[0] * 4] * 2
+    assert rows.positions.tolist() == [[-1, 0, 1, 2], [0, 1, 2, 3]]
+    keys, values = rows.cache.layers[0].keys.clone(), rows.cache.layers[0].values.clone()
+    rows.crop(torch.tensor([2, 0]))
+    assert rows.lengths.tolist() == [1, 4]
+    assert rows.positions.tolist() == [[-3, -2, -1, 0], [0, 1, 2, 3]]
+    assert rows.owners.tolist() == [[0] * 4] * 2
+    for now, before in ((rows.cache.layers[0].keys, keys), (rows.cache.layers[0].values, values)):
+        assert torch.equal(now[0, :, 3], before[0, :, 1])
+        assert torch.equal(now[1], before[1])
+    rows.crop(torch.tensor([0, 3]))
+    assert rows.sizes() == (2, 16)
+    assert (rows.positions.tolist(), rows.owners.tolist()) == ([[0], [0]], [[0], [0]])
+    assert torch.equal(rows.cache.layers[0].keys[:, :, 0], torch.stack([keys[0, :, 1], keys[1, :, 0]]))
+
+
+def test_rows_of_equal_length_are_cropped_from_their_common_end() -> None:
+    rows = batch_layouts.PaddedBatch(llama(dtype=torch.float64), TWO, 9)
+    rows.run(NEXT)
+    keys = rows.cache.layers[0].keys.clone()
+    rows.crop(torch.tensor([1, 1]))
+    assert (rows.positions.tolist(), rows.lengths.tolist()) == ([[-1, 0, 1], [0, 1, 2]], [2, 3])
+    assert rows.owners.shape == (2, 3)
+    assert torch.equal(rows.cache.layers[0].keys, keys[:, :, :3])
+
+
+def test_packing_gives_the_model_one_row_of_all_sequences() -> None:
+    model = llama(dtype=torch.float64)
+    calls = calls_of(model)
+    rows = batch_layouts.PackedBatch(model, TWO, 9)
+    assert rows.sizes() == (3, 9)
+    logits = rows.run(NEXT)
+    assert logits.shape == (2, 2, 4)
+    first, second = calls
+    assert first["input_ids"].tolist() == [[1, 2, 3]]
+    assert first["position_ids"].tolist() == [[0, 0, 1]]
+    assert first["attention_mask"] == [[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]
+    assert second["input_ids"].tolist() == [[3, 0, 1, 2]]
+    assert second["position_ids"].tolist() == [[1, 2, 2, 3]]
+    assert second["attention_mask"] == [
+        [[1, 0, 0, 1, 0, 0, 0], [1, 0, 0, 1, 1, 0, 0], [0, 1, 1, 0, 0, 1, 0], [0, 1, 1, 0, 0, 1, 1]]
+    ]
+    assert all(call["use_cache"] is True for call in calls)
+    assert rows.sizes() == (7, 28)
+    keys = rows.cache.layers[0].keys
+    rows.crop(torch.tensor([0, 0]))
+    assert rows.cache.layers[0].keys is keys, "nothing is copied where nothing goes"
+    rows.crop(torch.tensor([2, 1]))
+    assert rows.lengths.tolist() == [1, 3]
+    assert (rows.owners.tolist(), rows.positions.tolist()) == ([[0, 1, 1, 1]], [[0, 0, 1, 2]])
+    assert torch.equal(rows.cache.layers[0].keys, keys[:, :, [0, 1, 2, 5]])
+    assert rows.sizes() == (4, 28)
+
+
+def test_pointers_give_the_model_slots_behind_each_row() -> None:
+    model = llama(dtype=torch.float64)
+    calls = calls_of(model)
+    rows = batch_layouts.MaskedBatch(model, TWO, 5)
+    assert rows.sizes() == (10, 0)
+    assert rows.run(NEXT).shape == (2, 2, 4)
+    first, second = calls
+    assert first["input_ids"].tolist() == [[1, 0], [2, 3]]
+    assert first["position_ids"].tolist() == [[0, 1], [0, 1]]
+    assert first["logits_to_keep"] == 1
+    assert second["position_ids"].tolist() == [[1, 2], [2, 3]]
+    assert second["attention_mask"][0] == [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]
+    assert second["logits_to_keep"] == 2
+    assert rows.sizes() == (10, 20)
+    rows.crop(torch.tensor([2, 1]))
+    assert rows.lengths.tolist() == [1, 3]
+    assert rows.sizes() == (10, 20)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_batch_may_begin_without_any_token(layout: str) -> None:
+    """No forward pass is made over nothing."""
+    model = llama(dtype=torch.float64)
+    calls = calls_of(model)
+    rows = LAYOUTS[layout](model, [[], []], 8)
+    assert not calls
+    assert rows.sizes() == (16 if layout == "pointers" else 0, 0)
+    assert max_logit_difference(LAYOUTS[layout], llama(dtype=torch.float64), [[], []], n=2, rounds=3) < APART
+
+
+@pytest.mark.parametrize("layout", ["padding", "packing"])
+@pytest.mark.parametrize("limit", [4, None])
+def test_positions_up_to_the_model_s_limit_are_given_as_they_are(
+    layout: str, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions behind the limit, of draft tokens that are never emitted, are replaced by the last."""
+    monkeypatch.setattr(batch_layouts, "context_limit", lambda model: limit)
+    model = llama(dtype=torch.float64)
+    rows = LAYOUTS[layout](model, [[1, 2]], 8)
+    calls = calls_of(model)
+    rows.run(torch.tensor([[1, 2, 3, 0]]))
+    assert calls[0]["position_ids"].tolist() == [[2, 3, 4 if limit is None else 3, 5 if limit is None else 3]]
+
+
+class OnHost(batch_layouts.PaddedBatch):
+    """The first entries are made on the CPU, whatever the default, and moved from there."""
+
+    def initial_entries(self, sequences: batch_layouts.Sequences) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.device("cpu"):
+            return super().initial_entries(sequences)
+
+
+class PackedOnHost(batch_layouts.PackedBatch):
+    def initial_entries(self, sequences: batch_layouts.Sequences) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.device("cpu"):
+            return super().initial_entries(sequences)
+
+
+@pytest.mark.parametrize("layout", [OnHost, PackedOnHost, batch_layouts.MaskedBatch])
+def test_torch_s_default_device_makes_no_difference(layout: Any) -> None:
+    """Every tensor of a step is made on the model's device."""
+    target, draft = pair_of(llama)
+    expected = generate(layout, target, PROMPTS, draft, gamma=2, max_new_tokens=6)
+    with torch.device("meta"):
+        assert generate(layout, target, PROMPTS, draft, gamma=2, max_new_tokens=6) == expected
+
+
+def test_settings_that_are_left_out_have_the_defaults_of_the_loop() -> None:
+    target, draft = pair_of(llama)
+    made = BatchContinuation(LAYOUTS["pointers"], target, TWO, draft)
+    assert (made.gamma, made.asked, made.steps) == (4, 64, 0)
+    assert made.sequences == [[], []]
+    assert made.newest.tolist() == [[1], [3]]
+    assert made.sampling == Sampling()
+    assert made.rule is token_verification
+    for name in ("draft", "accept", "final"):
+        assert torch.equal(getattr(made.uniforms, name), getattr(uniforms(0, [0, 1], 64, 4), name))
+    rows: Any = made.target
+    assert rows.runner.capacity == 2 + 64 + 4  # the longest prompt, all new tokens, and gamma rejected ones
+    assert made.target.lengths.tolist() == made.draft.lengths.tolist() == [0, 1]
+
+
+def test_a_step_says_what_each_row_got_and_leaves_the_newest_token() -> None:
+    target, draft = pair_of(llama)
+    made = BatchContinuation(LAYOUTS["packing"], target, PROMPTS, draft, gamma=3, max_new_tokens=5, seed=1)
+    steps, before = 0, [0, 0, 0]
+    while not made.done:
+        emitted = made.step()
+        steps += 1
+        assert made.steps == steps
+        assert emitted == [len(sequence) - old for sequence, old in zip(made.sequences, before, strict=True)]
+        assert made.newest.tolist() == [[sequence[-1]] for sequence in made.sequences]
+        before = [len(sequence) for sequence in made.sequences]
+        assert made.done == (before == [5, 5, 5])
+
+
+@pytest.mark.parametrize("prompts", [[], [[1], []]])
+def test_the_prompts_that_are_refused_are_named(prompts: list[list[int]]) -> None:
+    target, draft = pair_of(llama)
+    with pytest.raises(ValueError, match="prompts are") as caught:
+        BatchContinuation(batch_layouts.PaddedBatch, target, prompts, draft)
+    assert str(caught.value) == f"prompts are {prompts!r}; give at least one, and at least one token in each"
+
+
+def test_a_draft_that_cannot_be_run_is_refused() -> None:
+    with pytest.raises(TypeError, match="training mode"):
+        BatchContinuation(batch_layouts.PackedBatch, llama(), [[1]], llama().train())
+
+
+def test_the_slots_and_masks_that_are_needed() -> None:
+    lengths = [3, 7, 2]
+    assert [slots_needed(layout, lengths, longest=10) for layout in LAYOUTS] == [3 * 7, 3 + 7 + 2, 3 * 10]
+    needed = [mask_needed(layout, lengths, longest=10, n=4) for layout in LAYOUTS]
+    assert needed == [4 * 3 * 7, (4 * 3) * (3 + 7 + 2), 4 * 3 * 10]
+
+
+def test_what_every_layout_has_to_write() -> None:
+    with pytest.raises(NotImplementedError):
+        batch_layouts.CompactedBatch(llama(), TWO)
