@@ -1,7 +1,10 @@
 """Beam search with models: as transformers finds it, and the same with any draft; what it ran, and what it refuses."""
 
+import dataclasses
+import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
@@ -193,3 +196,143 @@ def test_models_that_cannot_be_run_are_refused() -> None:
         beam_search(llama(VOCAB).train(), PROMPT, max_new_tokens=2)
     with pytest.raises(TypeError, match="no model of transformers"):
         beam_search(llama(VOCAB), PROMPT, "a draft", max_new_tokens=2)  # type: ignore[arg-type]
+
+
+# Settings, sizes, and what is shown.
+
+
+def test_settings_that_are_left_out_have_these_values() -> None:
+    defaults = {name: one.default for name, one in inspect.signature(beam_search).parameters.items()}
+    assert defaults.pop("target") is defaults.pop("prompt") is inspect.Parameter.empty
+    nothing = dict.fromkeys(("draft", "draft_width", "eos", "sampling"))
+    numbers = {"width": 4, "gamma": 4, "max_new_tokens": 64, "length_penalty": 1.0}
+    assert defaults == {**nothing, **numbers, "early_stopping": False, "progress": True}
+    assert defaults["early_stopping"] is False
+    assert defaults["progress"] is True
+
+
+def test_twice_as_many_beams_are_drafted_as_are_kept_by_default() -> None:
+    model = tiny()
+    draft = near_copy(model, 0.05)
+    two = beam_search(model, PROMPT, draft, width=2, gamma=2, max_new_tokens=4)
+    four = beam_search(model, PROMPT, draft, width=2, draft_width=4, gamma=2, max_new_tokens=4)
+    assert two.record.draft_nodes == four.record.draft_nodes
+    other = beam_search(model, PROMPT, draft, width=2, draft_width=3, gamma=2, max_new_tokens=4)
+    assert two.record.draft_nodes != other.record.draft_nodes
+
+
+def test_what_a_search_returns_cannot_be_changed() -> None:
+    made = beam_search(tiny(), PROMPT, width=2, max_new_tokens=3)
+    for one, field in ((made, "tokens"), (made.record, "levels")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(one, field, [])
+    assert isinstance(made.record.levels, np.ndarray)
+    assert isinstance(made.record.nodes, np.ndarray)
+    assert made.record.target_passes == 3
+    assert made.record.draft_nodes == [()] * 3
+    finished = made.record.states[-1].finished
+    assert made.tokens == [list(beam.path) for beam in finished]
+    assert made.scores == [beam.score for beam in finished]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_caches_have_slots_for_all_beams_and_draft_tokens(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every level of every beam, one level more, and what is drafted."""
+    made: list[tuple[PreTrainedModel, int]] = []
+
+    class Counted(TreeModel):
+        def __init__(self, model: PreTrainedModel, prompt: list[int], capacity: int) -> None:
+            super().__init__(model, prompt, capacity)
+            made.append((model, capacity))
+
+    monkeypatch.setattr(beam, "TreeModel", Counted)
+    target, draft = tiny(), near_copy(tiny(), 0.05)
+    beam_search(target, PROMPT, width=width, gamma=2, max_new_tokens=5)
+    beam_search(target, PROMPT, draft, width=width, draft_width=4, gamma=2, max_new_tokens=5)
+    alone = width * 5 + width
+    assert made == [(target, alone), (target, alone + 4 * 2), (draft, alone + 4 * 2)]
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_the_bar_counts_levels(progress: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Any] = []
+
+    class Bar:
+        def __init__(self, **settings: Any) -> None:
+            self.settings, self.moves = settings, []
+            bars.append(self)
+
+        def __enter__(self) -> "Bar":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return
+
+        def update(self, by: int) -> None:
+            self.moves.append(by)
+
+    monkeypatch.setattr(beam, "tqdm", Bar)
+    model = tiny()
+    made = beam_search(model, PROMPT, near_copy(model, 0.05), width=2, gamma=2, max_new_tokens=NEW, progress=progress)
+    ((settings, moves),) = [(bar.settings, bar.moves) for bar in bars]
+    assert settings == {"total": NEW, "desc": "levels", "delay": 3, "leave": False, "disable": not progress}
+    assert moves == made.record.levels.tolist()
+    assert sum(moves) == NEW
+    assert max(moves) > 1
+
+
+def test_ends_are_counted_once_and_in_any_order() -> None:
+    model = tiny()
+    wanted: dict[str, Any] = {"width": 3, "max_new_tokens": NEW}
+    assert (
+        beam_search(model, PROMPT, eos=[4, 1, 4], **wanted).tokens
+        == beam_search(model, PROMPT, eos=[1, 4], **wanted).tokens
+    )
+    # Five tokens of the vocabulary are no end.
+    beam_search(model, PROMPT, eos=[4, 1, 4], width=5, max_new_tokens=3)
+    with pytest.raises(ValueError, match="width is 6, and 5 tokens of the vocabulary are not in eos"):
+        beam_search(model, PROMPT, eos=[4, 1, 4], width=6, max_new_tokens=3)
+
+
+FEWER = "fewer drafted beams than beams cannot cover them; draft at least as many"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            {"sampling": 0.7},
+            "sampling is 0.7; beam search does not sample, so it takes no temperature: use generate",
+        ),
+        ({"width": 3, "draft_width": 2}, f"draft_width is 2 and width 3: {FEWER}"),
+        ({"width": 2, "draft_width": 1}, f"draft_width is 1 and width 2: {FEWER}"),
+        ({"draft_width": 0}, "draft_width is 0; it must be a whole number from 1"),
+        ({"gamma": 0}, "gamma is 0; it must be a whole number from 1"),
+        (
+            {"width": 8, "draft_width": 8},
+            "width is 8, and 7 tokens of the vocabulary are not in eos; choose at most 7",
+        ),
+        (
+            {"width": 7, "draft_width": 8},
+            "draft_width is 8, and 7 tokens of the vocabulary are not in eos; choose at most 7",
+        ),
+        ({"width": 4}, "draft_width is 8, and 7 tokens of the vocabulary are not in eos; choose at most 7"),
+    ],
+)
+def test_what_is_refused_is_refused_with_this_message(wrong: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {"width": 3, "gamma": 2, "max_new_tokens": 4}
+    model = llama(VOCAB)
+    with pytest.raises(ValueError, match=r"sampling|width|gamma") as caught:
+        beam_search(model, PROMPT, model, **(good | wrong))
+    assert str(caught.value) == message
+
+
+def test_as_many_beams_as_there_are_tokens_and_the_least_numbers_are_accepted() -> None:
+    model = llama(VOCAB)
+    found = beam_search(model, PROMPT, model, width=VOCAB, draft_width=VOCAB, gamma=1, max_new_tokens=1)
+    assert len(found.tokens) == VOCAB
+    assert len(beam_search(model, PROMPT, width=VOCAB, max_new_tokens=1).tokens) == VOCAB
+    # Without a draft its settings are not looked at, but gamma is.
+    assert beam_search(model, PROMPT, width=4, draft_width=1, max_new_tokens=1).tokens == [
+        [token] for (token,) in found.tokens[:4]
+    ]

@@ -21,12 +21,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.decoding.loop import Generation, generate
+from specnb.decoding.step import NAN
 from specnb.decoding.tree_step import TreeBatch
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.template import TemplateDrafter
 from specnb.models.cached_model import CachedModel
 from specnb.models.token_tree import TokenTree
-from specnb.sampling.distributions import Sampling
+from specnb.sampling.distributions import Sampling, standardise
+from specnb.sampling.randomness import uniforms
 from specnb.sampling.tree_verification import TreeOutcome, TreeRule, recursive_rejection
 from specnb.sampling.verification import Outcome, Rule, exact_match, token_verification
 
@@ -275,3 +277,142 @@ def test_update_is_told_what_was_accepted() -> None:
         for row in np.flatnonzero(made.record.whole[:, step]):
             assert accepted[row] == made.record.accepted[row, step]
             assert newest[row] == made.record.token[row, step]
+
+
+# The parts of a tree's step
+
+
+def tree_batch(parents: tuple[int, ...] = DEEP, rows: int = 3, **more: Any) -> TreeBatch:
+    """Prompts that enter it have 9 tokens to come."""
+    settings: dict[str, Any] = {"drafter": TableTreeDrafter(parents), "gamma": len(parents), "sampling": Sampling()}
+    chosen = settings | {"rule": recursive_rejection, "ends": 0} | more
+    return TreeBatch(
+        llama(dtype=torch.float64), chosen["drafter"], chosen["sampling"], chosen["rule"], rows, chosen["gamma"], 30, 9,
+        chosen["ends"],
+    )  # fmt: skip
+
+
+def test_a_tree_s_batch_has_its_parents_and_a_path_of_its_depth() -> None:
+    batch = tree_batch(ends=2)
+    assert batch.parents == DEEP
+    assert batch.drafter is not None
+    assert batch.state.path is not None
+    assert batch.state.path.shape == (3, 10, 3)
+    assert (batch.vocab, batch.state.gamma, len(batch.state.eos), batch.runner.capacity) == (VOCAB, len(DEEP), 2, 30)
+    assert batch.tree.depths.device.type == "cpu"
+    for alone in (tree_batch(gamma=0), tree_batch(drafter=None, gamma=0), tree_batch(drafter=TemplateDrafter(table()))):
+        assert alone.parents == ()
+        assert alone.state.path is not None
+        assert alone.state.path.shape == (3, 10, 0)
+    assert tree_batch(gamma=0).drafter is None
+
+
+def test_the_target_runs_over_the_newest_token_and_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing was proposed, or what is not in the vocabulary, it runs over the nearest token."""
+    batch = tree_batch(DEPTH_2)
+    batch.state.tokens.copy_(torch.arange(90).reshape(3, 30) % VOCAB)
+    batch.state.lengths.copy_(torch.tensor([1, 4, 7]))
+    given: list[Any] = []
+    monkeypatch.setattr(batch.runner, "run", lambda *inputs, **named: given.append((*inputs, named)))
+    batch.run_target(torch.tensor([[0, 1, -1, 4, 9], [0, 0, 0, 0, 0], [3, 2, 1, 0, 3]]))
+    ((tokens, slots, named),) = given
+    assert tokens.tolist() == [[0, 0, 1, 0, 3, 3], [1, 0, 0, 0, 0, 0], [2, 3, 2, 1, 0, 3]]
+    first = torch.tensor([0, 3, 6])
+    assert slots.tolist() == [[at + entry for entry in range(6)] for at in first.tolist()]
+    assert named["positions"].tolist() == [[at + depth for depth in (0, 1, 1, 2, 2, 2)] for at in first.tolist()]
+    assert torch.equal(named["visible"], TokenTree(DEPTH_2).visible(first, 30))
+    assert named["keep"] == 6
+    assert set(named) == {"keep", "positions", "visible"}
+
+
+@torch.inference_mode()
+def test_a_tree_s_step_is_verified_and_recorded_as_the_rule_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 rows of logits at random, 9 in 10 without an end: tokens, record, path, distributions and what is moved."""
+    rows, sampling, chance = 40, Sampling(0.8, top_k=3), torch.Generator().manual_seed(1)
+    batch = tree_batch(DEEP, rows, sampling=sampling, ends=1)
+    state, gamma = batch.state, len(DEEP)
+    batch.clear([2])
+    prompts = [[1, 3, 0][: 1 + row % 3] for row in range(rows)]
+    batch.enter(list(range(rows)), prompts, uniforms(4, range(rows), 9, gamma), 9)
+    state.record_probs(VOCAB, torch.float64)
+    logits = torch.randn(rows, gamma + 1, VOCAB, generator=chance, dtype=torch.float64)
+    q = torch.softmax(torch.randn(rows, gamma, VOCAB, generator=chance), dim=-1)
+    draft_tokens = torch.randint(0, VOCAB, (rows, gamma), generator=chance)
+    draft_tokens[::4, 3], q[::4, 3] = -1, 0.0
+    accept, final = state.step_uniforms[:, gamma : 2 * gamma].clone(), state.step_uniforms[:, -1].clone()
+    p = standardise(logits, sampling)
+    expected = recursive_rejection(p, q, draft_tokens, DEEP, accept, final)
+    moved: list[tuple[list[list[int]], list[list[int]]]] = []
+    monkeypatch.setattr(batch.runner, "move", lambda *slots: moved.append(tuple(one.tolist() for one in slots)))
+    outcome = batch.verify_and_emit(logits, draft_tokens, q)
+    assert all(torch.equal(*pair) for pair in zip(outcome, expected, strict=True))
+    ((sources, destinations),) = moved
+    for row in range(rows):
+        start, accepted, path = len(prompts[row]), int(expected.accepted[row]), expected.path[row].tolist()
+        nodes = path[:accepted]
+        new = [*draft_tokens[row, nodes].tolist(), int(expected.token[row])]
+        new = new[: new.index(2) + 1] if 2 in new else new
+        assert state.tokens[row, start : start + len(new)].tolist() == new
+        assert int(state.lengths[row]) == start + len(new)
+        assert int(state.status[row]) == int(state.remaining[row]) == (0 if 2 in new else 9 - len(new))
+        beta = np.minimum(p[row, [parent + 1 for parent in DEEP]].numpy(), q[row].numpy()).sum(axis=1)
+        recorded = state.record[row, 0].tolist()
+        assert recorded[: gamma + 3] == [*draft_tokens[row].tolist(), accepted, int(expected.token[row]), len(new)]
+        assert recorded[gamma + 3 :] == pytest.approx(beta, abs=1e-12)
+        assert state.path is not None
+        assert state.probs is not None
+        assert state.path[row, 0].tolist() == path
+        kept = [0, *(node + 1 for node in nodes)]
+        assert torch.equal(state.probs[row, : len(kept)], p[row, kept])
+        assert sources[row][:accepted] == [start + node for node in nodes]
+        assert destinations[row] == [start, start + 1, start + 2]
+    assert state.steps.tolist() == [1] * rows
+    assert torch.equal(state.step_uniforms, state.uniforms[:, 1])
+    assert {int(one) for one in expected.accepted} == {0, 1, 2, 3}
+    assert not state.has_nan.any()
+    assert not state.improper.any()
+
+
+@torch.inference_mode()
+def test_in_a_tree_nan_is_found_in_any_distribution() -> None:
+    """A row each for NaN of the target at the root and at each node, of q at each node; and one without."""
+    entries, nodes = len(DEPTH_2) + 1, len(DEPTH_2)
+    rows = entries + nodes + 1
+    batch = tree_batch(DEPTH_2, rows)
+    batch.clear([])
+    batch.enter(list(range(rows)), [[1]] * rows, uniforms(0, range(rows), 9, nodes), 9)
+    logits, q = torch.zeros(rows, entries, VOCAB), torch.full((rows, nodes, VOCAB), 1 / VOCAB)
+    logits[range(entries), range(entries), 1] = torch.nan
+    q[range(entries, entries + nodes), range(nodes), 2] = torch.nan
+    batch.verify_and_emit(logits, torch.ones(rows, nodes, dtype=torch.int64), q)
+    assert batch.state.has_nan.tolist() == [True] * (rows - 1) + [False]
+    assert batch.state.status[:-1].tolist() == [NAN] * (rows - 1)
+    assert not batch.state.improper.any()
+    batch.verify_and_emit(0 * logits.nan_to_num(), torch.ones(rows, nodes, dtype=torch.int64), q.nan_to_num(0.25))
+    assert batch.state.has_nan.tolist() == [True] * (rows - 1) + [False], "a later step does not forget it"
+
+
+def test_in_a_tree_improper_proposals_are_marked() -> None:
+    batch = tree_batch(TWO_DRAFTS)
+    batch.clear([])
+    batch.enter([0, 1, 2], PROMPTS, uniforms(0, range(3), 9, 2), 9)
+    q = torch.full((3, 2, VOCAB), 1 / VOCAB)
+    q[1] *= 2
+    batch.verify_and_emit(torch.zeros(3, 3, VOCAB), torch.tensor([[0, 1], [0, 1], [0, VOCAB]]), q)
+    assert batch.state.improper.tolist() == [False, True, True]
+    assert batch.state.record[2, 0, :2].tolist() == [0, VOCAB - 1], "clamped, so that a rule can index by it"
+
+
+def test_a_tree_step_needs_no_default_device() -> None:
+    """Every tensor of a step is made on the model's device."""
+    rows = [tree_batch(DEEP), tree_batch(DEEP)]
+    own = uniforms(0, range(3), 9, len(DEEP))
+    with torch.inference_mode():
+        for batch, default in zip(rows, ("cpu", "meta"), strict=True):
+            batch.clear([])
+            with torch.device(default):
+                batch.enter([0, 1, 2], PROMPTS, own, 9)
+                batch.step()
+                batch.step()
+    assert torch.equal(rows[0].state.tokens, rows[1].state.tokens)
+    assert torch.equal(rows[0].state.record, rows[1].state.record)

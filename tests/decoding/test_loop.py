@@ -1,8 +1,11 @@
 """The loop, apart from its distribution: greedy identity, lengths and ends, independence of rows, bad input."""
 
+import dataclasses
+import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,14 +19,18 @@ from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2
 from transformers import PreTrainedModel
 from unsupported_models import encoder_decoder, sliding, without_positions
 
-from specnb.decoding.loop import generate
+from specnb.decoding import loop
+from specnb.decoding.loop import forget_compiled, generate, slots_for
 from specnb.decoding.step import Batch
 from specnb.decoding.timing import PARTS
 from specnb.decoding.tree_step import TreeBatch
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
+from specnb.drafting.template import TemplateDrafter
+from specnb.models.memory import Memory, predicted
 from specnb.sampling.distributions import Sampling
+from specnb.sampling.tree_verification import recursive_rejection
 from specnb.sampling.verification import Rule, exact_match, greedy_verification, rejection_sampling
 
 GREEDY = Sampling(temperature=0)
@@ -430,3 +437,321 @@ def test_compiled_steps_give_the_same_completions() -> None:
         assert compiled.tokens == plain.tokens
         assert np.array_equal(compiled.record.draft_tokens, plain.record.draft_tokens)
         assert np.allclose(compiled.record.beta, plain.record.beta)
+
+
+# Settings, sizes and memory.
+
+
+def test_settings_that_are_left_out_have_these_values() -> None:
+    defaults = {name: one.default for name, one in inspect.signature(generate).parameters.items() if name != "target"}
+    assert defaults.pop("prompts") is inspect.Parameter.empty
+    nothing = dict.fromkeys(("draft", "rule", "eos", "rows", "batch_size", "batch_class"))
+    off = dict.fromkeys(("timed", "compile", "keep_probs"), False)
+    numbers = {"gamma": 4, "max_new_tokens": 64, "seed": 0}
+    assert defaults == {**nothing, **off, **numbers, "sampling": Sampling(), "progress": True}
+    assert all(defaults[name] is off[name] for name in off)
+
+
+def test_a_generation_cannot_be_changed_and_has_no_distributions_unless_asked_for() -> None:
+    made = generate(PAIRS["llama"][0], PROMPTS, max_new_tokens=2, progress=False)
+    assert made.probs is None
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.tokens = []  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_kept_distributions_are_float32_or_better(dtype: torch.dtype) -> None:
+    made = generate(llama(dtype=dtype), PROMPTS, max_new_tokens=3, batch_size=2, eos=1, keep_probs=True, progress=False)
+    assert made.probs is not None
+    assert [probs.shape for probs in made.probs] == [(len(tokens), VOCAB) for tokens in made.tokens]
+    assert {probs.dtype for probs in made.probs} == {torch.float64 if dtype == torch.float64 else torch.float32}
+    assert all(torch.allclose(probs.sum(dim=1), torch.ones(1, dtype=probs.dtype)) for probs in made.probs)
+
+
+@pytest.mark.parametrize("compiled", [True, "graph"])
+def test_a_compiled_step_has_slots_in_multiples_of_128(compiled: bool | str) -> None:
+    for prompt, new, gamma, slots in ((1, 1, 0, 3), (100, 22, 5, 128), (100, 23, 5, 129), (200, 52, 3, 256)):
+        assert slots_for(prompt, new, gamma) == slots_for(prompt, new, gamma, compile=False) == slots
+        assert slots_for(prompt, new, gamma, compile=compiled) == (128 if slots <= 128 else 256)
+
+
+class StoppedError(Exception):
+    """Raised by a test in place of what comes next."""
+
+
+class Looking(TemplateDrafter):
+    """Asks for the hidden states of two layers."""
+
+    hidden_layers = (-1, 0)
+
+
+@pytest.mark.parametrize("keep_probs", [False, True])
+@pytest.mark.parametrize("drafter", ["none", "model", "hidden states"])
+@pytest.mark.parametrize("gamma", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_memory_that_is_required_is_that_of_the_rows_at_a_time(
+    dtype: torch.dtype, gamma: int, drafter: str, keep_probs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The formula of `specnb.models.memory`, and the buffers for hidden states and distributions."""
+    target, model = llama(dtype=dtype), llama(dtype=dtype, layers=1)
+    drafters: dict[str, Any] = {"none": None, "model": model, "hidden states": Looking(torch.full((4, 4), 0.25))}
+    asked: list[tuple[Memory, int, torch.device]] = []
+
+    def stop(*required: Any) -> None:
+        asked.append(required)
+        raise StoppedError
+
+    monkeypatch.setattr(loop, "require_memory", stop)
+    sampling = Sampling(0.7, top_p=0.9)
+    with pytest.raises(StoppedError):
+        generate(
+            target, [[1], [2, 3, 1], [0]], drafters[drafter], gamma=gamma, max_new_tokens=7, batch_size=2,
+            sampling=sampling, keep_probs=keep_probs, progress=False,
+        )  # fmt: skip
+    ((need, rows, device),) = asked
+    assert (rows, device.type) == (2, "cpu")
+    used = gamma if drafter != "none" else 0
+    expected = predicted(
+        target, model if drafter == "model" else None, rows=2, prompt=3, new_tokens=7, gamma=used, sampling=sampling
+    )
+    slots = 3 + 7 + used + 1
+    more = 2 * slots * (2 * 8) * dtype.itemsize if drafter == "hidden states" and gamma else 0
+    more += 2 * (7 + used + 1) * VOCAB * (8 if dtype == torch.float64 else 4) if keep_probs else 0
+    assert need == dataclasses.replace(expected, state=expected.state + more)
+
+
+def test_no_more_rows_are_made_than_there_are_prompts() -> None:
+    rows: list[int] = []
+
+    class Counted(Batch):
+        def __init__(self, *settings: Any) -> None:
+            super().__init__(*settings)
+            rows.append(len(self.state.rows))
+
+    for batch_size in (None, 1, 2, 3, 9):
+        generate(llama(), PROMPTS, max_new_tokens=1, batch_size=batch_size, progress=False, batch_class=Counted)
+    assert rows == [3, 1, 2, 3, 3]
+
+
+class OfTree(TreeBatch):
+    pass
+
+
+class OfChain(Batch):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "rule", "needed"),
+    [
+        (OfTree, None, "Batch"),
+        (TreeBatch, exact_match, "Batch"),
+        (Batch, recursive_rejection, "TreeBatch"),
+        (OfChain, recursive_rejection, "TreeBatch"),
+        (int, None, "Batch"),
+        (int, recursive_rejection, "TreeBatch"),
+        ("Batch", None, "Batch"),
+        ("Batch", recursive_rejection, "TreeBatch"),
+    ],
+)
+def test_a_batch_class_for_other_draft_tokens_is_refused(given: Any, rule: Any, needed: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        generate(TARGET, PROMPTS, rule=rule, max_new_tokens=2, batch_class=given)
+    assert str(caught.value) == f"batch_class is {given!r}; for this rule it must be a subclass of {needed}"
+
+
+def test_a_batch_class_for_these_draft_tokens_makes_the_steps() -> None:
+    plain = generate(llama(), PROMPTS, max_new_tokens=5, progress=False)
+    for kind, rule in ((OfChain, None), (Batch, None), (OfTree, recursive_rejection), (None, recursive_rejection)):
+        made = generate(llama(), PROMPTS, max_new_tokens=5, rule=rule, batch_class=kind, progress=False)
+        assert made.tokens == plain.tokens
+
+
+# What is shown and timed.
+
+
+class Bar:
+    """Stands for tqdm: what it was made with, and where it was after each move."""
+
+    made: list["Bar"]
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self.n, self.places = settings, 0, [0]
+        self.made.append(self)
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def update(self, by: int) -> None:
+        self.n += by
+        self.places.append(self.n)
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_the_bar_counts_tokens_and_those_that_will_not_come(progress: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five prompts of 9 tokens in two rows, some of which end early: after each step, all but what can still come."""
+    Bar.made = []
+    monkeypatch.setattr(loop, "tqdm", Bar)
+    made = generate(PAIRS["llama"][0], MORE[:5], max_new_tokens=9, eos=1, batch_size=2, seed=3, progress=progress)
+    (bar,) = Bar.made
+    assert bar.settings == {"total": 45, "desc": "tokens", "delay": 3, "leave": False, "disable": not progress}
+    assert bar.places == sorted(bar.places)
+    assert (bar.places[0], bar.n) == (0, 45)
+    # The first step gives each of the two rows a token; one that ends takes what it could still have had with it.
+    first = sum(9 if len(tokens) == 1 else 1 for tokens in made.tokens[:2])
+    assert bar.places[1] == first
+    assert len({len(tokens) for tokens in made.tokens}) > 1
+
+
+def test_each_part_of_each_step_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a second whenever it is read."""
+    readings = iter(range(1000))
+    monkeypatch.setattr("specnb.decoding.timing.now", lambda _: float(next(readings)))
+    target, draft = PAIRS["llama"]
+    made = generate(target, MORE, draft, gamma=2, max_new_tokens=6, batch_size=3, timed=True, progress=False)
+    lengths = {part: len(seconds) for part, seconds in made.record.seconds.items()}
+    assert list(lengths) == list(PARTS)
+    assert len(set(lengths.values())) == 1
+    assert next(readings) == 4 * lengths["draft"], "the clock is read as a step begins and as each of its parts ends"
+    assert all((seconds == 1).all() for seconds in made.record.seconds.values())
+    untimed = generate(target, MORE, draft, gamma=2, max_new_tokens=6, batch_size=3, progress=False)
+    assert untimed.record.seconds == {}
+    assert untimed.tokens == made.tokens
+
+
+# Compiled and captured steps, with what stands for the compiler.
+
+
+class Compiler:
+    """Stands for `Compiled`: runs the function as it is, and remembers which ones it was given."""
+
+    functions: list[str]
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.functions.append(function.__name__)
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        return self.function(*tensors)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the functions that were compiled."""
+    Compiler.functions = []
+    monkeypatch.setattr(loop, "Compiled", Compiler)
+    monkeypatch.setattr("specnb.drafting.model.Compiled", Compiler)
+    forget_compiled()
+    yield Compiler.functions
+    forget_compiled()
+
+
+IN_PARTS = ["_sample_tokens", "run_target", "verify_and_emit"]
+
+
+def test_each_part_is_compiled_once_for_each_length(compiler: list[str]) -> None:
+    target, draft = PAIRS["llama"]
+    common: dict[str, Any] = {"gamma": 2, "eos": 3, "progress": False}
+    for new, prompts, timed in ((6, PROMPTS, False), (4, PROMPTS[::-1], False), (6, MORE[3:6], True)):
+        plain = generate(target, prompts, draft, max_new_tokens=new, **common)
+        made = generate(target, prompts, draft, max_new_tokens=new, compile=True, timed=timed, **common)
+        assert made.tokens == plain.tokens
+        assert sorted(compiler) == IN_PARTS
+    generate(target, PROMPTS[:2], draft, max_new_tokens=6, compile=True, **common)
+    assert sorted(compiler) == sorted(2 * IN_PARTS), "for another number of rows"
+    forget_compiled()
+    generate(target, PROMPTS, draft, max_new_tokens=6, compile=True, **common)
+    assert sorted(compiler) == sorted(3 * IN_PARTS)
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_a_compiled_batch_is_warmed_up_at_first_and_has_memory_then(
+    progress: bool, compiler: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slots, and so its steps, are counted up to the multiple of 128."""
+    warmed: list[Any] = []
+    target = llama()
+    warm_up = Batch.warm_up
+    monkeypatch.setattr(Batch, "warm_up", lambda batch, shown: warmed.append((batch, shown)) or warm_up(batch, False))
+    monkeypatch.setattr(loop, "require_memory", lambda *required: warmed.append(required))
+    monkeypatch.setattr(Bar, "made", [], raising=False)
+    monkeypatch.setattr(loop, "tqdm", Bar)
+    for _ in range(2):
+        generate(target, PROMPTS, max_new_tokens=3, compile=True, eos=[1, 2], progress=progress)
+    (need, rows, device), (batch, shown) = warmed
+    assert (rows, device.type, shown) == (3, "cpu", progress)
+    assert (batch.state.tokens.shape[1], batch.state.uniforms.shape[1]) == (128, 129)
+    assert (batch.state.gamma, len(batch.state.rows), len(batch.state.eos)) == (0, 3, 2)
+    assert need == predicted(target, None, rows=3, prompt=max(map(len, PROMPTS)), gamma=0,
+                             new_tokens=127 - max(map(len, PROMPTS)))  # fmt: skip
+
+
+def test_the_last_eight_settings_stay_compiled(compiler: list[str]) -> None:
+    target = llama()
+
+    def decode(*eos: int) -> int:
+        """With so many tokens of eos, which is a setting of its own; how often something has been compiled since."""
+        generate(target, [[1]], max_new_tokens=1, compile=True, eos=[0] * len(eos), progress=False)
+        return compiler.count("run_target")
+
+    assert [decode(*range(number)) for number in range(8)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [decode(*range(number)) for number in range(8)] == [8] * 8
+    assert decode(*range(8)) == 9
+    assert decode() == 10, "the one that had not been used for longest was forgotten"
+
+
+@pytest.mark.parametrize(
+    ("drafter", "in_parts", "captured"),
+    [
+        (None, False, ("step",)),
+        (None, True, ("target", "rest")),
+        (SimpleNamespace(capturable=True), False, ("step",)),
+        (SimpleNamespace(capturable=True), True, ("draft", "target", "rest")),
+        (SimpleNamespace(capturable=False), False, ("target", "rest")),
+        (SimpleNamespace(capturable=False), True, ("target", "rest")),
+    ],
+)
+def test_a_whole_step_is_captured_unless_it_is_timed_or_drafts_cannot_be(
+    drafter: Any, in_parts: bool, captured: tuple[str, ...]
+) -> None:
+    wrapped: list[Any] = []
+    batch: Any = SimpleNamespace(drafter=drafter, wrap=lambda wrapper, *parts: wrapped.append((wrapper, parts)))
+    loop._capture(batch, in_parts)
+    assert wrapped == [(loop.Captured, captured)]
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("how", [True, "graph"])
+def test_on_a_gpu_a_step_is_captured_and_compiled_only_if_asked(
+    how: bool | str, timed: bool, compiler: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a batch that only says what becomes of it."""
+    said: list[Any] = []
+    device = torch.device("cuda", 0)
+
+    class Silent(Batch):
+        def __init__(self, target: Any, drafter: Any, *settings: Any) -> None:
+            self.drafter = drafter
+            said.append((drafter.compile, drafter.capturable, settings[2:]))
+
+        def wrap(self, wrapper: Any, *parts: str) -> None:
+            said.append((wrapper, *parts))
+
+        @property
+        def cold(self) -> bool:  # type: ignore[override]
+            raise StoppedError
+
+    target, draft = PAIRS["llama"]
+    monkeypatch.setattr(loop, "require_models", lambda *models: None)
+    monkeypatch.setattr("specnb.models.memory.available", lambda device: 10**12)
+    monkeypatch.setattr(type(target), "device", device)
+    asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": 6, "eos": 1, "timed": timed, "progress": False}
+    with pytest.raises(StoppedError):
+        generate(target, PROMPTS, draft, compile=how, batch_class=Silent, **asked)
+    parts = ("draft", "target", "rest") if timed else ("step",)
+    compiled = [(Compiler, "target", "rest")] if how is True else []
+    # Rows, gamma, slots, steps and tokens of eos.
+    assert said == [(how is True, True, (3, 2, 128, 128, 1)), *compiled, (loop.Captured, *parts)]

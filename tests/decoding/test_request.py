@@ -1,10 +1,12 @@
 """Bad input to `generate`: either it works, or it is refused before any model runs, with a message that says why."""
 
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,15 @@ from tiny import llama, near_copy
 from torch import Tensor, nn
 from transformers import LlamaModel, PreTrainedModel
 
+from specnb.decoding import request, step
 from specnb.decoding.loop import generate
-from specnb.decoding.request import LARGEST_SPARE_GAMMA, useful_gamma
+from specnb.decoding.record import CompletedRow
+from specnb.decoding.request import LARGEST_SPARE_GAMMA, rule_for, useful_gamma
+from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
 from specnb.drafting.base import MEMBERS, Context, Drafter, Proposal
 from specnb.sampling.distributions import Sampling
-from specnb.sampling.tree_verification import TreeRule
-from specnb.sampling.verification import Outcome, token_verification
+from specnb.sampling.tree_verification import TreeRule, recursive_rejection
+from specnb.sampling.verification import Outcome, exact_match, token_verification
 
 TARGET = llama()
 DRAFT = near_copy(TARGET, 0.1)
@@ -436,3 +441,380 @@ def said_of(call: dict[str, Any]) -> str | None:
         return str(error)
     assert all(0 <= token < VOCAB for tokens in made.tokens for token in tokens)
     return None
+
+
+# Every requirement by itself: what it accepts, and its complete message for what it refuses.
+
+
+class Tree(Proposing):
+    parents = (-1, 0, -1)
+
+
+class Misnumbered(Proposing):
+    parents = (-1, 1)
+
+
+class NoRefill(Proposing):
+    can_refill = False
+
+
+def three(p: Tensor, q: Tensor, draft_tokens: Tensor) -> Any:
+    """Takes too few arguments for a rule."""
+
+
+def five_or_six(p: Tensor, q: Tensor, draft_tokens: Tensor, *others: Tensor) -> Any:
+    """Takes enough."""
+
+
+of_five = TreeRule(token_verification)  # type: ignore[arg-type]
+WHOLE, LISTS = "it must be a whole number from", "it must be a list of prompts, each a list of tokens"
+FLAGS, SIZES = "it must be True or False", "each prompt is a list of tokens, which are whole numbers"
+ENDS, ROWS = (
+    "it must be a token, which is a whole number, a list of tokens, or None",
+    "they must be a list of whole numbers from 0",
+)
+HIDDEN = "a Unprintable too long to show"
+KNOWN = "the vocabulary has the tokens 0 to 3"
+A_RULE = "it must be an acceptance rule of specnb.sampling.verification, or such a function"
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: request.require_whole(a=(3, 0), b=(-1, 0)), ValueError, f"b is -1; {WHOLE} 0"),
+        (lambda: request.require_whole(a=(1, 2)), ValueError, f"a is 1; {WHOLE} 2"),
+        (lambda: request.require_whole(a=(False, 0)), ValueError, f"a is False; {WHOLE} 0"),
+        (lambda: request.require_whole(a=(2.0, 0)), ValueError, f"a is 2.0; {WHOLE} 0"),
+        (lambda: request.require_whole(a=(None, 0)), ValueError, f"a is None; {WHOLE} 0"),
+        (lambda: request.require_whole(a=(torch.tensor(True), 0)), ValueError, f"a is tensor(True); {WHOLE} 0"),
+        (lambda: request.require_whole(a=(torch.tensor([1, 2]), 0)), ValueError, f"a is tensor([1, 2]); {WHOLE} 0"),
+        (lambda: request.require_whole(a=("x" * 198, 0)), ValueError, f"a is {'x' * 198!r}; {WHOLE} 0"),
+        (lambda: request.require_whole(a=("x" * 199, 0)), ValueError, f"a is '{'x' * 199}...; {WHOLE} 0"),
+        (lambda: request.require_whole(a=(Unprintable(), 0)), ValueError, f"a is {HIDDEN}; {WHOLE} 0"),
+        (lambda: request.require_flags(a=True, b=1), TypeError, f"b is 1; {FLAGS}"),
+        (lambda: request.require_flags(a=None), TypeError, f"a is None; {FLAGS}"),
+        (
+            lambda: request.require_sampling((1.0, None, 1.0)), TypeError,
+            "sampling is (1.0, None, 1.0); it must be a specnb.sampling.distributions.Sampling, such as Sampling()",
+        ),
+        (lambda: rule_for("x", None, 4), TypeError, f"rule is 'x'; {A_RULE}"),
+        (lambda: rule_for(three, Proposing(), 4), TypeError, f"rule is {three!r}; {A_RULE}"),
+        (lambda: rule_for(recursive_rejection.function, Tree(), 3), TypeError,
+         f"rule is {recursive_rejection.function!r}; {A_RULE}"),
+        (
+            lambda: rule_for(exact_match, Tree(), 3), TypeError,
+            f"Tree proposes a tree, and rule is {exact_match!r}; it must be a TreeRule, such as recursive_rejection, "
+            "or None",
+        ),
+        (
+            lambda: rule_for(recursive_rejection, Proposing(), 1), TypeError,
+            f"Proposing proposes a chain, and rule is {recursive_rejection!r}; it must be a rule for chains, or None",
+        ),
+        (
+            lambda: useful_gamma(4, 9, Tree()), ValueError,
+            "gamma is 4, and the tree of Tree has 3 nodes; give gamma=3, or 0 to decode without draft tokens",
+        ),
+        (
+            lambda: useful_gamma(2, 9, Misnumbered()), ValueError,
+            "parents are (-1, 1), and node 1 has the parent 1; it must be an earlier node, or -1 for the root",
+        ),
+        (
+            lambda: request.require_models(llama().to("meta"), None), ValueError,
+            "the target is on the device meta, where it has no weights; load it on another",
+        ),
+        (
+            lambda: request.require_models(TARGET, drafter_with("draft_model", llama().to("meta"))), ValueError,
+            "the target is on cpu and the draft on meta; move one of them",
+        ),
+        (
+            lambda: request.require_models(TARGET, drafter_with("vocab", 5)), ValueError,
+            "the target has 4 tokens and the draft 5; both need the same vocabulary, so choose a draft of the "
+            "target's own family",
+        ),
+        (lambda: request.require_models(llama().train(), None), TypeError,
+         "LlamaForCausalLM is in training mode, where dropout makes its distributions random; call its eval() first"),
+        (
+            lambda: request.require_drafter(Proposing), TypeError,
+            "draft is the class Proposing; it must be a model, a Drafter, or None: give Proposing(...)",
+        ),
+        (
+            lambda: request.require_drafter(SimpleNamespace(vocab=4, can_refill=True)), TypeError,
+            "draft is a SimpleNamespace; it must be a model, a Drafter, or None. It lacks parents, hidden_layers, "
+            "draft_model, capturable, start, propose, update: inherit from specnb.drafting.base.Drafter, which has "
+            "defaults",
+        ),
+        *(
+            (lambda member=member, value=value: request.require_drafter(drafter_with(member, value)), TypeError,
+             f"Proposing.{member} is {value!r}; it must be {allowed}")
+            for member, value, allowed in (
+                ("vocab", 4.0, "a whole number"),
+                ("parents", (-1, 0.5), "None or a tuple of whole numbers"),
+                ("parents", {0}, "None or a tuple of whole numbers"),
+                ("hidden_layers", None, "a tuple of whole numbers"),
+                ("hidden_layers", (True,), "a tuple of whole numbers"),
+                ("draft_model", 3, "None or a model of transformers"),
+                ("start", 1, "a method that takes two arguments"),
+                ("propose", three, "a method that takes two arguments"),
+                ("update", None, "a method that takes two arguments"),
+            )
+        ),
+        (
+            lambda: request.require_refill(NoRefill(), 3, 2), TypeError,
+            "3 prompts take turns in 2 rows, and NoRefill cannot restart single rows (can_refill is False); leave "
+            "batch_size out",
+        ),
+        *(
+            (lambda value=value: request.require_compile(value, CPU), ValueError,
+             f'compile is {value!r}; it must be False, True or "graph"')
+            for value in ("fast", 1, 0, None, "", ["graph"])
+        ),
+        (
+            lambda: request.require_compile("graph", CPU), ValueError,
+            "a graph needs a CUDA device, and the target is on cpu; try compile=True",
+        ),
+        (
+            lambda: request.require_probs(True, "graph"), ValueError,
+            "keep_probs is True and compile is 'graph'; leave one of them out",
+        ),
+        (lambda: request.require_tokens([], [], None, 4), ValueError,
+         "there are no prompts; give at least one list of tokens"),
+        (lambda: request.require_tokens([[1], [2]], [0], None, 4), ValueError,
+         "there are 2 prompts and 1 rows; each prompt has one number"),
+        (lambda: request.require_tokens([[1], []], [0, 1], None, 4), ValueError,
+         "prompt 1 is empty; give at least one token, such as the begin-of-text token"),
+        (lambda: request.require_tokens([[0], [3, 4]], [0, 1], None, 4), ValueError,
+         f"prompt 1 has the token 4; {KNOWN}"),
+        (lambda: request.require_tokens([[0, -1]], [0], None, 4), ValueError, f"prompt 0 has the token -1; {KNOWN}"),
+        (lambda: request.require_tokens([[0]], [0], [3, 4], 4), ValueError, f"eos has the token 4; {KNOWN}"),
+        (lambda: request.require_tokens([[0]], [0], -1, 4), ValueError, f"eos has the token -1; {KNOWN}"),
+        (
+            lambda: request.require_context(TARGET, None, 7, 10), ValueError,
+            "a prompt of 7 and 10 new tokens need 17 positions, and LlamaForCausalLM has 16; shorten the prompt or "
+            "ask for fewer tokens",
+        ),
+        (
+            lambda: request.require_context(unlimited(), drafter_with("draft_model", TARGET), 16, 1), ValueError,
+            "a prompt of 16 and 1 new tokens need 17 positions, and LlamaForCausalLM has 16; shorten the prompt or "
+            "ask for fewer tokens",
+        ),
+        (lambda: request.listed_prompts("ab"), TypeError, f"prompts is 'ab'; {LISTS}"),
+        (lambda: request.listed_prompts({0: [1]}), TypeError, f"prompts is {{0: [1]}}; {LISTS}"),
+        (lambda: request.listed_prompts({1}), TypeError, f"prompts is {{1}}; {LISTS}"),
+        (lambda: request.listed_prompts(np.array(3)), TypeError, f"prompts is array(3); {LISTS}"),
+        (lambda: request.listed_prompts(bytearray(b"a")), TypeError, f"prompts is bytearray(b'a'); {LISTS}"),
+        (lambda: request.listed_prompts([[1], [2, 0.5]]), TypeError, f"prompt 1 is [2, 0.5]; {SIZES}"),
+        (lambda: request.listed_prompts([[1], 2]), TypeError, f"prompt 1 is 2; {SIZES}"),
+        (lambda: request.listed_prompts(np.array([0.5])), TypeError, f"prompt 0 is 0.5; {SIZES}"),
+        (lambda: request.listed_rows(3), ValueError, f"rows are 3; {ROWS}"),
+        (lambda: request.listed_rows([0, -1]), ValueError, f"rows are [0, -1]; {ROWS}"),
+        (lambda: request.listed_rows(np.array([0.5])), ValueError, f"rows are [0.5]; {ROWS}"),
+        (lambda: request.as_list("a"), TypeError, f"eos is 'a'; {ENDS}"),
+        (lambda: request.as_list(np.array([0.5])), TypeError, f"eos is [0.5]; {ENDS}"),
+        (lambda: request.as_list({0.5}), TypeError, f"eos is [0.5]; {ENDS}"),
+        (lambda: request.as_list(True), TypeError, f"eos is True; {ENDS}"),
+        (
+            lambda: require_no_nan([3, step.NAN]), FloatingPointError,
+            "a model produced NaN, or a row without a finite logit: try another dtype, or look at its weights",
+        ),
+        (
+            lambda: require_no_nan([step.NAN, 0, step.IMPROPER]), ValueError,
+            "a drafter proposed a token outside the vocabulary, or a q that is no distribution: q must be 0 or more "
+            "everywhere and sum to 1 for each draft token, and to 0 where the token is -1; see Drafter.propose",
+        ),
+    ],
+    ids=itertools.count(),
+)  # fmt: skip
+def test_what_is_refused_is_refused_with_this_message(call: Callable[[], Any], error: type, message: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def unlimited() -> Any:
+    """Stands for a model whose configuration states no limit of positions."""
+    return SimpleNamespace(config=SimpleNamespace())
+
+
+def test_what_is_in_range_is_accepted() -> None:
+    request.require_whole(a=(0, 0), b=(2, 2), c=(np.int8(3), 3), d=(torch.tensor(4), 1), e=(10**5000, 1))
+    request.require_whole()
+    request.require_flags(a=True, b=False, c=np.True_)
+    request.require_sampling(Sampling(0.5))
+    request.require_models(TARGET, None)
+    request.require_models(TARGET, Proposing())
+    request.require_models(TARGET, drafter_with("draft_model", DRAFT))
+    for member, value in (
+        ("parents", [-1, 0]),
+        ("hidden_layers", [-1]),
+        ("vocab", np.int64(4)),
+        ("start", print),
+    ):
+        request.require_drafter(drafter_with(member, value))
+    request.require_refill(None, 3, 2)
+    request.require_refill(NoRefill(), 3, 3)
+    request.require_refill(Proposing(), 3, 2)
+    for value in (False, True):
+        request.require_compile(value, CPU)
+    request.require_compile("graph", torch.device("cuda"))
+    request.require_probs(True, False)
+    request.require_probs(False, True)
+    request.require_tokens([[0, 3]], [7], [0, 3], 4)
+    request.require_context(TARGET, None, 7, 9)
+    request.require_context(unlimited(), None, 7, 10**9)
+    request.require_context(TARGET, Proposing(), 1, 15)
+    require_no_nan([0, 5])
+
+
+def test_what_is_given_becomes_lists_of_numbers_of_python() -> None:
+    given = [(np.uint8(1), torch.tensor(2)), np.array([3]), torch.tensor([0, 1]), range(2)]
+    listed = request.listed_prompts(given)
+    assert listed == [[1, 2], [3], [0, 1], [0, 1]]
+    assert {type(token) for prompt in listed for token in prompt} == {int}
+    assert request.listed_prompts([]) == []
+    rows = request.listed_rows((np.int64(3), 0))
+    assert rows == [3, 0]
+    assert {type(row) for row in rows} == {int}
+    assert [request.as_list(eos) for eos in (None, 2, np.int8(2), [], (3, 1), {2}, torch.tensor([1, 3]))] == [
+        [], [2], [2], [], [3, 1], [2], [1, 3],
+    ]  # fmt: skip
+
+
+def test_the_default_rule_is_the_exact_one_for_the_kind_of_draft_tokens() -> None:
+    for drafter, gamma, expected in (
+        (None, 4, token_verification),
+        (Proposing(), 4, token_verification),
+        (Tree(), 0, token_verification),
+        (Tree(), 3, recursive_rejection),
+    ):
+        assert rule_for(None, drafter, gamma) is expected
+
+
+def test_a_rule_is_any_function_of_enough_arguments_for_the_kind_of_draft_tokens() -> None:
+    for rule in (exact_match, five_or_six, TreeRule(five_or_six)):
+        assert rule_for(rule, None, 4) is rule, "without a drafter any kind decodes plainly"
+        assert rule_for(rule, Tree(), 0) is rule
+    assert rule_for(exact_match, Proposing(), 4) is exact_match
+    assert rule_for(recursive_rejection, Tree(), 3) is recursive_rejection
+    assert rule_for(of_five, None, 0) is of_five, "a TreeRule takes six arguments, whatever its function does"
+    with pytest.raises(ValueError, match="signature"):
+        inspect.signature(torch.add)
+    assert rule_for(torch.add, None, 4) is torch.add, "as far as its signature says"
+
+
+@pytest.mark.parametrize(
+    ("gamma", "new", "useful"),
+    [
+        (0, 9, 0),
+        (1, 1, 1),
+        (32, 1, 32),
+        (33, 1, 32),
+        (33, 33, 32),
+        (33, 34, 33),
+        (40, 40, 39),
+        (40, 41, 40),
+        (5, 99, 5),
+    ],
+)
+def test_a_gamma_above_32_is_at_most_one_less_than_the_tokens_asked_for(gamma: int, new: int, useful: int) -> None:
+    assert useful_gamma(gamma, new, Proposing()) == useful
+    assert useful_gamma(gamma, new, None) == 0
+    assert useful_gamma(3, new, Tree()) == 3
+    assert useful_gamma(0, new, Tree()) == 0
+    assert LARGEST_SPARE_GAMMA == 32
+
+
+# The scheduler, with a batch that decodes nothing.
+
+
+class Rows:
+    """Stands for `Batch`: remembers what enters which row; the result of a row is the prompt that it had."""
+
+    def __init__(self, rows: int) -> None:
+        self.state = self
+        self.rows = list(range(rows))
+        self.prompt_in: dict[int, list[int]] = {}
+        self.entered: list[tuple[Any, ...]] = []
+
+    def uniforms(self, seed: int, numbers: list[int], new: int) -> tuple[int, list[int], int]:
+        return seed, numbers, new
+
+    def enter(self, rows: list[int], prompts: list[list[int]], own: Any, new: int) -> None:
+        self.entered.append((rows, prompts, own, new))
+        self.prompt_in.update(zip(rows, prompts, strict=True))
+
+    def completed_rows(self, rows: list[int]) -> list[CompletedRow]:
+        return [CompletedRow(self.prompt_in[row], np.zeros((0, 3)), np.zeros((0, 0))) for row in rows]
+
+
+def test_prompts_enter_the_rows_that_have_ended_in_their_order() -> None:
+    """Six prompts in three rows; each status is what remains in the rows."""
+    rows: Any = Rows(3)
+    prompts = [[number] for number in range(6)]
+    scheduler = Scheduler(rows, prompts, [10, 11, 12, 13, 14, 15], seed=7, new=5)
+    assert rows.entered == [([0, 1, 2], [[0], [1], [2]], (7, [10, 11, 12], 5), 5)]
+    assert scheduler.expected == 30
+    assert scheduler.tokens_to_come([5, 5, 5]) == 30
+    assert scheduler.tokens_to_come([1, 4, 0]) == 5 + 15
+    assert not scheduler.replace([1, 4, 2])
+    assert scheduler.replace([0, 4, 0])
+    assert rows.entered[1:] == [([0, 2], [[3], [4]], (7, [13, 14], 5), 5)]
+    assert scheduler.tokens_to_come([5, 4, 5]) == 14 + 5
+    assert scheduler.replace([0, 0, 3]), "one prompt waits for two rows"
+    assert rows.entered[2:] == [([0], [[5]], (7, [15], 5), 5)]
+    assert scheduler.tokens_to_come([5, 0, 3]) == 8
+    assert not scheduler.replace([0, 0, 0])
+    assert len(rows.entered) == 3
+    assert [row.tokens for row in scheduler.completed_rows()] == prompts
+
+
+def test_the_status_is_read_at_once_on_a_cpu() -> None:
+    state = SimpleNamespace(tokens=torch.zeros(1), status=torch.tensor([3, 0]))
+    reader = ProgressReader(SimpleNamespace(state=state))  # type: ignore[arg-type]
+    assert reader.read() == [3, 0]
+    reader.discard()
+    state.status[0] = 1
+    assert reader.read() == [1, 0]
+
+
+def test_on_a_device_the_status_is_that_of_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied to memory from which the host can read it without waiting for the step in progress."""
+    seen: list[Any] = []
+
+    class Event:
+        def __init__(self) -> None:
+            self.number = seen.count("event")
+            seen.append("event")
+
+        def record(self) -> None:
+            seen.append(("record", self.number))
+
+        def synchronize(self) -> None:
+            seen.append(("synchronize", self.number))
+
+    class Pinned:
+        def copy_(self, status: Tensor, non_blocking: bool = False) -> None:
+            assert non_blocking
+            self.values = status.clone()
+
+        def tolist(self) -> Any:
+            return self.values.tolist()
+
+    def empty(shape: Any, dtype: torch.dtype, pin_memory: bool = False) -> Pinned:
+        assert (shape, dtype, pin_memory) == ((2,), torch.int64, True)
+        return Pinned()
+
+    state = SimpleNamespace(tokens=SimpleNamespace(is_cuda=True), status=torch.tensor([5, 5]))
+    reader = ProgressReader(SimpleNamespace(state=state))  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "empty", empty)
+    assert reader.read() is None
+    state.status.copy_(torch.tensor([4, 3]))
+    assert reader.read() == [5, 5]
+    state.status.copy_(torch.tensor([2, 1]))
+    assert reader.read() == [4, 3]
+    assert seen == [
+        "event", ("record", 0), "event", ("record", 1), ("synchronize", 0), "event", ("record", 2), ("synchronize", 1),
+    ]  # fmt: skip
+    reader.discard()
+    assert reader.read() is None
