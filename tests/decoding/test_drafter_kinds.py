@@ -403,6 +403,14 @@ def test_in_a_tree_improper_proposals_are_marked() -> None:
     assert batch.state.record[2, 0, :2].tolist() == [0, VOCAB - 1], "clamped, so that a rule can index by it"
 
 
+def test_in_a_tree_the_outcome_of_the_rule_is_checked() -> None:
+    batch = tree_batch(TWO_DRAFTS, rule=TreeRule(lambda p, *others: None))  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="the rule returned a NoneType"):
+        batch.verify_and_emit(
+            torch.zeros(3, 3, VOCAB), torch.zeros(3, 2, dtype=torch.int64), torch.full((3, 2, VOCAB), 1 / VOCAB)
+        )
+
+
 def test_a_tree_step_needs_no_default_device() -> None:
     """Every tensor of a step is made on the model's device."""
     rows = [tree_batch(DEEP), tree_batch(DEEP)]

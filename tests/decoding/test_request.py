@@ -534,10 +534,8 @@ CPU = torch.device("cpu")
         ),
         (lambda: request.require_models(llama().train(), None), TypeError,
          "LlamaForCausalLM is in training mode, where dropout makes its distributions random; call its eval() first"),
-        (
-            lambda: request.require_drafter(Proposing), TypeError,
-            "draft is the class Proposing; it must be a model, a Drafter, or None: give Proposing(...)",
-        ),
+        *((call, TypeError, "draft is the class Proposing; it must be a model, a Drafter, or None: give Proposing(...)")
+          for call in (lambda: request.require_models(TARGET, Proposing), lambda: request.require_drafter(Proposing))),
         (
             lambda: request.require_drafter(SimpleNamespace(vocab=4, can_refill=True)), TypeError,
             "draft is a SimpleNamespace; it must be a model, a Drafter, or None. It lacks parents, hidden_layers, "

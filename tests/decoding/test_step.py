@@ -3,6 +3,7 @@
 To be captured, it does nothing on the host, and no shape in it depends on what was sampled.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -613,6 +614,34 @@ def test_a_proposal_is_proper_if_q_is_a_distribution_where_there_is_a_token(
     assert batch.state.improper.tolist() == [improper, False, False]
     batch.checked(torch.tensor([[1, 1]] * 3), of_sums(1, 1).expand(3, 2, 4))
     assert batch.state.improper.tolist() == [improper, False, False]
+
+
+@torch.inference_mode()
+def test_an_improper_proposal_is_marked_in_the_step_that_verifies_it() -> None:
+    batch = chain_batch()
+    batch.clear([])
+    batch.enter([0, 1, 2], PROMPTS, uniforms(0, range(3), 5, 2), 5)
+    q = of_sums(1, 1).repeat(3, 1, 1)
+    q[1] *= 2
+    batch.verify_and_emit(torch.zeros(3, 3, 4), torch.tensor([[0, 1], [0, 1], [0, 4]]), q)
+    assert batch.state.improper.tolist() == [False, True, True]
+    assert batch.state.status.tolist()[1:] == [IMPROPER, IMPROPER]
+    assert batch.state.record[2, 0, :2].tolist() == [0, 3], "clamped, so that a rule can index by it"
+
+
+@torch.inference_mode()
+def test_proposals_and_outcomes_are_checked_in_every_step() -> None:
+    class Short(TemplateDrafter):
+        def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+            return Proposal(*(one[:, :1] for one in super().propose(context, uniforms)))
+
+    batch = chain_batch(drafter=Short(torch.full((4, 4), 0.25)))
+    batch.state.lengths.fill_(1)
+    with pytest.raises(ValueError, match=re.escape("shapes ((3, 1), (3, 1, 4)); they must be ((3, 2), (3, 2, 4))")):
+        batch.propose(torch.zeros(3, 2, dtype=torch.float64))
+    batch = chain_batch(rule=lambda p, *others: None)
+    with pytest.raises(TypeError, match="the rule returned a NoneType"):
+        batch.verify_and_emit(torch.zeros(3, 3, 4), torch.zeros(3, 2, dtype=torch.int64), of_sums(1, 1).repeat(3, 1, 1))
 
 
 class Bar:
