@@ -405,6 +405,46 @@ def test_models_that_do_not_fit_are_refused_before_any_of_them_runs(name: str) -
         generate(target, [[0, 1]], draft, max_new_tokens=2)
 
 
+class Restarting(ModelDrafter):
+    can_refill = False
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"sampling": 0.7}, "sampling is 0.7; it must be a specnb.sampling.distributions.Sampling"),
+        ({"timed": 1}, "timed is 1; it must be True or False"),
+        ({"progress": 0}, "progress is 0; it must be True or False"),
+        ({"keep_probs": "yes"}, "keep_probs is 'yes'; it must be True or False"),
+        ({"prompts": 3}, "prompts is 3; it must be a list of prompts"),
+        ({"eos": 0.5}, "eos is 0.5; it must be a token"),
+        ({"rows": 1}, "rows are 1; they must be a list of whole numbers"),
+        ({"gamma": -1}, "gamma is -1; it must be a whole number from 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be a whole number from 1"),
+        ({"seed": -1}, "seed is -1; it must be a whole number from 0"),
+        ({"batch_size": 0}, "batch_size is 0; it must be a whole number from 1"),
+        ({"target": llama().to("meta"), "draft": None}, "the target is on the device meta"),  # type: ignore[arg-type]
+        ({"draft": 3}, "draft is a int; it must be a model, a Drafter, or None"),
+        ({"rule": "none"}, "rule is 'none'; it must be an acceptance rule"),
+        ({"rule": recursive_rejection}, "ModelDrafter proposes a chain"),
+        ({"prompts": []}, "there are no prompts"),
+        ({"rows": [1]}, "there are 3 prompts and 1 rows"),
+        ({"eos": VOCAB}, f"eos has the token {VOCAB}"),
+        ({"max_new_tokens": LIMIT}, f"and LlamaForCausalLM has {LIMIT}; shorten the prompt"),
+        ({"draft": Restarting(llama()), "batch_size": 2}, "3 prompts take turns in 2 rows, and Restarting cannot"),
+        ({"compile": "fast"}, "compile is 'fast'; it must be False"),
+        ({"compile": "graph"}, "a graph needs a CUDA device"),
+        ({"compile": True, "keep_probs": True}, "keep_probs is True and compile is True"),
+        ({"batch_class": Drafter}, "it must be a subclass of Batch"),
+    ],
+    ids=lambda one: "-".join(one) if isinstance(one, dict) else "",
+)
+def test_every_setting_is_checked_before_any_model_runs(wrong: dict[str, Any], message: str) -> None:
+    asked: dict[str, Any] = {"target": TARGET, "prompts": PROMPTS, "draft": DRAFT, "max_new_tokens": 4}
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        generate(**(asked | wrong))
+
+
 def test_a_draft_of_its_own_sampling_is_checked_like_any_other() -> None:
     short = refusing(gpt2())
     short.config.n_positions = 4
