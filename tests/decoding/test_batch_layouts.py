@@ -163,7 +163,7 @@ def calls_of(model: PreTrainedModel) -> list[dict[str, Any]]:
 def test_padding_gives_the_model_rows_that_end_together() -> None:
     model = llama(dtype=torch.float64)
     calls = calls_of(model)
-    rows = batch_layouts.PaddedBatch(model, TWO, 9)
+    rows: Any = batch_layouts.PaddedBatch(model, TWO, 9)
     assert rows.sizes() == (4, 8)
     assert rows.run(NEXT).shape == (2, 2, 4)
     first, second = calls
@@ -192,7 +192,7 @@ def test_padding_gives_the_model_rows_that_end_together() -> None:
 
 
 def test_rows_of_equal_length_are_cropped_from_their_common_end() -> None:
-    rows = batch_layouts.PaddedBatch(llama(dtype=torch.float64), TWO, 9)
+    rows: Any = batch_layouts.PaddedBatch(llama(dtype=torch.float64), TWO, 9)
     rows.run(NEXT)
     keys = rows.cache.layers[0].keys.clone()
     rows.crop(torch.tensor([1, 1]))
@@ -204,7 +204,7 @@ def test_rows_of_equal_length_are_cropped_from_their_common_end() -> None:
 def test_packing_gives_the_model_one_row_of_all_sequences() -> None:
     model = llama(dtype=torch.float64)
     calls = calls_of(model)
-    rows = batch_layouts.PackedBatch(model, TWO, 9)
+    rows: Any = batch_layouts.PackedBatch(model, TWO, 9)
     assert rows.sizes() == (3, 9)
     logits = rows.run(NEXT)
     assert logits.shape == (2, 2, 4)

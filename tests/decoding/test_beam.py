@@ -259,7 +259,8 @@ def test_the_bar_counts_levels(progress: bool, monkeypatch: pytest.MonkeyPatch) 
 
     class Bar:
         def __init__(self, **settings: Any) -> None:
-            self.settings, self.moves = settings, []
+            self.settings = settings
+            self.moves: list[int] = []
             bars.append(self)
 
         def __enter__(self) -> "Bar":

@@ -404,7 +404,7 @@ def test_in_a_tree_improper_proposals_are_marked() -> None:
 
 
 def test_in_a_tree_the_outcome_of_the_rule_is_checked() -> None:
-    batch = tree_batch(TWO_DRAFTS, rule=TreeRule(lambda p, *others: None))  # type: ignore[arg-type, return-value]
+    batch = tree_batch(TWO_DRAFTS, rule=TreeRule(lambda p, *others: None))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the rule returned a NoneType"):
         batch.verify_and_emit(
             torch.zeros(3, 3, VOCAB), torch.zeros(3, 2, dtype=torch.int64), torch.full((3, 2, VOCAB), 1 / VOCAB)

@@ -28,6 +28,7 @@ from specnb.drafting.base import Drafter
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
 from specnb.drafting.template import TemplateDrafter
+from specnb.models.compilation import Captured
 from specnb.models.memory import Memory, predicted
 from specnb.sampling.distributions import Sampling
 from specnb.sampling.tree_verification import recursive_rejection
@@ -760,7 +761,7 @@ def test_a_whole_step_is_captured_unless_it_is_timed_or_drafts_cannot_be(
     wrapped: list[Any] = []
     batch: Any = SimpleNamespace(drafter=drafter, wrap=lambda wrapper, *parts: wrapped.append((wrapper, parts)))
     loop._capture(batch, in_parts)
-    assert wrapped == [(loop.Captured, captured)]
+    assert wrapped == [(Captured, captured)]
 
 
 @pytest.mark.parametrize("timed", [False, True])
@@ -794,4 +795,4 @@ def test_on_a_gpu_a_step_is_captured_and_compiled_only_if_asked(
     parts = ("draft", "target", "rest") if timed else ("step",)
     compiled = [(Compiler, "target", "rest")] if how is True else []
     # Rows, gamma, slots, steps and tokens of eos.
-    assert said == [(how is True, True, (3, 2, 128, 128, 1)), *compiled, (loop.Captured, *parts)]
+    assert said == [(how is True, True, (3, 2, 128, 128, 1)), *compiled, (Captured, *parts)]

@@ -109,7 +109,8 @@ def test_a_guess_is_rejected_from_the_first_uniform_above_p_over_q(accept: list[
 
 def test_the_recovered_token_has_the_distribution_of_the_residual() -> None:
     """p - q is (0, 3/10, 1/10): three quarters of the uniforms give token 1."""
-    p, q = ([Fraction(n, 10) for n in numbers] for numbers in ((1, 4, 5), (5, 1, 4)))
+    p: list[Number] = [Fraction(n, 10) for n in (1, 4, 5)]
+    q: list[Number] = [Fraction(n, 10) for n in (5, 1, 4)]
     for final, token in ((0, 1), (74, 1), (75, 2), (99, 2)):
         uniform = Fraction(final, 100)
         assert speculative_decoding_step(lambda _: p, lambda _: q, [], 1, [0], [Fraction(1, 2)], uniform) == [token]

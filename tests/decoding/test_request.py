@@ -462,7 +462,7 @@ def three(p: Tensor, q: Tensor, draft_tokens: Tensor) -> Any:
     """Takes too few arguments for a rule."""
 
 
-def five_or_six(p: Tensor, q: Tensor, draft_tokens: Tensor, *others: Tensor) -> Any:
+def five_or_six(p: Tensor, q: Tensor, draft_tokens: Tensor, *others: Any) -> Any:
     """Takes enough."""
 
 
@@ -477,6 +477,8 @@ HIDDEN = "a Unprintable too long to show"
 KNOWN = "the vocabulary has the tokens 0 to 3"
 A_RULE = "it must be an acceptance rule of specnb.sampling.verification, or such a function"
 CPU = torch.device("cpu")
+ELSEWHERE: Any = llama().to("meta")  # type: ignore[arg-type]
+NO_OBJECT: Any = Proposing
 
 
 @pytest.mark.parametrize(
@@ -520,11 +522,11 @@ CPU = torch.device("cpu")
             "parents are (-1, 1), and node 1 has the parent 1; it must be an earlier node, or -1 for the root",
         ),
         (
-            lambda: request.require_models(llama().to("meta"), None), ValueError,
+            lambda: request.require_models(ELSEWHERE, None), ValueError,
             "the target is on the device meta, where it has no weights; load it on another",
         ),
         (
-            lambda: request.require_models(TARGET, drafter_with("draft_model", llama().to("meta"))), ValueError,
+            lambda: request.require_models(TARGET, drafter_with("draft_model", ELSEWHERE)), ValueError,
             "the target is on cpu and the draft on meta; move one of them",
         ),
         (
@@ -535,7 +537,7 @@ CPU = torch.device("cpu")
         (lambda: request.require_models(llama().train(), None), TypeError,
          "LlamaForCausalLM is in training mode, where dropout makes its distributions random; call its eval() first"),
         *((call, TypeError, "draft is the class Proposing; it must be a model, a Drafter, or None: give Proposing(...)")
-          for call in (lambda: request.require_models(TARGET, Proposing), lambda: request.require_drafter(Proposing))),
+          for call in (lambda: request.require_models(TARGET, NO_OBJECT), lambda: request.require_drafter(NO_OBJECT))),
         (
             lambda: request.require_drafter(SimpleNamespace(vocab=4, can_refill=True)), TypeError,
             "draft is a SimpleNamespace; it must be a model, a Drafter, or None. It lacks parents, hidden_layers, "
@@ -652,8 +654,8 @@ def test_what_is_in_range_is_accepted() -> None:
     request.require_refill(None, 3, 2)
     request.require_refill(NoRefill(), 3, 3)
     request.require_refill(Proposing(), 3, 2)
-    for value in (False, True):
-        request.require_compile(value, CPU)
+    for compile in (False, True):
+        request.require_compile(compile, CPU)
     request.require_compile("graph", torch.device("cuda"))
     request.require_probs(True, False)
     request.require_probs(False, True)
@@ -673,9 +675,8 @@ def test_what_is_given_becomes_lists_of_numbers_of_python() -> None:
     rows = request.listed_rows((np.int64(3), 0))
     assert rows == [3, 0]
     assert {type(row) for row in rows} == {int}
-    assert [request.as_list(eos) for eos in (None, 2, np.int8(2), [], (3, 1), {2}, torch.tensor([1, 3]))] == [
-        [], [2], [2], [], [3, 1], [2], [1, 3],
-    ]  # fmt: skip
+    ends: tuple[Any, ...] = (None, 2, np.int8(2), [], (3, 1), {2}, torch.tensor([1, 3]))
+    assert [request.as_list(eos) for eos in ends] == [[], [2], [2], [], [3, 1], [2], [1, 3]]
 
 
 def test_the_default_rule_is_the_exact_one_for_the_kind_of_draft_tokens() -> None:
@@ -689,15 +690,15 @@ def test_the_default_rule_is_the_exact_one_for_the_kind_of_draft_tokens() -> Non
 
 
 def test_a_rule_is_any_function_of_enough_arguments_for_the_kind_of_draft_tokens() -> None:
-    for rule in (exact_match, five_or_six, TreeRule(five_or_six)):
+    any_rules: tuple[Any, ...] = (exact_match, five_or_six, TreeRule(five_or_six), torch.add)
+    for rule in any_rules:
         assert rule_for(rule, None, 4) is rule, "without a drafter any kind decodes plainly"
         assert rule_for(rule, Tree(), 0) is rule
     assert rule_for(exact_match, Proposing(), 4) is exact_match
     assert rule_for(recursive_rejection, Tree(), 3) is recursive_rejection
     assert rule_for(of_five, None, 0) is of_five, "a TreeRule takes six arguments, whatever its function does"
     with pytest.raises(ValueError, match="signature"):
-        inspect.signature(torch.add)
-    assert rule_for(torch.add, None, 4) is torch.add, "as far as its signature says"
+        inspect.signature(torch.add)  # so it counts as a rule, "as far as its signature says"
 
 
 @pytest.mark.parametrize(
@@ -742,7 +743,7 @@ class Rows:
         self.prompt_in.update(zip(rows, prompts, strict=True))
 
     def completed_rows(self, rows: list[int]) -> list[CompletedRow]:
-        return [CompletedRow(self.prompt_in[row], np.zeros((0, 3)), np.zeros((0, 0))) for row in rows]
+        return [CompletedRow(self.prompt_in[row], np.zeros((0, 3), dtype=np.int64), np.zeros((0, 0))) for row in rows]
 
 
 def test_prompts_enter_the_rows_that_have_ended_in_their_order() -> None:
