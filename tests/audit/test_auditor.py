@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -13,9 +14,11 @@ from distributions_for_tests import distribution_pair, distributions_along
 from samplers import SAMPLER_BUGS, sample_row, tables
 from torch import Tensor
 
-from specnb.audit.auditor import Auditor
-from specnb.audit.bets import Bets, CutoffGap, Row
+from specnb.audit.alternatives import ALTERNATIVES
+from specnb.audit.auditor import Auditor, _summed, end_tokens
+from specnb.audit.bets import Bets, CutoffGap, Row, steps_between
 from specnb.audit.numerics import Numerics
+from specnb.audit.report import VIOLATIONS
 from specnb.sampling.distributions import sample
 from specnb.sampling.verification import Outcome, token_verification
 
@@ -402,3 +405,451 @@ def test_a_breakdown_has_the_twenty_groups_with_the_most_evidence() -> None:
     rows = [Row([0] * n, torch.full((n, 2), 0.5, dtype=torch.float64)) for n in range(1, 26)]
     groups = audited(rows).report().breakdown["sequence"]
     assert {name: count for name, count, _ in groups} == {str(n): n + 1 for n in range(5, 25)}
+
+
+# Settings and state
+
+
+def test_a_new_auditor_has_seen_nothing() -> None:
+    auditor = Auditor()
+    assert (auditor.delta, auditor.ends, auditor.max_new_tokens, auditor.numerics) == (1e-6, set(), None, None)
+    assert auditor.ignored == frozenset()
+    assert (auditor.tokens, auditor.sequences, auditor.offset) == (0, 0, 0)
+    assert (auditor.ended, auditor.wrong_length, auditor.numerics_only) == (False, False, False)
+    assert (auditor.found_after, auditor.first_violation, auditor.violations) == (None, None, {})
+    assert auditor.log10_e == 0
+    assert auditor.bets.random.random() == Auditor(seed=0).bets.random.random() == Bets().random.random()
+    assert Auditor(seed=1).bets.random.random() != Auditor(seed=0).bets.random.random()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"delta": 0}, "delta is 0; a false-alarm rate lies between 0 and 1"),
+        ({"delta": 1}, "delta is 1; a false-alarm rate lies between 0 and 1"),
+        ({"delta": float("nan")}, "delta is nan; a false-alarm rate lies between 0 and 1"),
+        ({"seed": -1}, "seed is -1; it must be a non-negative integer"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be a positive integer, or None for no check"),
+        ({"eos": -1}, "eos is -1; token ids are 0 or more"),
+        (
+            {"ignore": ["shifted", "z", "y"]},
+            f"ignore has y; kinds are {', '.join(VIOLATIONS)}, {', '.join(ALTERNATIVES)}",
+        ),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        audited([], **settings)
+
+
+def test_settings_at_the_ends_of_their_ranges_are_accepted() -> None:
+    for delta in (1e-300, 0.5, 0.999):
+        assert Auditor(delta=delta).delta == delta
+    assert Auditor(max_new_tokens=1).max_new_tokens == 1
+    assert Auditor(ignore=iter(["shifted", "impossible"])).ignored == {"shifted", "impossible"}
+
+
+def test_end_tokens_are_one_several_or_none() -> None:
+    assert (end_tokens(None), end_tokens(3), end_tokens([3, 2, 3]), end_tokens(iter([0]))) == (set(), {3}, {2, 3}, {0})
+    assert end_tokens([0, 3], vocab=4) == {0, 3}
+    with pytest.raises(ValueError, match=r"^eos is 4; the vocabulary has the tokens 0 to 3$"):
+        end_tokens([5, 4, 3], vocab=4)
+    with pytest.raises(ValueError, match=r"^eos is -2; token ids are 0 or more$"):
+        end_tokens([-1, -2])
+
+
+HALF = torch.full((2, 2), 0.5, dtype=torch.float64)
+SHAPES = "for 2 tokens and p (2, 2); each needs one distribution per token, all over the same vocabulary"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (Row([0, 1], HALF[0]), f"p has shape (2,) {SHAPES.replace('(2, 2)', '(2,)')}"),
+        (Row([0, 1], HALF[None]), f"p has shape (1, 2, 2) {SHAPES.replace('(2, 2)', '(1, 2, 2)')}"),
+        (Row([0, 1], HALF, HALF[0]), f"q has shape (2,) {SHAPES}"),
+        (Row([0, 1], HALF, torch.ones(2, 2, 1)), f"q has shape (2, 2, 1) {SHAPES}"),
+        (Row([0, 1], HALF, HALF[:1]), f"q has shape (1, 2) {SHAPES}"),
+        (Row([0, 1], HALF, HALF, HALF[:1]), f"raw has shape (1, 2) {SHAPES}"),
+        (Row([0, 1], HALF, suspected=HALF[:, :1]), f"suspected has shape (2, 1) {SHAPES}"),
+        (
+            Row([0, 1], HALF * 1.002),
+            "a row of p does not sum to 1; give probabilities after standardisation, not logits",
+        ),
+        (
+            Row([0, 1], HALF * torch.tensor([[1.0], [0.998]])),
+            "a row of p does not sum to 1; give probabilities after standardisation, not logits",
+        ),
+        (Row([0, 0], torch.tensor([[1.5, -0.5]] * 2)), "p has a negative entry; give probabilities"),
+        (Row([0, 2], HALF), "tokens go from 0 to 2 in a vocabulary of 2"),
+        (Row([-1, 1], HALF), "tokens go from -1 to 1 in a vocabulary of 2"),
+        (Row([0, 1], HALF, steps=[1]), "steps add up to 1 for 2 tokens; give the tokens emitted by each step"),
+        (Row([0, 1], HALF, steps=[2, 1]), "steps add up to 3 for 2 tokens; give the tokens emitted by each step"),
+        (Row([0, 1], HALF, steps=[3, -1]), "steps add up to 2 for 2 tokens; give the tokens emitted by each step"),
+        (Row([0, 1], HALF, steps=[]), "steps add up to 0 for 2 tokens; give the tokens emitted by each step"),
+    ],
+)
+def test_a_row_that_does_not_fit_together_is_refused_in_these_words(row: Row, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Auditor().add(row)
+
+
+def test_rows_at_the_edge_of_what_fits_are_accepted() -> None:
+    for row in (
+        Row([0, 1], HALF * 1.0009, steps=[1, 1]),
+        Row([0, 1], HALF * 0.9991, steps=[2]),
+        Row([], HALF[:0], steps=[]),
+        Row([1, 0], torch.eye(2).flip(0), torch.zeros(2, 2), torch.full((2, 2), 3.0), torch.zeros(2, 2)),
+    ):
+        assert audited([row]).tokens == len(row.tokens)
+
+
+@pytest.mark.parametrize("missing", ["q", "raw", "suspected", "steps"])
+def test_what_comes_with_one_sequence_must_come_with_all(missing: str) -> None:
+    p = torch.full((2, 2), 0.5)
+    whole = Row([0, 1], p, p, p, p, steps=[1, 1])
+    part = replace(whole, **{missing: None})  # type: ignore[arg-type]
+    for first, second in ((whole, part), (part, whole)):
+        with pytest.raises(ValueError, match=r"^some sequences come with a draft's distributions or with steps and"):
+            audited([first, second])
+
+
+# Lengths and ends
+
+
+@pytest.mark.parametrize("prefix", [0, 3])
+@pytest.mark.parametrize(
+    ("pieces", "eos", "most", "violations", "found_after", "audited_tokens"),
+    [
+        # Without a setting nothing is checked.
+        ([[0, 1, 2]], None, None, {}, None, 3),
+        # Ends
+        ([[0, 3]], 3, None, {}, None, 2),
+        ([[3]], 3, None, {}, None, 1),
+        ([[0, 3, 1]], 3, None, {"after-the-end": 1}, 3, 2),
+        ([[3, 3, 3]], 3, None, {"after-the-end": 2}, 2, 1),
+        ([[0, 2, 3, 1]], [3, 2], None, {"after-the-end": 2}, 3, 2),
+        ([[0, 3], [1, 2]], 3, None, {"after-the-end": 2}, 3, 2),
+        ([[0, 3], [], [1], [2]], 3, None, {"after-the-end": 2}, 3, 2),
+        ([[0], [1, 3, 0]], 3, None, {"after-the-end": 1}, 4, 3),
+        # Lengths
+        ([[0, 1]], None, 2, {}, None, 2),
+        ([[0, 1, 2]], None, 2, {"wrong-length": 1}, 3, 3),
+        ([[0, 1, 2, 0]], None, 2, {"wrong-length": 1}, 3, 4),
+        ([[0]], None, 2, {"wrong-length": 1}, 1, 1),
+        ([[]], None, 2, {"wrong-length": 1}, 0, 0),
+        ([[0], [1]], None, 2, {}, None, 2),
+        ([[0, 1], [2]], None, 2, {"wrong-length": 1}, 3, 3),
+        ([[0], [1, 2, 0], [1, 2]], None, 2, {"wrong-length": 1}, 3, 6),
+        ([[0], [1], []], None, 3, {"wrong-length": 1}, 2, 2),
+        # Both: an end token may end a sequence early, and no later than its length
+        ([[0, 3]], 3, 4, {}, None, 2),
+        ([[0, 1, 3]], 3, 3, {}, None, 3),
+        ([[0, 1, 3]], 3, 2, {"wrong-length": 1}, 3, 3),
+        ([[0, 3, 1]], 3, 2, {"after-the-end": 1}, 3, 2),
+        ([[0, 1, 2, 3, 1]], 3, 2, {"after-the-end": 1, "wrong-length": 1}, 3, 4),
+        ([[0, 3], [1, 1, 1]], 3, 3, {"after-the-end": 3}, 3, 2),
+    ],
+)
+def test_ends_and_lengths(
+    pieces: list[list[int]],
+    eos: int | list[int] | None,
+    most: int | None,
+    violations: dict[str, int],
+    found_after: int | None,
+    audited_tokens: int,
+    prefix: int,
+) -> None:
+    """Of one sequence in pieces, alone or after `prefix` flawless sequences."""
+    p = torch.full((9, 4), 0.25, dtype=torch.float64)
+    flawless = [0] * ((most or 2) - 1) + [3 if eos else 0]
+    rows = [Row(flawless, p[: len(flawless)])] * prefix
+    for at, piece in enumerate(pieces):
+        rows.append(Row(piece, p[: len(piece)], continues=at > 0, more=at + 1 < len(pieces)))
+    before = prefix * len(flawless)
+    auditor = audited(rows, eos=eos, max_new_tokens=most)
+    assert auditor.violations == violations
+    assert auditor.found_after == (None if found_after is None else before + found_after)
+    assert auditor.tokens == before + audited_tokens
+    assert auditor.sequences == prefix + 1
+    assert auditor.log10_e == (float("inf") if violations else pytest.approx(auditor.report().running[-1]))
+    if auditor.tokens:
+        first = before + max((found_after or 0) - 1, 0) if violations else auditor.tokens
+        first = min(first, auditor.tokens - 1) if violations else first  # a violation may follow the last token
+        assert np.isinf(auditor.report().running).tolist() == [at >= first for at in range(auditor.tokens)]
+
+
+def test_what_follows_the_end_is_cut_from_everything_that_comes_with_a_row() -> None:
+    p, q = tables()
+    row = sample_row(p, q, 12, 0)
+    row = replace(row, raw=row.q, suspected=row.p.flip(0), tokens=[token % 23 for token in row.tokens])
+    row.tokens[6] = 23  # type: ignore[index]
+    assert row.q is not None
+    assert row.raw is not None
+    assert row.suspected is not None
+    assert row.steps is not None
+    cut = Row(
+        row.tokens[:7], row.p[:7], row.q[:7], row.raw[:7], row.suspected[:7], row.prompt, steps_between(row.steps, 0, 7)
+    )
+    whole, short = audited([row, row], eos=23), audited([cut, cut])
+    assert whole.violations == {"after-the-end": 10}
+    assert np.concatenate(whole.logs) == pytest.approx(np.concatenate(short.logs))
+    assert np.concatenate(whole.places, axis=1).tolist() == np.concatenate(short.places, axis=1).tolist()
+
+
+# Impossible tokens
+
+
+def test_nothing_is_bet_on_an_impossible_token() -> None:
+    p, q = tables()
+    rows = [sample_row(p, q, 40, seed) for seed in range(2)]
+    changed = rows[1].p.clone()
+    changed[20, rows[1].tokens[20]] = 0
+    logs = np.concatenate(audited([rows[0], replace(rows[1], p=changed / changed.sum(dim=-1, keepdim=True))]).logs)
+    assert logs[60] == pytest.approx(logs[59], abs=1e-5)
+    assert np.abs(logs[59] - logs[58]).max() > 0.01
+
+
+def test_impossible_tokens_are_listed_where_they_are() -> None:
+    """The second sequence is in two pieces; each of the gaps belongs to a position of the whole sequence."""
+    p = torch.tensor([[0.5, 0.5, 0.0]] * 4, dtype=torch.float64)
+    gaps = {1: CutoffGap(0.25, 0.0), 4: CutoffGap(0.0, 0.125)}
+    rows = [
+        Row([0, 1, 0], p[:3]),
+        Row([1, 2, 0], p[:3], cutoff_gaps=gaps, more=True),
+        Row([0, 2, 2], p[:3], cutoff_gaps=gaps, continues=True),
+    ]
+    auditor = audited(rows)
+    report = auditor.report()
+    assert report.violations == {"impossible": 3}
+    assert report.impossible[:2] == [(1, 1, 2, 0.25, 0.0), (1, 4, 2, 0.0, 0.125)]
+    assert report.impossible[2][:3] == (1, 5, 2)
+    assert np.isnan(report.impossible[2][3:]).all()
+    assert (auditor.found_after, auditor.first_violation) == (5, 4)
+    assert report.impossible_summary == "3 of 9 tokens are impossible (33%), by up to 0.25 in a logit and 0.12 in top-p"
+    places = np.concatenate(auditor.places, axis=1)
+    assert places.tolist() == [
+        [0, 0, 0, 1, 1, 1, 1, 1, 1],
+        [0, 1, 2, 0, 1, 2, 3, 4, 5],
+        [0, 1, 0, 1, 2, 0, 0, 2, 2],
+        [-1] * 9,
+    ]
+
+
+@pytest.mark.parametrize(("tokens", "first"), [([2, 3, 1], 1), ([0, 3, 2], 3), ([1, 2, 3, 0, 0], 2)])
+def test_the_earliest_violation_counts_whichever_is_noticed_first(tokens: list[int], first: int) -> None:
+    """Token 2 is impossible and token 3 ends a sequence. What follows the end is noticed before, and is not judged."""
+    p = torch.tensor([[0.4, 0.4, 0.0, 0.2]], dtype=torch.float64).expand(len(tokens), -1)
+    flawless = Row([0, 3], p[:2])
+    auditor = audited([flawless, Row(tokens, p)], eos=3)
+    assert (auditor.found_after, auditor.first_violation) == (2 + first, 1 + first)
+
+
+@pytest.mark.parametrize("at", [0, 10, 30, 31, 32, 40])
+def test_in_one_row_whichever_comes_first_counts_a_violation_or_enough_evidence(at: int) -> None:
+    """A fair coin that always returns 1 is rejected after 32 tokens; token `at` is impossible."""
+    p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).expand(50, -1)
+    tokens = [1] * 50
+    assert audited([Row(tokens, p)]).found_after == 32
+    tokens[at] = 2
+    assert audited([Row(tokens, p)]).found_after == min(32, at + 1)
+
+
+def test_a_verdict_stays_as_it_was_first_reached() -> None:
+    p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).expand(50, -1)
+    constant, impossible = Row([1] * 50, p), Row([0, 2], p[:2])
+    auditor = audited([constant])
+    found = auditor.found_after
+    for row in (impossible, constant):
+        auditor.add(row)
+        assert auditor.found_after == found
+    assert audited([impossible, constant]).found_after == 2
+
+
+def test_the_row_in_which_the_verdict_falls_makes_no_difference() -> None:
+    p = torch.full((60, 2), 0.5, dtype=torch.float64)
+    pieces = [Row([1] * 7, p[:7], continues=at > 0, more=True) for at in range(8)]
+    assert audited(pieces).found_after == audited([Row([1] * 56, p[:56])]).found_after
+
+
+def test_excused_tokens_leave_the_verdict_to_the_other_evidence() -> None:
+    """A control has as many impossible tokens."""
+    p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).expand(50, -1)
+    constant, impossible, balanced = Row([1] * 50, p), Row([2, 1], p[:2]), Row([0, 1], p[:2])
+    auditor = audited([impossible, balanced])
+    assert auditor.found_after == 1
+    auditor.excuse_impossible()
+    assert (auditor.found_after, auditor.first_violation, auditor.violations) == (None, None, {})
+    assert np.isfinite(auditor.log10_e)
+    report = auditor.report()
+    assert (report.verdict, report.impossible, len(report.undeclared)) == ("numerics", [], 1)
+    assert np.isfinite(report.running).all()
+    auditor = audited([impossible, constant])
+    auditor.excuse_impossible()
+    assert auditor.found_after == audited([impossible, constant], ignore=["impossible"]).found_after == 34
+
+
+def test_excused_tokens_excuse_no_other_violation() -> None:
+    p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).expand(3, -1)
+    auditor = audited([Row([0, 1, 0], p), Row([1, 2, 0], p)], max_new_tokens=2)
+    auditor.excuse_impossible()
+    assert auditor.violations == {"wrong-length": 2}
+    assert (auditor.found_after, auditor.first_violation) == (3, 2)
+    untouched = audited([Row([0, 1], p[:2])])
+    untouched.excuse_impossible()
+    assert (untouched.found_after, untouched.first_violation, untouched.violations) == (None, None, {})
+    assert untouched.report().verdict == "not rejected"
+
+
+@pytest.mark.parametrize("ignored", ["impossible", "after-the-end", "wrong-length"])
+def test_an_ignored_violation_is_none(ignored: str) -> None:
+    p = torch.tensor([[0.4, 0.4, 0.0, 0.2]] * 4, dtype=torch.float64)
+    row = Row([0, 2, 3, 1], p)
+    every = {"impossible": 1, "after-the-end": 1, "wrong-length": 1}
+    found = audited([row, Row([0], p[:1])], eos=3, max_new_tokens=9)
+    assert found.violations == every
+    left = audited([row, Row([0], p[:1])], eos=3, max_new_tokens=9, ignore=[ignored]).report()
+    assert left.violations == {name: count for name, count in every.items() if name != ignored}
+    alone = audited([row, Row([0], p[:1])], eos=3, max_new_tokens=9, ignore=every).report()
+    assert (alone.found_after, alone.violations, alone.rejected) == (None, {}, False)
+
+
+def test_ignored_alternatives_are_not_bet_on() -> None:
+    p = torch.full((60, 2), 0.5, dtype=torch.float64)
+    row = Row([1] * 60, p)
+    names = set(audited([row]).alternatives)
+    report = audited([row], ignore=["along-ids", "repeats"]).report()
+    assert set(report.running_by_alternative) == names - {"along-ids", "repeats"}
+    with pytest.raises(
+        ValueError, match=r"^ignore leaves no kind of deviation to test for; leave out one of its names$"
+    ):
+        audited([row], ignore=ALTERNATIVES)
+
+
+# The report
+
+
+def numerics_of(nats: float) -> Numerics:
+    return Numerics(positions=8, logit=0.6, tv=0.15, tv_mean=0.15, nats=nats)
+
+
+def test_the_e_value_is_the_mean_of_those_of_the_alternatives() -> None:
+    p, q = tables()
+    auditor = audited([sample_row(p, q, 30, seed) for seed in range(3)])
+    report = auditor.report(detect=False)
+    assert report.detectable == {}
+    assert list(report.running_by_alternative) == list(dict.fromkeys(auditor.alternatives))
+    each = np.stack(list(report.running_by_alternative.values()))
+    assert each.shape == (len(report.running_by_alternative), 90)
+    assert 10**report.running == pytest.approx((10**each).mean(axis=0))
+    assert auditor.log10_e == pytest.approx(report.running[-1])
+    assert report.running[-1] != pytest.approx(report.running[-2], abs=1e-3)
+
+
+def test_a_report_without_a_finding() -> None:
+    p, q = tables()
+    numerics = numerics_of(nats=0.001)
+    auditor = audited([sample_row(p, q, 50, seed) for seed in range(2)], delta=0.01, numerics=numerics)
+    report = auditor.report()
+    assert (report.delta, report.tokens, report.sequences) == (0.01, 100, 2)
+    assert (report.found_after, report.numerics_only, report.violations) == (None, False, {})
+    assert (report.impossible, report.borderline, report.undeclared, report.impossible_summary) == ([], [], [], "")
+    assert report.breakdown == {}
+    assert report.numerics is numerics
+    assert report.tv == auditor.distance.estimate()
+    assert report.tv.n == 100
+    assert auditor.evidence is not None
+    each = auditor.evidence.detectable(0.01)
+    del each["token-bias"]
+    assert report.detectable.pop("impossible") == pytest.approx(1 - 0.1 ** (1 / 100))
+    assert report.detectable == pytest.approx(each, nan_ok=True)
+    ignoring = audited([sample_row(p, q, 50, seed) for seed in range(2)], ignore=["impossible", "sharper"]).report()
+    assert set(ignoring.detectable) == set(each) - {"impossible", "sharper"}
+
+
+def test_a_report_without_tokens_has_every_other_field() -> None:
+    numerics = numerics_of(nats=0.0)
+    auditor = audited([Row([], torch.empty(0, 4))] * 3, max_new_tokens=2, delta=0.05, numerics=numerics)
+    report = auditor.report()
+    assert (report.delta, report.tokens, report.sequences, report.found_after) == (0.05, 0, 3, 0)
+    assert (report.numerics_only, report.violations) == (False, {"wrong-length": 3})
+    assert (report.running.tolist(), report.running_by_alternative) == ([], {})
+    assert report.tv == (0.0, 0.0, 1.0, 0)
+    assert report.numerics is numerics
+    assert auditor.log10_e == float("inf")
+    with pytest.raises(ValueError, match=r"^there are no tokens to audit; give at least one sequence with a"):
+        audited([Row([], torch.empty(0, 4))]).report()
+
+
+def test_a_sequence_without_tokens_that_is_too_short_counts_from_the_first_token_on() -> None:
+    p = torch.full((2, 4), 0.25, dtype=torch.float64)
+    report = audited([Row([], p[:0]), Row([0, 1], p)], max_new_tokens=2).report()
+    assert report.found_after == 0
+    assert np.isinf(report.running).all()
+
+
+def test_evidence_within_the_numerics_is_remembered() -> None:
+    """After 100 tokens that deviate by no more than the numerics, 900 that deviate the other way."""
+    generator = np.random.default_rng(0)
+    p = torch.full((900, 2), 0.5, dtype=torch.float64)
+    first, second = (generator.choice(2, p=[one, 1 - one], size=900).tolist() for one in (0.65, 0.35))
+    numerics = numerics_of(nats=0.65 * np.log(1.3) + 0.35 * np.log(0.7))
+    for rows in ([Row(first, p)], [Row(first, p), Row(second, p)]):
+        auditor = audited(rows, numerics=numerics)
+        report = auditor.report()
+        assert (report.verdict, report.found_after, report.numerics_only) == ("numerics", None, True)
+        assert report.detectable == {}
+    rejected = audited([Row(first, p)]).report()
+    assert (rejected.verdict, rejected.numerics_only) == ("rejected", False)
+
+
+def test_tokens_that_bfloat16_would_explain_are_numerics() -> None:
+    p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
+    row = Row([2], p, cutoff_gaps={0: CutoffGap(0.5, 0.0)})
+    report = audited([row], undeclared=lambda: numerics_of(0.0)).report()
+    assert (report.verdict, report.numerics_only, len(report.undeclared)) == ("numerics", True, 1)
+    assert "impossible" in report.detectable
+    explained = audited([row], numerics=numerics_of(0.0)).report()
+    assert (explained.verdict, explained.numerics_only, len(explained.borderline)) == ("not rejected", False, 1)
+    known = audited([row]).report()
+    assert (known.verdict, known.numerics_only, len(known.impossible)) == ("rejected", False, 1)
+
+
+def test_the_groups_of_a_breakdown_add_up_to_the_evidence_of_the_leading_alternative() -> None:
+    """Of two equally likely tokens only the second comes, 1,100 times in one sequence and twice in another."""
+    p = torch.full((1100, 2), 0.5, dtype=torch.float64)
+    rows = [Row([1] * 1100, p, steps=[1, 2, 1] * 275), Row([1, 1], p[:2], steps=[2])]
+    report = audited(rows).report()
+    assert report.diagnosis is not None
+    whole = report.by_alternative[report.diagnosis]
+    assert whole > 6
+    counts = {kind: {name: count for name, count, _ in groups} for kind, groups in report.breakdown.items()}
+    assert counts == {
+        "position in the sequence": {
+            "0": 2, "1 to 3": 4, "4 to 15": 12, "16 to 63": 48, "64 to 255": 192, "256 to 1023": 768,
+            "1024 and later": 76,
+        },
+        "token": {"1": 1102},
+        "sequence": {"0": 1100, "1": 2},
+        "position in the step": {"0": 826, "1": 276},
+    }  # fmt: skip
+    for groups in report.breakdown.values():
+        assert sum(gain for _, _, gain in groups) == pytest.approx(whole, rel=1e-4)
+        gains = [gain for _, _, gain in groups]
+        assert gains == sorted(gains, reverse=True)
+
+
+def test_a_breakdown_has_positions_in_steps_where_steps_are_known() -> None:
+    p = torch.full((60, 2), 0.5, dtype=torch.float64)
+    stepwise = audited([Row([1] * 60, p, steps=[1] * 60)]).report().breakdown
+    assert [group[:2] for group in stepwise["position in the step"]] == [("0", 60)]
+    assert set(audited([Row([1] * 60, p)]).report().breakdown) == {"position in the sequence", "token", "sequence"}
+
+
+def test_groups_with_equal_evidence_keep_their_order() -> None:
+    index = np.arange(200).repeat(2)
+    gains = np.where(np.arange(400) < 300, 0.5, 1.0)
+    names = [name for name, count, gain in _summed(index, gains, str) if (count, gain) == (2, 2.0)]
+    assert names == [str(number) for number in range(150, 170)]
+    gains = np.where(index == 120, 1.0, -np.ones(400))
+    assert _summed(index, gains, "group {}".format)[:2] == [("group 120", 2, 2.0), ("group 0", 2, -2.0)]
