@@ -75,8 +75,8 @@ class Auditor:
         self.distance = TotalVariationEstimate()
         self.logs: list[NDArray[np.float64]] = []  # natural log of each e-value, `(n, alternatives)`
         self.places: list[NDArray[np.int64]] = []  # sequence, position, token and position in the step, `(4, n)`
-        self.first_violation: int | None = None  # index of its token
         self.violations: dict[str, int] = {}
+        self.violated_after: dict[str, int] = {}  # number of tokens after which the first of each kind is known
         self.impossible = ImpossibleTokens(numerics, undeclared)
         self.found_after: int | None = None
         self.numerics_only = False
@@ -159,8 +159,7 @@ class Auditor:
         if name in self.ignored:
             return
         self.violations[name] = self.violations.get(name, 0) + count
-        at = max(after - 1, 0)
-        self.first_violation = at if self.first_violation is None else min(self.first_violation, at)
+        self.violated_after[name] = min(after, self.violated_after.get(name, after))
         self.found_after = after if self.found_after is None else min(self.found_after, after)
 
     def _update_verdict(self, log_e: NDArray[np.float64]) -> None:
@@ -175,10 +174,16 @@ class Auditor:
     def excuse_impossible(self) -> None:
         """Takes back that impossible tokens are violations: a control has as many, and as large ones."""
         self.impossible.excuse()
-        if self.violations.pop("impossible", 0) and not self.violations:
-            self.first_violation = None
-            logs = log_mean(np.concatenate(self.logs)) if self.logs else np.empty(0)
-            self.found_after = crossing(logs, self.delta, self._nats)
+        if self.violations.pop("impossible", 0):
+            del self.violated_after["impossible"]
+            enough = crossing(log_mean(np.concatenate(self.logs)), self.delta, self._nats)
+            left = [*self.violated_after.values(), *([] if enough is None else [enough])]
+            self.found_after = min(left, default=None)
+
+    @property
+    def first_violation(self) -> int | None:
+        """Index of the token of the first violation, or None; 0 for one that is known before the first token."""
+        return max(min(self.violated_after.values()) - 1, 0) if self.violated_after else None
 
     @property
     def _nats(self) -> float:

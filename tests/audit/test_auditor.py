@@ -679,7 +679,8 @@ def test_excused_tokens_leave_the_verdict_to_the_other_evidence() -> None:
     auditor = audited([impossible, balanced])
     assert auditor.found_after == 1
     auditor.excuse_impossible()
-    assert (auditor.found_after, auditor.first_violation, auditor.violations) == (None, None, {})
+    outcome: tuple[object, ...] = (auditor.found_after, auditor.first_violation, auditor.violations)
+    assert outcome == (None, None, {})
     assert np.isfinite(auditor.log10_e)
     report = auditor.report()
     assert (report.verdict, report.impossible, len(report.undeclared)) == ("numerics", [], 1)
@@ -687,6 +688,13 @@ def test_excused_tokens_leave_the_verdict_to_the_other_evidence() -> None:
     auditor = audited([impossible, constant])
     auditor.excuse_impossible()
     assert auditor.found_after == audited([impossible, constant], ignore=["impossible"]).found_after == 34
+    auditor = audited([impossible, constant, Row([1], p[:1])], max_new_tokens=50)
+    auditor.excuse_impossible()
+    assert (auditor.found_after, auditor.violations) == (2, {"wrong-length": 2})
+    auditor = audited([Row([2, *[1] * 49], p), Row([1], p[:1])], max_new_tokens=50)
+    assert (auditor.found_after, auditor.first_violation) == (1, 0)
+    auditor.excuse_impossible()
+    assert (auditor.found_after, auditor.first_violation, auditor.violations) == (33, 50, {"wrong-length": 1})
 
 
 def test_excused_tokens_excuse_no_other_violation() -> None:
@@ -695,6 +703,12 @@ def test_excused_tokens_excuse_no_other_violation() -> None:
     auditor.excuse_impossible()
     assert auditor.violations == {"wrong-length": 2}
     assert (auditor.found_after, auditor.first_violation) == (3, 2)
+    auditor = audited([Row([2, 1], p[:2]), Row([0, 1], p[:2]), Row([0], p[:1])], max_new_tokens=2)
+    assert (auditor.found_after, auditor.first_violation) == (1, 0)
+    auditor.excuse_impossible()
+    assert auditor.violations == {"wrong-length": 1}
+    assert (auditor.found_after, auditor.first_violation) == (5, 4)
+    assert np.isinf(auditor.report().running).tolist() == [False] * 4 + [True]
     untouched = audited([Row([0, 1], p[:2])])
     untouched.excuse_impossible()
     assert (untouched.found_after, untouched.first_violation, untouched.violations) == (None, None, {})
