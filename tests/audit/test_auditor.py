@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import pickle
 import re
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from distributions_for_tests import distribution_pair, distributions_along
+from numpy.typing import NDArray
+from reference_bets import ReferenceBets
 from samplers import SAMPLER_BUGS, sample_row, tables
 from torch import Tensor
 
 from specnb.audit.alternatives import ALTERNATIVES
 from specnb.audit.auditor import Auditor, _summed, end_tokens
-from specnb.audit.bets import Bets, CutoffGap, Row, steps_between
+from specnb.audit.bets import Bets, CutoffGap, Row, RowBets, _History, _ratio_at, _slice, steps_between
+from specnb.audit.evidence import log_mean
 from specnb.audit.numerics import Numerics
 from specnb.audit.report import VIOLATIONS
+from specnb.audit.shared_uniforms import Interval
 from specnb.sampling.distributions import sample
 from specnb.sampling.verification import Outcome, token_verification
+
+Array = NDArray[np.float64]
 
 RANDOMISED = {"along-p", "along-q/p", "along-ids", "tail-cut"}
 """Alternatives with bets on the transform, which is randomised; `test_pit` shows that those are fair."""
@@ -867,3 +873,210 @@ def test_groups_with_equal_evidence_keep_their_order() -> None:
     assert names == [str(number) for number in range(150, 170)]
     gains = np.where(index == 120, 1.0, -np.ones(400))
     assert _summed(index, gains, "group {}".format)[:2] == [("group 120", 2, 2.0), ("group 0", 2, -2.0)]
+
+
+# The bets on a row, one by one
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_all_bets_are_those_of_the_reference(drafted: bool, seed: int) -> None:
+    """Sequences of several lengths, in pieces and whole, whose prompts come again; nothing is drafted in places."""
+    generator = np.random.default_rng(3)
+
+    def random_probs(n: int) -> Tensor:
+        return torch.from_numpy(generator.dirichlet(np.full(7, 0.8), size=n))
+
+    def piece(n: int, continues: bool) -> Row:
+        p, q = random_probs(n), random_probs(n)
+        q[1::3] = 0
+        p[0, 5] = p[0, 4]  # a tie
+        p[0] /= p[0].sum()
+        tokens = [int(sample(probs, torch.tensor(u))) for probs, u in zip(p, generator.random(n), strict=True)]
+        if not drafted:
+            return Row(tokens, p, continues=continues)
+        return Row(tokens, p, q, random_probs(n), random_probs(n), continues=continues)
+
+    bets, reference = Bets(seed), ReferenceBets(seed)
+    texts = [([3], [5, 1, 4]), ([], [9]), ([3], [12]), ([3], [2, 6]), ([6, 0], [1]), ([], [10])]
+    for prompt, sizes in texts:
+        bets.begin(tuple(prompt))
+        reference.begin(prompt)
+        for number, n in enumerate(sizes):
+            row = piece(n, continues=number > 0)
+            found = bets.bets_on(row)
+            expected, deviations = reference.bets_on(row)
+            assert set(found.alternatives) == set(expected)
+            for name, ratios in expected.items():
+                columns = [at for at, own in enumerate(found.alternatives) if own == name]
+                assert len(columns) == len(ratios), name
+                for at, ratio in zip(columns, ratios, strict=True):
+                    assert found.ratios[:, at] == pytest.approx(ratio, rel=1e-7, abs=1e-9), name
+            assert found.deviations.shape == (n, len(deviations))
+            assert found.deviations == pytest.approx(np.stack(deviations, axis=1), abs=1e-9)
+            assert found.ratios.dtype == found.deviations.dtype == np.float64
+
+
+def test_tokens_are_first_inner_and_last_of_a_step_early_and_late() -> None:
+    """Steps of 3 tokens, in a sequence in pieces of 30 and 9 tokens and in one of its own."""
+    p, bets = torch.full((30, 2), 0.5), Bets()
+    bets.begin([])
+    rows = [Row([0] * n, p[:n], steps=[3] * (n // 3)) for n in (30, 9)]
+    found = [bets.bets_on(row) for row in rows]
+    bets.begin([])
+    found.append(bets.bets_on(rows[1]))
+    masks = np.concatenate([one.masks for one in found])
+    assert masks.dtype == bool
+    offsets = np.array([*range(39), *range(9)])
+    assert masks[:, 0].tolist() == (offsets < 4).tolist()
+    assert masks[:, 1].tolist() == (offsets >= 32).tolist()
+    places = np.array([0, 1, 2] * 16)
+    assert np.concatenate([one.step_positions for one in found]).tolist() == places.tolist()
+    assert masks[:, 2].tolist() == (places == 0).tolist()
+    # In the first step it is not known yet that steps have more than one token.
+    assert masks[:, 3].tolist() == [at > 2 and place == 1 for at, place in enumerate(places)]
+    assert masks[:, 4].tolist() == [at > 2 and place == 2 for at, place in enumerate(places)]
+    # Nor that the second comes after one of full length; of the first in a row, the step before is not known.
+    assert masks[:, 5].tolist() == [at not in (0, 3, 30, 39) and place == 0 for at, place in enumerate(places.tolist())]
+    bets.begin([])
+    blind = bets.bets_on(replace(rows[1], steps=None))
+    assert blind.masks.shape == (9, 2)
+    assert blind.step_positions.tolist() == [-1] * 9
+
+
+def test_bets_in_float32_are_those_in_float64() -> None:
+    p, q = tables()
+    row = sample_row(p, q, 30, 0)
+    assert row.q is not None
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        bets = Bets()
+        bets.begin(row.prompt)
+        found.append(
+            bets.bets_on(replace(row, p=row.p.to(dtype), q=row.q.to(dtype), suspected=row.p.flip(1).to(dtype)))
+        )
+    assert found[0].ratios.dtype == np.float64
+    assert np.median(np.abs(found[0].ratios / np.maximum(found[1].ratios, 1e-12) - 1)) < 1e-5
+    assert np.mean(np.abs(found[0].ratios - found[1].ratios) > 1e-3) < 0.01  # edges may fall on either side
+
+
+def test_a_token_that_float32_hardly_holds_is_no_overflow() -> None:
+    """1 / 1e-45 is more than the largest float32."""
+    p = torch.tensor([[1.0, 1e-45]])
+    bets = Bets()
+    bets.begin([])
+    found = bets.bets_on(Row([1], p, p.flip(1), suspected=p.flip(1)))
+    for name in ("suspected-model", "draft-leak"):
+        assert found.ratios[0, found.alternatives.index(name)] == pytest.approx(1 / float(p[0, 1]), rel=1e-5)
+    assert np.isfinite(found.ratios).all()
+
+
+def test_where_p_is_zero_bets_on_distributions_stay_at_one() -> None:
+    p, q = torch.tensor([[0.6, 0.4, 0.0]], dtype=torch.float64), torch.tensor([[0.2, 0.2, 0.6]], dtype=torch.float64)
+    bets = Bets()
+    bets.begin([])
+    found = bets.bets_on(Row([2], p, q, q.sqrt(), q))
+    kept = {"argmax", "sharper", "draft-leak", "wrong-q", "suspected-model", "noise-of-steps", "one-uniform"}
+    assert {found.ratios[0, at] for at, name in enumerate(found.alternatives) if name in kept} == {1.0}
+    assert np.isfinite(found.ratios).all()
+
+
+def test_bets_without_some_alternatives() -> None:
+    ratios = np.arange(8.0).reshape(2, 4)
+    bets = RowBets(["a", "b", "a", "c"], ratios, ratios + 1, ratios > 3, np.array([0, 1]))
+    assert bets.without([]) is bets.without({"z"}) is bets
+    left = bets.without({"a", "z"})
+    assert left.alternatives == ["b", "c"]
+    assert left.ratios.tolist() == [[1, 3], [5, 7]]
+    assert left.deviations is bets.deviations
+    assert left.masks is bets.masks
+    assert left.step_positions is bets.step_positions
+
+
+@pytest.mark.parametrize(
+    ("steps", "start", "stop", "parts"),
+    [
+        ([3, 1, 4], 0, 8, [3, 1, 4]),
+        ([3, 1, 4], 2, 6, [1, 1, 2]),
+        ([3, 1, 4], 3, 4, [1]),
+        ([3, 1, 4], 4, 7, [3]),
+        ([3, 1, 4], 1, 2, [1]),
+        ([3, 1, 4], 5, 5, []),
+        ([], 0, 0, []),
+    ],
+)
+def test_steps_between_two_tokens(steps: list[int], start: int, stop: int, parts: list[int]) -> None:
+    found = steps_between(steps, start, stop)
+    assert found == parts
+    assert all(type(size) is int for size in found)
+
+
+def test_a_row_has_nothing_but_tokens_and_distributions_by_default() -> None:
+    row = Row([0], HALF[:1])
+    assert (row.q, row.raw, row.suspected, row.prompt, row.steps) == (None, None, None, (), None)
+    assert (dict(row.cutoff_gaps), row.continues, row.more) == ({}, False, False)
+    assert Row([0], HALF[:1]).cutoff_gaps is not row.cutoff_gaps
+    with pytest.raises(FrozenInstanceError):
+        row.more = True  # type: ignore[misc]
+
+
+def test_the_prompts_seen_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specnb.audit.bets.PROMPTS_KEPT", 3)
+    bets, kept = Bets(), []
+    for prompt in (0, 1, 2, 0, 3, 4, 0):
+        last = bets.sequence
+        bets.begin([prompt])
+        kept.append([one for (one,) in bets.last_with_prompt])
+        assert bets.references[0] is last
+        assert bets.references[1] is not bets.sequence
+        assert bets.last_with_prompt[(prompt,)] is bets.sequence
+    assert kept == [[0], [0, 1], [0, 1, 2], [1, 2, 0], [2, 0, 3], [0, 3, 4], [3, 4, 0]]
+
+
+def test_the_tokens_that_occurred_before_each_token() -> None:
+    """Of the prompt, of the sequence so far, and of those that come now, the ones before; few ids of many are asked."""
+    generator = np.random.default_rng(0)
+    for vocab, prompt in ((6, []), (300, [299, 5]), (300, [1])):
+        history = _History(prompt=prompt)
+        history.tokens = [2, 3]
+        ids = torch.from_numpy(generator.integers(6, size=(8, 5)))
+        tokens = torch.from_numpy(generator.integers(6, size=8))
+        tokens[3] = vocab - 1
+        known = [*prompt, 2, 3]
+        expected = [[int(one) in [*known, *tokens[:at].tolist()] for one in line] for at, line in enumerate(ids)]
+        assert history.occurred(ids, tokens).tolist() == expected
+    assert _History().occurred(torch.tensor([[4, 9]]), torch.tensor([4])).tolist() == [[False, False]]
+
+
+def test_a_mixture_is_weighted_by_what_its_bets_have_gained() -> None:
+    """The product of the mixtures is the mean product of the bets with a twentieth kept back, in pieces too."""
+    ratios = np.random.default_rng(0).exponential(size=(400, 6)) * np.array([1, 2, 0.1, 1, 1, 3])
+    history = _History()
+    parts = [history.adaptive_mixture(part) for part in np.split(ratios, [1, 60])]
+    gained = np.log(0.05 + 0.95 * ratios).cumsum(axis=0)
+    assert np.log(np.concatenate(parts)).cumsum() == pytest.approx(log_mean(gained))
+    assert history.log_weight == pytest.approx(gained[-1])
+
+
+@pytest.mark.parametrize(
+    ("start", "n", "low", "high"),
+    [
+        (0, 3, [0.1, 0.2, 0.3], [0.2, 0.4, 0.9]),
+        (-2, 3, [0.1, 0.1, 0.1], [0.1, 0.1, 0.2]),
+        (2, 3, [0.3, 0.1, 0.1], [0.9, 0.1, 0.1]),
+        (3, 1, [0.1], [0.1]),
+        (1, 0, [], []),
+    ],
+)
+def test_a_slice_of_intervals_is_empty_outside(start: int, n: int, low: list[float], high: list[float]) -> None:
+    found = _slice(Interval(np.array([0.1, 0.2, 0.3]), np.array([0.2, 0.4, 0.9])), start, n)
+    assert (found.low.tolist(), found.high.tolist()) == (low, high)
+    nothing = _slice(Interval(np.empty(0), np.empty(0)), start, n)
+    assert nothing.width.tolist() == [0.0] * n
+
+
+def test_probabilities_that_carry_gradients_have_the_same_ratios() -> None:
+    p = torch.tensor([[0.5, 0.5], [0.0, 1.0]], requires_grad=True)
+    r = torch.tensor([[0.25, 0.75], [1.0, 0.0]], requires_grad=True)
+    assert _ratio_at(r, p, torch.tensor([1, 0])).tolist() == [1.5, 1.0]
+    assert _ratio_at(r, p, torch.tensor([0, 1])).tolist() == [0.5, 0.0]
