@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specnb.audit.evidence import STRENGTHS, Evidence, log_mean
+from specnb.audit.evidence import STRENGTHS, Evidence, Moments, log_mean
 
 NAMES = ["a", "b", "a", "c"]
 
@@ -157,3 +157,162 @@ def test_no_distribution_is_farther_than_one(monkeypatch: pytest.MonkeyPatch) ->
     assert np.isnan(evidence.detectable(delta=1e-6)["one"])
     found[0][1] = 1.1
     assert evidence.detectable(delta=1e-6)["one"] == pytest.approx(0.99)
+
+
+# Against calculations of their own
+
+
+@pytest.mark.parametrize("subsets", [0, 1, 3])
+def test_e_values_are_weighted_means_of_products(subsets: int) -> None:
+    """Half of an alternative's weight is on all tokens, the rest on the subsets; its bets and strengths share it."""
+    generator = np.random.default_rng(7)
+    n = 200
+    ratios = np.array(generator.exponential(size=(n, 4)) ** 0.5)
+    masks = generator.random((n, subsets)) < 0.4
+    found = Evidence(NAMES, subsets).add(ratios, masks)
+    assert found.shape == (n, 3)
+    assert found.dtype == np.float64
+    for column, name in enumerate(["a", "b", "c"]):
+        expected = np.zeros(n)
+        bets = [at for at, own in enumerate(NAMES) if own == name]
+        for bet in bets:
+            for strength in STRENGTHS:
+                factors = 1 + strength * (ratios[:, bet] - 1)
+                on_all = factors.cumprod()
+                on_subsets = [np.where(mask, factors, 1.0).cumprod() for mask in masks.T]
+                gained = 0.5 * on_all + 0.5 * np.mean(on_subsets, axis=0) if subsets else on_all
+                expected += gained / len(bets) / len(STRENGTHS)
+        assert np.exp(found[:, column]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_e_values_beyond_the_range_of_floats_are_kept_as_logarithms() -> None:
+    """Of 5,000 tokens each of which doubles what is staked on it, or takes it."""
+    nowhere = np.zeros((5000, 0), dtype=bool)
+    rising = Evidence(["a"], 0).add(np.full((5000, 1), 2.0), nowhere)[:, 0]
+    assert rising[-1] == pytest.approx(5000 * np.log(1.9) - np.log(5), rel=1e-9)
+    falling = Evidence(["a", "b"], 0).add(np.tile([0.0, 2.0], (5000, 1)), nowhere)
+    assert falling[-1] == pytest.approx([5000 * np.log(0.98) - np.log(5), rising[-1]], rel=1e-6)
+    assert np.exp(log_mean(np.array([[1000.0, 1000.0 + np.log(3)]])) - 1000) == pytest.approx([2.0])
+    assert log_mean(np.zeros((2, 3, 4))).shape == (2, 3)
+
+
+class ReferenceMoments:
+    """What `Moments.detectable` computes, for one bet at one strength, from the ratios of all tokens."""
+
+    def __init__(self, ratios: np.ndarray, strength: float) -> None:
+        x, g = ratios - 1, np.log(1 + strength * (ratios - 1))
+        self.n = len(ratios)
+        under_p, under_r = (self.corrected(x, values) for values in (g, ratios * g))
+        self.mean, self.error = (under_p[0], under_r[0]), (under_p[1], under_r[1])
+        self.square = np.mean(g**2), np.mean(ratios * g**2)
+
+    @staticmethod
+    def corrected(x: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+        """The regression's value at x = 0, and the spread about the line."""
+        slope, at_zero = np.polyfit(x, values, 1) if np.ptp(x) > 0 else (0.0, values.mean())
+        return at_zero, float(np.sqrt(np.mean((values - slope * x - at_zero) ** 2)))
+
+    def excess(self, share: float, threshold: float, power: float) -> float:
+        mean, square = ((1 - share) * a + share * b for a, b in (self.mean, self.square))
+        unsure = abs(1 - share) * self.error[0] + share * self.error[1]
+        variance = max(square - mean**2, 0.0) + unsure**2
+        return float(self.n * mean - stats.norm.ppf(power) * np.sqrt(self.n * variance) - threshold)
+
+
+def reference_shares(ratios: np.ndarray, threshold: np.ndarray, power: float) -> list[float]:
+    """The least share of each bet that is detected at any strength, to 1e-9, by bisection; NaN above 2."""
+    found = []
+    for bet, own in enumerate(ratios.T):
+        moments = [ReferenceMoments(own, strength) for strength in STRENGTHS]
+
+        def excess(share: float, moments: list[ReferenceMoments] = moments, bet: int = bet) -> float:
+            return max(one.excess(share, threshold[at, bet], power) for at, one in enumerate(moments))
+
+        above = [share for share in (1.0, 2.0) if excess(share) > 0]
+        low, high = 0.0, above[0] if above else float("nan")
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (low, middle) if excess(middle) > 0 else (middle, high)
+        found.append(high)
+    return found
+
+
+@pytest.mark.parametrize("power", [0.5, 0.9])
+def test_the_share_that_is_detected_is_that_of_the_normal_approximation(power: float) -> None:
+    """Of bets that are weaker and weaker: the shares go from below 1 to above, and the last are not detected."""
+    generator = np.random.default_rng(11)
+    strengths = np.array([0.9, 0.5, 0.3, 0.2, 0.15, 0.12, 0.1, 0.05])
+    n = 400
+    ratios = 1 + strengths * generator.choice([-1.0, 0.25, 1.0], size=(n, len(strengths)))
+    threshold = np.log(1e4) + np.arange(40.0).reshape(5, 8) / 10
+    moments = Moments(len(strengths))
+    for part in np.split(ratios, [100, 130]):
+        moments.add(part, np.log1p(np.array(STRENGTHS)[:, None] * (part[:, None] - 1)))
+    shares, distances = moments.detectable(threshold, power)
+    expected = reference_shares(ratios, threshold, power)
+    assert shares == pytest.approx(expected, abs=1e-7, nan_ok=True)
+    assert distances == pytest.approx(np.maximum(0, 1 - ratios).mean(axis=0))
+    assert (np.array(expected) < 1).sum() >= 2
+    assert ((np.array(expected) > 1) & (np.array(expected) < 2)).any()
+    assert np.isnan(expected).any()
+
+
+def test_bets_that_say_nothing_detect_nothing() -> None:
+    """Without tokens; without any difference from p; and with a ratio that is always the same."""
+    moments = Moments(2)
+    shares, distances = moments.detectable(np.full((5, 2), 3.0), 0.9)
+    assert np.isnan(shares).all()
+    assert distances.tolist() == [0, 0]
+    ratios = np.tile([1.0, 0.5], (50, 1))
+    moments.add(ratios, np.log1p(np.array(STRENGTHS)[:, None] * (ratios[:, None] - 1)))
+    shares, distances = moments.detectable(np.full((5, 2), 3.0), 0.9)
+    assert np.isnan(shares).all()
+    assert distances.tolist() == [0, 0.5]
+    assert moments.detectable(np.full((5, 2), 100.0), 0.9)[0] == pytest.approx([np.nan] * 2, nan_ok=True)
+    # A threshold that even p itself passes: any share is detected.
+    assert moments.detectable(np.full((5, 2), -100.0), 0.9)[0] == pytest.approx([np.nan, 0.0], nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("shares", "distances", "figure"),
+    [
+        ([0.5, 0.2], [0.6, 0.6], 0.3),
+        ([0.5, 0.9], [0.6, 0.2], 0.3),
+        ([1.0, 0.5], [0.4, 0.2], 0.4),
+        ([1.0, 1.0], [1.0, 0.5], 1.0),
+        ([0.5, 1.5], [0.6, 0.3], 0.45),
+        ([0.0, 0.0], [0.6, 0.3], 0.0),
+        # One that is not detected counts unless it is nearer than the figure.
+        ([0.5, np.nan], [0.6, 0.2], 0.3),
+        ([0.5, np.nan], [0.6, 0.3], 0.3),
+        ([0.5, np.nan], [0.6, 0.31], np.nan),
+        ([np.nan, np.nan], [0.6, 0.3], np.nan),
+        # At least one alternative itself has to be detected, and none is farther than 1.
+        ([1.01, np.nan], [0.6, 0.3], np.nan),
+        ([1.01, 1.5], [0.6, 0.3], np.nan),
+        ([0.5, 1.7], [0.6, 0.6], np.nan),
+    ],
+)
+def test_the_figure_of_an_alternative_is_that_of_its_farthest_distribution(
+    shares: list[float], distances: list[float], figure: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two alternatives of two bets each, one after the other and mixed up; the other one would be found at 0.1."""
+    asked = []
+    for names, order in ((["one", "one", "two", "two"], [0, 1, 2, 3]), (["one", "two", "one", "two"], [0, 2, 1, 3])):
+        evidence = Evidence(names, 3)
+        both = np.array([*shares, 0.5, 0.5]), np.array([*distances, 0.2, 0.2])
+        assert [names[at] for at in evidence.order] == ["one", "one", "two", "two"]
+        assert evidence.order.tolist() == order
+        monkeypatch.setattr(
+            evidence.moments, "detectable", lambda threshold, power, both=both: asked.append((threshold, power)) or both
+        )
+        found = evidence.detectable(delta=1e-3)
+        assert list(found) == ["one", "two"]
+        assert found == pytest.approx({"one": figure, "two": 0.1}, nan_ok=True)
+        assert all(type(value) is float for value in found.values())
+    # Bets on every token have half of the weight, shared by two bets at five strengths; so do alternatives, of two.
+    for threshold, power in asked:
+        assert threshold == pytest.approx(np.full((5, 4), np.log(1e3 * 2 * 2 * 2 * 5)))
+        assert power == 0.9
+    assert np.isnan(evidence.detectable(1e-6, power=0.8)["one"]) == np.isnan(figure)
+    assert asked[-1][1] == 0.8
