@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from distributions_for_tests import PAIRS, distribution_pair, examples
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.audit.alternatives import ALTERNATIVES, alternative_distributions
+from specnb.audit.alternatives import ALTERNATIVES, DEPENDENCE, LEARNED, alternative_distributions
 from specnb.audit.condensed import CondensedDistributions, condense_distributions
 from specnb.sampling import enumeration
 from specnb.sampling.distributions import normalise, residual
@@ -18,6 +21,7 @@ from specnb.sampling.verification import Rule, token_verification
 
 KEYS = st.tuples(st.sampled_from(sorted(PAIRS)), st.integers(2, 9), st.integers(0, 10**6))
 FULL = 64  # cells for every token
+Array = NDArray[Any]
 
 
 def pair(kind: str, vocab: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,3 +141,163 @@ def test_pooled_cells_hold_the_other_tokens() -> None:
     assert seen.q is not None
     assert (seen.q[:, -2] > seen.p[:, -2]).all()  # the first lump is of those that q finds likelier
     assert (seen.q[:, -1] < seen.p[:, -1]).all()
+
+
+# Against distributions written down token by token
+
+
+def tempered(probs: Array, power: float) -> Array:
+    with np.errstate(divide="ignore"):
+        weight = np.where(probs > 0, np.exp(power * np.log(probs)), 0.0)
+    return np.asarray(weight / weight.sum())
+
+
+def best(probs: Array, alone: Array) -> Array:
+    """All mass on the likeliest token with a cell of its own, the first of several."""
+    return np.asarray(np.eye(len(probs))[np.where(alone, probs, -1.0).argmax()])
+
+
+def cut(probs: Array, alone: Array, weakest: float) -> Array:
+    """The tokens with a cell of their own that are at least as likely as `weakest`; `probs` where they have no mass."""
+    kept = np.where(alone & (probs >= weakest), probs, 0.0)
+    return kept / kept.sum() if kept.sum() > 0 else probs
+
+
+def top_k(probs: Array, alone: Array, k: int) -> Array:
+    own = np.sort(probs[alone])[::-1]
+    return cut(probs, alone, own[min(k, len(own)) - 1])
+
+
+def top_p(probs: Array, alone: Array, limit: float) -> Array:
+    total = 0.0
+    for own in np.sort(probs[alone])[::-1]:
+        total += own
+        if total >= limit:
+            return cut(probs, alone, own)
+    return probs
+
+
+def completed(accepted: Array, rest: Array) -> Array:
+    return np.asarray(accepted + max(0.0, 1 - accepted.sum()) * rest)
+
+
+def rest_of(p: Array, q: Array) -> Array:
+    """norm(max(0, p - q)), and p where that has no mass."""
+    excess = np.maximum(p - q, 0)
+    return np.asarray(excess / excess.sum() if excess.sum() > 0 else p)
+
+
+def emitted(p: Array, tested: Array, sampled: Array) -> Array:
+    """The token that a step emits whose draft token comes from `sampled` and is tested as if it came from `tested`."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        accept = np.nan_to_num(np.minimum(1.0, p / tested), nan=0.0)
+    return completed(sampled * accept, rest_of(p, tested))
+
+
+def written_down(p: Array, before: Array, alone: Array, last: int, had: Array) -> list[tuple[str, Array]]:
+    """What is bet on without a draft: distributions of single tokens, in the order in which they come."""
+    found = [("argmax", best(p, alone))]
+    found += [("sharper", tempered(p, power)) for power in (1.1, 1.25, 1.5, 2.0, 3.0)]
+    found += [("flatter", tempered(p, power)) for power in (0.9, 0.8, 0.67, 0.5)]
+    found += [("near-uniform", tempered(p, power)) for power in (0.25, 0.05)]
+    found += [("tail-cut", top_k(p, alone, k)) for k in (2, 5, 10, 20, 50, 100)]
+    found += [("tail-cut", top_p(p, alone, limit)) for limit in (0.9, 0.95, 0.98, 0.99, 0.999)]
+    found += [("tail-cut", cut(p, alone, share * p[alone].max())) for share in (0.1, 0.03, 0.01)]
+    found += [("shifted", before), ("repeats", np.eye(len(p))[last])]
+    for name, factors in (("repeats", (1.25, 2.0, 5.0)), ("avoids", (0.8, 0.5, 0.2))):
+        for factor in factors:
+            weight = np.where(had, factor * p, p)
+            found.append((name, weight / weight.sum()))
+    return found
+
+
+def written_down_with_draft(
+    p: Array, q: Array, raw: Array | None, alone: Array, held: Array
+) -> list[tuple[str, Array]]:
+    """`held` is the number of tokens in the cell of each: for "redraw" those of a pooled cell match one another."""
+    overlap, others = np.minimum(p, q), [tempered(q, power) for power in (0.5, 0.7, 1.4, 2.0)]
+    found = [("draft-leak", q), ("no-residual", completed(overlap, p)), ("redraw", completed(p * q * held, p))]
+    found += [("residual-only", rest_of(p, q)), ("greedy-draft", emitted(p, q, best(q, alone)))]
+    found += [("wrong-q", emitted(p, q, top_k(q, alone, k))) for k in (2, 5, 10, 20, 50, 100)]
+    found += [("wrong-q", emitted(p, q, other)) for other in others]
+    found += [("wrong-q", emitted(p, other, q)) for other in others]
+    found.append(("blind-acceptance", completed(q * [np.minimum(p, x).sum() for x in q], p)))
+    found += [("lenience", completed(np.minimum(p / x, q), rest_of(p, q))) for x in (0.9, 0.7, 0.5, 0.3)]
+    uniforms = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
+    found += [("constant-uniform", completed(np.where(p > u * q, q, 0.0), rest_of(p, q))) for u in uniforms]
+    if raw is not None:
+        found += [("wrong-q", emitted(p, raw, q)), ("wrong-q", emitted(p, q, raw))]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocab", "likely"),
+    [
+        ("dense", 9, 4),
+        ("dense", 40, FULL),
+        ("dense", 130, 110),
+        ("zeros in p", 9, FULL),
+        ("zeros in q", 9, FULL),
+        ("zeros in both", 9, 3),
+        ("one-hot p", 5, 2),
+        ("one-hot q", 5, FULL),
+        ("disjoint", 6, FULL),
+        ("equal", 6, 3),
+    ],
+)
+@pytest.mark.parametrize("with_raw", [False, True])
+def test_the_distributions_are_those_that_their_names_say(kind: str, vocab: int, likely: int, with_raw: bool) -> None:
+    """Written down on single tokens, of which those of a pooled cell have equal shares of it, and summed over cells."""
+    for seed in range(2):
+        p, q, before = pair(kind, vocab, seed)
+        if kind == "dense":
+            p = normalise(p**3)
+        seen = for_every_token(p, q, before, likely, with_raw)
+        generator = np.random.default_rng(seed)
+        had = torch.from_numpy(generator.random(seen.p.shape) < 0.5)
+        had[:, -2:] = False
+        found = one_by_one(seen, had)
+        assert all(probs.shape == seen.p.shape and probs.dtype == seen.p.dtype for _, probs in found)
+        for at in (0, vocab // 2, vocab - 1):
+            cell = np.repeat(np.arange(seen.p.shape[1]), seen.sizes[at].numpy())  # of each token
+            held = seen.sizes[at].numpy()[cell]
+            alone = cell < seen.p.shape[1] - 2
+            on_p, on_previous_p, on_q, on_raw = (
+                None if cells is None else (cells[at] / seen.sizes[at].clamp_min(1)).numpy()[cell]
+                for cells in (seen.p, seen.previous_p, seen.q, seen.raw)
+            )
+            assert on_p is not None
+            assert on_previous_p is not None
+            assert on_q is not None
+            last = int(np.flatnonzero(cell == int(seen.previous_cell[at]))[0])
+            expected = written_down(on_p, on_previous_p, alone, last, had[at].numpy()[cell])
+            expected += written_down_with_draft(on_p, on_q, on_raw, alone, held)
+            assert [name for name, _ in found] == [name for name, _ in expected]
+            for (name, probs), (_, own) in zip(found, expected, strict=True):
+                summed = np.bincount(cell, own, minlength=seen.p.shape[1])
+                assert probs[at].numpy() == pytest.approx(summed, abs=1e-9), name
+
+
+def test_without_a_draft_nothing_is_bet_on_one() -> None:
+    p, _, before = pair("dense", 6, 0)
+    rows = torch.stack([p, before])
+    seen = condense_distributions(torch.tensor([0, 1]), rows, rows, raw=rows, likely=FULL)
+    names = dict.fromkeys(name for name, _ in one_by_one(seen, torch.zeros_like(seen.p, dtype=torch.bool)))
+    assert list(names) == [
+        "argmax", "sharper", "flatter", "near-uniform", "tail-cut", "shifted", "repeats", "avoids",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_distributions_have_the_dtype_of_p(dtype: torch.dtype) -> None:
+    p, q, before = (probs.to(dtype) for probs in pair("zeros in both", 8, 3))
+    seen = for_every_token(p, q, before, 3)
+    for name, probs in one_by_one(seen, seen.p > 0.1):
+        assert probs.dtype == dtype, name
+        assert torch.allclose(probs.sum(dim=-1), torch.ones(8, dtype=dtype), atol=1e-5), name
+
+
+def test_every_kind_is_explained() -> None:
+    """Those that depend on other sequences, and those that are learnt, are among them."""
+    assert all(meaning.strip() == meaning and len(meaning) > 30 for meaning in ALTERNATIVES.values())
+    assert {*DEPENDENCE, *LEARNED} <= ALTERNATIVES.keys()
