@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from specnb.audit.distance import TotalVariationEstimate
+from specnb.audit.distance import RATES, TotalVariationEstimate
 
 
 def estimated(generator: np.random.Generator, p: np.ndarray, r: np.ndarray, n: int) -> TotalVariationEstimate:
@@ -77,3 +79,46 @@ def test_the_interval_has_the_width_of_the_cited_bound() -> None:
     assert found.value == pytest.approx(0.25)
     assert found.high == pytest.approx(0.25 + min(widths))
     assert found.low == pytest.approx(max(0.25 - min(widths), 0.0))
+
+
+def test_the_deviations_used_and_the_estimate_are_those_of_a_loop() -> None:
+    """Three test functions at 60 tokens, in pieces; the interval has the level 0.95 unless another is asked for."""
+    deviations = np.random.default_rng(8).uniform(-0.6, 0.9, size=(60, 3))
+    distance, sums, chosen = TotalVariationEstimate(), np.zeros(3), []
+    for one in deviations:
+        chosen.append(one[int(np.argmax(sums))])
+        sums = sums + one
+    used = [distance.add(part) for part in np.split(deviations, [1, 1, 30])]
+    assert np.concatenate(used) == pytest.approx(np.array(chosen))
+    assert distance.sums == pytest.approx(sums)
+    squares = float(np.square(chosen).sum())
+    assert distance.n == 60
+    assert (distance.total, distance.squares) == pytest.approx((sum(chosen), squares))
+    for level in (0.5, 0.95):
+        rates = [2.0**-power for power in range(1, 12)]
+        width = min(
+            ((math.log(1 / (1 - rate)) - rate) * squares + math.log(22 / (1 - level))) / rate / 60 for rate in rates
+        )
+        found = distance.estimate(level) if level == 0.5 else distance.estimate()
+        mean = sum(chosen) / 60
+        assert found == pytest.approx((mean, max(mean - width, 0.0), min(mean + width, 1.0), 60))
+        assert type(found.value) is type(found.low) is type(found.high) is float
+
+
+@pytest.mark.parametrize(("deviation", "value"), [(-0.3, 0.0), (0.0, 0.0), (0.7, 0.7), (1.0, 1.0)])
+def test_the_estimate_is_between_0_and_1(deviation: float, value: float) -> None:
+    distance = TotalVariationEstimate()
+    distance.add(np.full((2000, 1), deviation))
+    found = distance.estimate()
+    assert found.value == pytest.approx(value)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+    assert (found.low > 0.5) == (deviation > 0.6)
+
+
+def test_a_new_estimate_has_seen_nothing() -> None:
+    distance = TotalVariationEstimate()
+    assert (distance.n, distance.total, distance.squares) == (0, 0, 0)
+    assert distance.estimate(level=0.5) == (0.0, 0.0, 1.0, 0)
+    assert np.array_equal(RATES, [0.5**power for power in range(1, 12)])
+    distance.add(np.array([[0.25]]))
+    assert distance.estimate() == (0.25, 0.0, 1.0, 1)
