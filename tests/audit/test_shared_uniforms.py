@@ -107,3 +107,134 @@ def test_a_uniform_reused_in_a_step_has_the_distribution_of_its_bug(seed: int) -
         emitted = torch.where(accepted > 0, draft_tokens[:, 0], token)
         seen = torch.bincount(emitted, minlength=5) / len(first)
         assert np.allclose(seen.numpy(), p[0].numpy() * ratio, atol=3e-3)
+
+
+# Against calculations of their own
+
+
+def masses(rows: int, vocab: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Few tokens have most of the mass, and every fifth has none; rows add up to different numbers."""
+    mass = torch.rand(rows, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) ** 6
+    mass[:, 1::5] = 0
+    return mass.to(dtype)
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 63, 64, 65, 128, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ends_and_intervals_are_those_of_the_cumulative_sums(vocab: int, dtype: torch.dtype) -> None:
+    """Each row has its own distribution and token; the sums are in float64 whatever the dtype."""
+    mass = masses(40, vocab, seed=vocab, dtype=dtype)
+    tokens = torch.arange(40) * 7 % vocab
+    cumulated = CumulativeMass(mass)
+    sums = mass.double().numpy().cumsum(axis=1)
+    rows = np.arange(40)
+    after = sums[rows, tokens]
+    before = np.where(tokens > 0, sums[rows, tokens - 1], 0.0)
+    low, high = cumulated.ends(tokens)
+    assert low.dtype == high.dtype == torch.float64
+    assert low.numpy() == pytest.approx(before, rel=1e-12, abs=1e-14)
+    assert high.numpy() == pytest.approx(after, rel=1e-12, abs=1e-14)
+    assert cumulated.total.numpy() == pytest.approx(sums[:, -1], rel=1e-12)
+    found = cumulated.interval(tokens)
+    assert found.low == pytest.approx(before / sums[:, -1], rel=1e-12, abs=1e-14)
+    assert found.high == pytest.approx(after / sums[:, -1], rel=1e-12, abs=1e-14)
+    assert found.width == pytest.approx((after - before) / sums[:, -1], abs=1e-12)
+    assert cumulated.interval(torch.full((40,), vocab - 1)).high.tolist() == [1.0] * 40
+
+
+@pytest.mark.parametrize("vocab", [5, 64, 65, 130])
+def test_every_mass_is_found_in_the_token_whose_interval_it_is_in(vocab: int) -> None:
+    """A mass at the border of two intervals is in the second, as `sample` has it; one beyond the end in the last."""
+    mass = masses(30, vocab, seed=1)
+    sums = mass.numpy().cumsum(axis=1)
+    u = np.random.default_rng(0).random(30) * sums[:, -1]
+    expected = [int(np.searchsorted(line, one, side="right")) for line, one in zip(sums, u, strict=True)]
+    assert CumulativeMass(mass).find(torch.from_numpy(u)).tolist() == expected
+    assert CumulativeMass(mass).find(torch.full((30,), 1e9, dtype=torch.float64)).tolist() == [vocab - 1] * 30
+    quarters = torch.zeros(4, vocab, dtype=torch.float64)
+    quarters[:, [0, 1, 3, 4]] = 0.25
+    found = CumulativeMass(quarters).find(torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64))
+    assert found.tolist() == [0, 1, 3, 4]
+
+
+def test_at_the_border_of_two_blocks_a_mass_is_found_in_the_second() -> None:
+    mass = torch.zeros(2, 130, dtype=torch.float64)
+    mass[:, [0, 64, 128]] = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    assert CumulativeMass(mass).find(torch.tensor([0.5, 0.75], dtype=torch.float64)).tolist() == [64, 128]
+
+
+def test_a_row_without_mass_has_empty_intervals() -> None:
+    mass = torch.tensor([[0.0, 0.0], [1.0, 3.0], [0.0, 0.0]])
+    found = CumulativeMass(mass).interval(torch.tensor([0, 1, 1]))
+    assert (found.low.tolist(), found.high.tolist()) == ([0, 0.25, 0], [0, 1, 0])
+    assert found.width.tolist() == [0, 0.75, 0]
+
+
+def test_masses_that_carry_gradients_have_the_same_intervals() -> None:
+    p = torch.tensor([[0.25, 0.75], [0.5, 0.5]], requires_grad=True)
+    q = torch.tensor([[0.5, 0.5], [0.25, 0.75]], requires_grad=True)
+    tokens = torch.tensor([1, 0])
+    found = CumulativeMass(p).interval(tokens)
+    assert (found.low.tolist(), found.high.tolist()) == ([0.25, 0], [1, 0.5])
+    plain = within_step_ratios(p.detach(), q.detach(), tokens, CumulativeMass(q.detach()))
+    for ratio, expected in zip(within_step_ratios(p, q, tokens, CumulativeMass(q)), plain, strict=True):
+        assert ratio.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("p_width", "earlier", "interval", "ratio"),
+    [
+        (0.5, (0.0, 0.5), (0.0, 0.5), 2.0),  # the same token again
+        (0.5, (0.25, 0.5), (0.0, 0.5), 2.0),
+        (0.5, (0.25, 0.75), (0.0, 0.5), 1.0),
+        (0.25, (0.0, 0.5), (0.0, 0.25), 2.0),
+        (0.5, (0.0, 0.5), (0.5, 1.0), 0.0),  # side by side
+        (0.5, (0.6, 0.8), (0.0, 0.5), 0.0),
+        (0.2, (0.0, 1.0), (0.2, 0.6), 2.0),  # another cumulative distribution than that of p
+        (0.5, (0.3, 0.3), (0.0, 0.5), 1.0),  # no earlier sample
+        (0.0, (0.3, 0.5), (0.0, 0.5), 1.0),  # a token that p makes impossible
+        (1e-200, (0.0, 1e-200), (0.0, 1e-200), 1e200),
+    ],
+)
+def test_the_ratio_of_a_uniform_used_twice(
+    p_width: float, earlier: tuple[float, float], interval: tuple[float, float], ratio: float
+) -> None:
+    each = [Interval(np.array([low]), np.array([high])) for low, high in ((0.0, p_width), earlier, interval)]
+    assert same_uniform_ratio(*each) == pytest.approx([ratio])
+    several = [Interval(*(np.repeat(end, 3) for end in one)) for one in each]
+    assert same_uniform_ratio(*several).shape == (3,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["dense", "zeros in p", "zeros in q", "disjoint", "equal"])
+def test_reuse_in_a_step_has_the_ratios_of_the_integrals(kind: str, dtype: torch.dtype) -> None:
+    """One row for each of three positions of its own and each token, beside sums over all draft tokens."""
+    for seed in range(3):
+        p, q = (torch.stack([probs((at,)) for at in range(3)]).to(dtype) for probs in distribution_pair(kind, 6, seed))
+        rows, tokens = torch.arange(3).repeat_interleave(6), torch.arange(6).repeat(3)
+        found = within_step_ratios(p[rows], q[rows], tokens, CumulativeMass(q[rows]))
+        for at, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
+            expected = reused_in_a_step(p[row].double().numpy(), q[row].double().numpy(), token)
+            for ratio, own in zip(found, expected, strict=True):
+                error = 1e-6 if dtype == torch.float32 else 1e-12
+                assert ratio[at] * float(p[row, token]) == pytest.approx(own * float(p[row, token]), abs=error)
+        assert all(ratio.shape == (18,) and ratio.dtype == np.float64 for ratio in found)
+
+
+def reused_in_a_step(p: np.ndarray, q: np.ndarray, token: int) -> tuple[float, float]:
+    """r(token)/p(token): accepted, or recovered by the uniform of the test or by that of the draft token."""
+    if p[token] == 0:
+        return 1.0, 1.0
+    accepted, excess = np.minimum(p, q), np.maximum(p - q, 0)
+    recovered = [0.0, 0.0]
+    if excess[token] > 1e-12:
+        ends = np.concatenate([[0.0], (excess / excess.sum()).cumsum()])
+        low, high = ends[token], ends[token + 1]
+        starts = np.concatenate([[0.0], q.cumsum()])
+        for draft_token, chance in enumerate(q):
+            if chance > 0:
+                rejects_from = accepted[draft_token] / chance  # uniforms above it reject the draft token
+                recovered[0] += chance * max(0.0, high - max(low, rejects_from))
+                inside = min(high, starts[draft_token + 1]) - max(low, starts[draft_token])
+                recovered[1] += max(0.0, inside) * (1 - rejects_from)
+    return (accepted[token] + recovered[0]) / p[token], (accepted[token] + recovered[1]) / p[token]
