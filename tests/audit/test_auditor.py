@@ -879,13 +879,16 @@ def test_groups_with_equal_evidence_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("drafted", [False, True])
-@pytest.mark.parametrize("seed", [0, 5])
-def test_all_bets_are_those_of_the_reference(drafted: bool, seed: int) -> None:
-    """Sequences of several lengths, in pieces and whole, whose prompts come again; nothing is drafted in places."""
+@pytest.mark.parametrize(("vocab", "seed"), [(7, 0), (7, 5), (200, 0)])
+def test_all_bets_are_those_of_the_reference(drafted: bool, vocab: int, seed: int) -> None:
+    """Sequences of several lengths, in pieces and whole, whose prompts come again; nothing is drafted in places.
+
+    Of 200 tokens 72 have no cell of their own.
+    """
     generator = np.random.default_rng(3)
 
     def random_probs(n: int) -> Tensor:
-        return torch.from_numpy(generator.dirichlet(np.full(7, 0.8), size=n))
+        return torch.from_numpy(generator.dirichlet(np.full(vocab, 0.8), size=n))
 
     def piece(n: int, continues: bool) -> Row:
         p, q = random_probs(n), random_probs(n)
@@ -979,6 +982,26 @@ def test_where_p_is_zero_bets_on_distributions_stay_at_one() -> None:
     kept = {"argmax", "sharper", "draft-leak", "wrong-q", "suspected-model", "noise-of-steps", "one-uniform"}
     assert {found.ratios[0, at] for at, name in enumerate(found.alternatives) if name in kept} == {1.0}
     assert np.isfinite(found.ratios).all()
+    bets.begin([])
+    again = bets.bets_on(Row([2], p, q, q.sqrt(), q))
+    kept |= {"noise-of-texts", "same-tokens"}
+    assert {again.ratios[0, at] for at, name in enumerate(again.alternatives) if name in kept} == {1.0}
+
+
+def test_where_nothing_is_drafted_q_is_p() -> None:
+    """In all positions or in some: no bet is on a draft's distribution there."""
+    p, q = tables()
+    row = sample_row(p, q, 6, 0)
+    assert row.q is not None
+    for drafted in ([], [1, 4]):
+        given, meant = torch.zeros_like(row.q), row.p.clone()
+        given[drafted], meant[drafted] = row.q[drafted], row.q[drafted]
+        found = []
+        for q_of_row in (given, meant):
+            bets = Bets()
+            bets.begin(row.prompt)
+            found.append(bets.bets_on(replace(row, q=q_of_row)).ratios)
+        assert found[0].tolist() == found[1].tolist()
 
 
 def test_bets_without_some_alternatives() -> None:

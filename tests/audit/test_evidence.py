@@ -257,6 +257,13 @@ def test_the_share_that_is_detected_is_that_of_the_normal_approximation(power: f
     assert np.isnan(expected).any()
 
 
+def test_the_distance_is_the_mean_over_tokens_one_token_included() -> None:
+    moments = Moments(2)
+    for ratios, distances in (([0.25, 1.5], [0.75, 0.0]), ([1.75, 0.5], [0.375, 0.25])):
+        moments.add(np.array([ratios]), np.log1p(np.array(STRENGTHS)[:, None] * (np.array([ratios]) - 1)[:, None]))
+        assert moments.detectable(np.full((5, 2), 3.0), 0.9)[1].tolist() == distances
+
+
 def test_bets_that_say_nothing_detect_nothing() -> None:
     """Without tokens; without any difference from p; and with a ratio that is always the same."""
     moments = Moments(2)

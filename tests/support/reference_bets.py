@@ -1,7 +1,7 @@
-"""The bets of `specnb.audit.bets`, computed token by token: for float64 distributions with a cell for every token.
+"""The bets of `specnb.audit.bets`, computed token by token, for float64 distributions.
 
-What other modules compute (alternative distributions, densities on the transform, frequencies, reuse within a step) is
-taken from them; each has tests of its own.
+What other modules compute (cells, alternative distributions, densities on the transform, frequencies, reuse within a
+step) is taken from them; each has tests of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from specnb.audit import pit
 from specnb.audit.alternatives import UNIFORMS, alternative_distributions
 from specnb.audit.bets import Row
-from specnb.audit.condensed import condense_distributions
+from specnb.audit.condensed import CondensedDistributions, condense_distributions
 from specnb.audit.frequencies import Frequencies
 from specnb.audit.shared_uniforms import CumulativeMass, within_step_ratios
 
@@ -59,8 +59,11 @@ class ReferenceBets:
             q = torch.stack([own if own.sum() > 0 else p for p, own in zip(row.p, q, strict=True)])
         chance = np.array([float(row.p[at, token]) for at, token in enumerate(tokens)])
         intervals = {"p": _intervals(row.p, tokens)} | ({} if q is None else {"q": _intervals(q, tokens)})
-        ratios, deviations = _of_alternatives(now, tokens, row, q, chance)
-        deviations += self._of_transforms(ratios, tokens, row.p, q, intervals["p"])
+        previous = torch.cat([row.p[:1] if now.last_p is None else now.last_p, row.p[:-1]])
+        last = [*now.prompt, *now.tokens][-1:] or [0]
+        condensed = condense_distributions(torch.tensor(tokens), row.p, previous, q, row.raw, previous_token=last[0])
+        ratios, deviations = _of_alternatives(now, tokens, condensed)
+        deviations += self._of_transforms(ratios, condensed, intervals["p"])
         by_token, more = self.frequencies.bets(row.p, torch.tensor(tokens))
         ratios["token-bias"] = list(by_token)
         deviations += list(more)
@@ -77,13 +80,12 @@ class ReferenceBets:
         now.last_p = row.p[-1:]
         return ratios, deviations
 
-    def _of_transforms(
-        self, ratios: Ratios, tokens: list[int], p: Tensor, q: Tensor | None, intervals: list[Ends]
-    ) -> list[Array]:
-        w = self.random.random(len(tokens))
-        transformed = {"along-p": _transformed(tokens, p, p, w)}
-        if q is not None:
-            transformed["along-q/p"] = _transformed(tokens, p, q / p, w)
+    def _of_transforms(self, ratios: Ratios, condensed: CondensedDistributions, intervals: list[Ends]) -> list[Array]:
+        w, p = self.random.random(len(intervals)), condensed.p
+        per_token = torch.where(condensed.sizes > 0, p / condensed.sizes, 0.0)
+        transformed = {"along-p": _transformed(condensed, per_token, w)}
+        if condensed.q is not None:
+            transformed["along-q/p"] = _transformed(condensed, torch.where(p > 0, condensed.q / p, torch.inf), w)
         transformed["along-ids"] = np.array([low + w[at] * (high - low) for at, (low, high) in enumerate(intervals)])
         deviations: list[Array] = []
         for name, u in transformed.items():
@@ -121,38 +123,32 @@ def _intervals(probs: Tensor, tokens: list[int]) -> list[Ends]:
     return [((line[token - 1] if token else 0.0) / line[-1], line[token] / line[-1]) for line, token in ends]
 
 
-def _transformed(tokens: list[int], p: Tensor, score: Tensor, w: Array) -> Array:
-    """The probability of the tokens with a larger score, and w times that of those with the same."""
-    found = []
-    for at, token in enumerate(tokens):
-        larger, same = (
-            float(p[at][mask].sum()) for mask in (score[at] > score[at, token], score[at] == score[at, token])
-        )
-        found.append(larger + w[at] * same)
+def _transformed(condensed: CondensedDistributions, score: Tensor, w: Array) -> Array:
+    """The probability of the cells with a larger score, and w times that of those with the same."""
+    found, p = [], condensed.p
+    for at, cell in enumerate(condensed.cell.tolist()):
+        own = score[at, cell]
+        found.append(float(p[at][score[at] > own].sum()) + w[at] * float(p[at][score[at] == own].sum()))
     return np.array(found)
 
 
-def _of_alternatives(
-    now: Text, tokens: list[int], row: Row, q: Tensor | None, chance: Array
-) -> tuple[Ratios, list[Array]]:
-    n, known = len(tokens), [*now.prompt, *now.tokens]
-    previous = torch.cat([row.p[:1] if now.last_p is None else now.last_p, row.p[:-1]])
-    last = known[-1] if known else 0
-    condensed = condense_distributions(torch.tensor(tokens), row.p, previous, q, row.raw, previous_token=last)
+def _of_alternatives(now: Text, tokens: list[int], condensed: CondensedDistributions) -> tuple[Ratios, list[Array]]:
+    n, known, cells = len(tokens), [*now.prompt, *now.tokens], condensed.cell.tolist()
     occurred = torch.zeros_like(condensed.p, dtype=torch.bool)
     for at in range(n):
-        for token in [*known, *tokens[:at]]:
-            occurred[at, token] = True
+        for number, token in enumerate(condensed.ids[at].tolist()):
+            occurred[at, number] = token in [*known, *tokens[:at]]
+    chance = np.array([float(condensed.p[at, cell]) for at, cell in enumerate(cells)])
     ratios: Ratios = {}
     deviations = []
     for name, distributions in alternative_distributions(condensed, occurred):
         for r in distributions:
-            at_token = np.array([float(r[at, token]) for at, token in enumerate(tokens)])
+            at_token = np.array([float(r[at, cell]) for at, cell in enumerate(cells)])
             ratios.setdefault(name, []).append(at_token / chance)
             likelier = (r > condensed.p).double()
             mean = [float(likelier[at] @ condensed.p[at]) for at in range(n)]
-            deviations.append(np.array([float(likelier[at, token]) for at, token in enumerate(tokens)]) - mean)
-    if q is not None:
+            deviations.append(np.array([float(likelier[at, cell]) for at, cell in enumerate(cells)]) - mean)
+    if condensed.q is not None:
         ratios["constant-uniform"].append(_mixture(now, np.stack(ratios["constant-uniform"], axis=1)))
     return ratios, deviations
 
