@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reports import report
 from samplers import SAMPLER_BUGS, sample_row, tables
 
 from specnb.audit import Aim, Engine, audit
-from specnb.audit.control import gap_p_value
+from specnb.audit.control import ControlComparison, compare_with_control, found_kinds, gap_p_value
 from specnb.audit.numerics import Numerics
 from specnb.audit.report import Report
 from specnb.audit.run import Settings, audit_completions
@@ -158,3 +159,159 @@ def test_impossible_tokens_that_the_control_lacks_are_the_speculations() -> None
 def test_near_ties_as_in_the_control_are_called_the_engines_own() -> None:
     report = explained_by_control(5, 6)
     assert "the same engine without speculation has as many impossible tokens, and as large ones" in str(report)
+
+
+# By hand
+
+
+def by_hand(kinds: dict[str, list[float]], **changes: Any) -> Report:
+    """A report with these decimal logarithms of e-values, on as many tokens."""
+    running = {kind: np.array(values) for kind, values in kinds.items()}
+    tokens = max(map(len, kinds.values()), default=4)
+    return report(**{"tokens": tokens, "running_by_alternative": running, "delta": 0.01} | changes)
+
+
+@pytest.mark.parametrize(
+    ("shared", "only_here", "source"),
+    [([], [], None), (["argmax"], [], "engine"), ([], ["argmax"], "speculation"), (["argmax"], ["sharper"], "both")],
+)
+def test_the_source_of_the_deviations(shared: list[str], only_here: list[str], source: str | None) -> None:
+    assert ControlComparison(report(), shared, only_here, 1.0, 0.01).source == source
+
+
+IMPOSSIBLE = "  impossible tokens are about as many and as large as the control's"
+MORE = (
+    "  impossible tokens are more or larger than the control's: where they are alike, that is said with probability "
+    "at most 0.01"
+)
+UNDECIDED = "  it is not decided whether impossible tokens are more or larger than the control's"
+
+
+@pytest.mark.parametrize(
+    ("p_value", "alike", "line"),
+    [
+        (1.0, True, []),
+        (0.5, True, [f"{IMPOSSIBLE} (p = 0.5)"]),
+        (1.0, False, [f"{UNDECIDED} (p = 1)"]),
+        (0.02, False, [f"{UNDECIDED} (p = 0.02)"]),
+        (0.01, False, [f"{UNDECIDED} (p = 0.01)"]),
+        (0.00123, False, [f"{MORE} (p = 0.0012)"]),
+        (0.001, True, [f"{MORE} (p = 0.001)"]),
+    ],
+)
+def test_what_is_said_of_impossible_tokens(p_value: float, alike: bool, line: list[str]) -> None:
+    control = report(tokens=1000, impossible_summary="so many")
+    found = ControlComparison(control, [], [], p_value, 0.01, alike)
+    assert found.lines() == ["control (1,000 tokens without speculation): not rejected; so many", *line]
+    assert ControlComparison(report(tokens=1), ["a", "b"], ["c", "d"], 1.0, 0.01, True, ["e", "f"]).lines() == [
+        "control (1 token without speculation): not rejected",
+        "  the engine's own, in the control too: a, b",
+        "  the speculation's, not in the control: c, d",
+        "  the engine's or the speculation's, which the control does not decide: e, f",
+    ]
+    assert ControlComparison(report(), [], [], 1.0, 0.01)[5:] == (True, ())
+
+
+def test_kinds_are_found_by_an_e_value_of_their_number_over_delta() -> None:
+    """1/delta is 100, so one kind needs 100 and each of two 200; the largest is first, after violations."""
+    bar = math.log10(200)
+    two = {"argmax": [0.0, bar, 0.0], "sharper": [bar - 1e-9, 0.0, 0.0]}
+    assert found_kinds(by_hand(two)) == ["argmax"]
+    assert found_kinds(by_hand({"argmax": [2.5], "sharper": [2.6]})) == ["sharper", "argmax"]
+    assert found_kinds(by_hand({"argmax": [2.0]})) == ["argmax"]
+    assert found_kinds(by_hand({"argmax": [1.99]})) == []
+    assert found_kinds(by_hand({"argmax": [3.0]}, violations={"wrong-length": 1})) == ["wrong-length", "argmax"]
+    assert found_kinds(by_hand({"argmax": []})) == []
+    assert found_kinds(by_hand({})) == []
+
+
+FOUND = {"argmax": [0.0, 2.0, 5.0, 9.0]}
+
+
+@pytest.mark.parametrize(
+    ("control", "where"),
+    [
+        ({"argmax": [0.0, 0.0, 0.0, 2.0]}, "shared"),
+        ({"argmax": [0.0, 1.99, 0.0, 0.0]}, "only_here"),
+        ({"argmax": [0.0, 0.0]}, "only_here"),  # two tokens were enough here
+        ({"argmax": [0.0]}, "undecided"),
+        ({}, "undecided"),
+        ({"argmax": [2.0, 0.0], "sharper": [0.0, 0.0]}, "undecided"),  # a sign of it, and too little to reject
+        ({"argmax": [1.99, 0.0], "sharper": [0.0, 0.0]}, "only_here"),
+    ],
+)
+def test_where_a_kind_belongs(control: dict[str, list[float]], where: str) -> None:
+    """In both; only here, where the control is as long as it took and shows no sign; or undecided."""
+    found = compare_with_control(by_hand(FOUND), by_hand(control), [], [])
+    for name in ("shared", "only_here", "undecided"):
+        assert getattr(found, name) == (["argmax"] if name == where else [])
+    assert (found.p_value, found.delta, found.alike) == (1.0, 0.01, True)
+
+
+@pytest.mark.parametrize(("tokens", "where"), [(7, "only_here"), (6, "undecided")])
+def test_a_violation_is_absent_from_a_control_as_long_as_it_took(tokens: int, where: str) -> None:
+    here = by_hand({}, found_after=7, violations={"wrong-length": 1})
+    found = compare_with_control(here, by_hand({}, tokens=tokens), [], [])
+    assert getattr(found, where) == ["wrong-length"]
+    unknown = by_hand({}, violations={"wrong-length": 1})
+    assert compare_with_control(unknown, by_hand({}, tokens=0), [], []).only_here == ["wrong-length"]
+    both = compare_with_control(here, by_hand({}, tokens=tokens, violations={"wrong-length": 2}), [], [])
+    assert both.shared == ["wrong-length"]
+
+
+NAN = (math.nan, math.nan)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "control_gaps", "alike", "where"),
+    [
+        ([(0.1, 0.0)], [(0.05, 0.0)], True, "shared"),  # twice as large
+        ([(0.1, 0.0)], [(0.04, 0.0)], False, "undecided"),
+        ([(0.0, 0.1)], [(0.0, 0.05)], True, "shared"),
+        ([(0.0, 0.1)], [(1.0, 0.04)], False, "undecided"),
+        ([NAN], [(1.0, 1.0)], False, "undecided"),  # a gap that is not known may be of any size
+        ([NAN], [NAN], True, "shared"),
+        ([(0.0, 0.0)], [], False, "undecided"),  # none in the control
+        ([(0.1, 0.0)] * 40, [(0.1, 0.0)], False, "only_here"),
+        ([(0.1, 0.0)] * 8, [(0.1, 0.0)], True, "shared"),  # 8 or more of 9 are here with probability 0.02, 3 tests
+        ([(0.1, 0.0)] * 9, [(0.1, 0.0)], False, "undecided"),  # 9 or more of 10 with probability 0.011
+        ([], [], True, "shared"),
+    ],
+)
+def test_where_impossible_tokens_belong(
+    gaps: list[tuple[float, float]], control_gaps: list[tuple[float, float]], alike: bool, where: str
+) -> None:
+    here = by_hand({}, tokens=1000, violations={"impossible": 1})
+    found = compare_with_control(here, by_hand({}, tokens=1000), gaps, control_gaps)
+    assert found.alike == alike
+    assert [name for name in ("shared", "only_here", "undecided") if getattr(found, name)] == [where]
+    assert found.p_value == gap_p_value(gaps, 1000, control_gaps, 1000)
+
+
+def more_than(count: int, n: int, marked: int, total: int) -> float:
+    """The chance that `count` or more of `marked` among `total` tokens are among the first `n`."""
+    ways = [math.comb(n, here) * math.comb(total - n, marked - here) for here in range(count, marked + 1)]
+    return sum(ways) / math.comb(total, marked)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "control_gaps", "larger"),
+    [
+        ([(0.1, 0.0)] * 5, [(0.1, 0.0)], (0, 0)),
+        ([(0.2, 0.0)] * 5, [(0.1, 0.0)], (5, 0)),
+        ([(0.2, 0.3), (0.0, 0.1), (0.3, 0.0)], [(0.1, 0.2), (0.2, 0.1)], (1, 1)),
+        ([NAN, (0.1, 0.1)], [(0.2, 0.2)], (1, 1)),  # what is not known counts as larger here
+        ([(0.1, 0.1)] * 2, [NAN], (2, 2)),  # and in the control as none
+        ([(-0.1, 0.0)] * 2, [], (0, 0)),
+        ([], [(0.1, 0.1)], (0, 0)),
+        ([(0.5, 0.5)] * 4, [(0.1, 0.9), NAN], (4, 0)),
+    ],
+)
+def test_the_p_value_is_that_of_three_exact_tests(
+    gaps: list[tuple[float, float]], control_gaps: list[tuple[float, float]], larger: tuple[int, int]
+) -> None:
+    """Of the number, and of how many are beyond the control's largest, by logit and by mass; three times the least."""
+    n, control_n = 60, 90
+    chances = [more_than(len(gaps), n, len(gaps) + len(control_gaps), n + control_n)] if gaps else [1.0]
+    chances += [more_than(count, n, count, n + control_n) if count else 1.0 for count in larger]
+    assert gap_p_value(gaps, n, control_gaps, control_n) == pytest.approx(min(1.0, 3 * min(chances)), rel=1e-9)

@@ -473,7 +473,7 @@ def test_verdict_and_diagnosis_of_each_outcome() -> None:
     alone, broken = report(), report(found_after=1)
     outcomes = {
         "rejected": [rejected, report(found_after=0), report(found_after=1, numerics_only=True, rows_alone=broken)],
-        "dependent": [report(found_after=1, rows_alone=alone), report(found_after=1, numerics_only=True, rows_alone=alone)],
+        "dependent": [report(found_after=1, numerics_only=only, rows_alone=alone) for only in (False, True)],
         "numerics": [report(numerics_only=True), report(numerics_only=True, rows_alone=alone)],
         "not rejected": [alone, report(rows_alone=alone)],
     }  # fmt: skip
