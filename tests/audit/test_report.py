@@ -240,6 +240,16 @@ TEXTS: dict[str, tuple[dict[str, Any], list[str]]] = {
             TV,
         ],
     ),
+    "violations without tokens": (
+        {"found_after": 0, "tokens": 0, "violations": {"wrong-length": 1}, "numerics": None},
+        [
+            "audit of 0 tokens in 1 sequence, false-alarm rate at most 1e-06",
+            "REJECTED after 0 tokens: the tokens do not have the target's distribution",
+            f"  wrong-length: {VIOLATIONS['wrong-length']} (1)",
+            "e-value: infinite",
+            TV,
+        ],
+    ),
     "a violation beside evidence": (
         {"found_after": 1, "violations": {"wrong-length": 1}, "running_by_alternative": BOTH, "numerics": None},
         [
@@ -453,7 +463,7 @@ TEXTS: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("situation", TEXTS)
 def test_the_whole_text(situation: str) -> None:
     changes, lines = TEXTS[situation]
-    found = report(**({"detectable": {}} if changes.get("found_after") else {}) | changes)
+    found = report(**({} if changes.get("found_after") is None else {"detectable": {}}) | changes)
     assert str(found) == "\n".join(lines)
 
 
