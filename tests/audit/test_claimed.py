@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from specnb.audit.claimed import (
     FILTERS,
     NOT_AUDITED,
     Claimed,
+    CutoffGap,
     claimed_probs,
     claimed_sampling,
     cutoff_gap,
@@ -141,3 +145,202 @@ def test_a_near_tie_at_top_k_is_no_gap_of_top_p() -> None:
     assert not audit(lambda prefix: p, [[5]], prompts=[[]], sampling=sampling, engine=near, progress=False).rejected
     with_more = Sampling(top_k=5, top_p=0.9)  # without the fifth token 0.9 are kept
     assert cutoff_gap(torch.tensor(p).log(), with_more, 5).mass > 0
+
+
+def gap_by_hand(logits: list[float], claimed: Claimed, token: int) -> tuple[float, float]:
+    """What each filter lacks to keep `token`; the ones before it have kept it in place of the weakest."""
+    now, temperature, gap, excess = dict(enumerate(logits)), 1.0, 0.0, 0.0
+    for name in claimed.order:
+        own, ranked = logits[token] / temperature, sorted(now, key=lambda one: -now[one])
+        mass = {one: math.exp(now[one] - max(now.values())) for one in now}
+        if name == "temperature":
+            temperature = claimed.temperature
+            now = {one: value / temperature for one, value in now.items()}
+            continue
+        if name == "top-k":
+            weakest = now[ranked[claimed.top_k - 1]] if len(now) >= (claimed.top_k or 0) else -math.inf  # type: ignore[operator]
+            kept = [one for one in now if now[one] > weakest or (now[one] == weakest and own >= weakest)]
+            gap = max(gap, temperature * (weakest - own))
+        elif name == "min-p":
+            weakest = max(now.values()) + (math.log(claimed.min_p) if claimed.min_p else -math.inf)
+            kept = [one for one in now if now[one] >= weakest]
+            gap = max(gap, temperature * (weakest - own))
+        else:
+            total = sum(mass.values())
+            kept = [
+                one for at, one in enumerate(ranked) if sum(mass[few] for few in ranked[:at]) < claimed.top_p * total
+            ]
+            excess = sum(mass[one] for one in now if mass[one] > mass[token]) / total - claimed.top_p
+        now = {one: now[one] for one in {*kept, token}}
+    return gap, max(0.0, excess)
+
+
+@given(st.permutations(FILTERS), st.floats(0.3, 3), st.integers(1, 5), st.floats(0.2, 0.99), st.floats(0.01, 0.8))
+@settings(derandomize=True, deadline=None, database=None, max_examples=60)
+def test_gaps_are_those_of_each_filter_in_turn(
+    order: list[str], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    claimed = Claimed(temperature, top_k, top_p, min_p, tuple(order))
+    for token in range(len(LOGITS)):
+        assert cutoff_gap(LOGITS, claimed, token) == pytest.approx(gap_by_hand(LOGITS.tolist(), claimed, token))
+
+
+@pytest.mark.parametrize("order", [("top-k", "min-p", "top-p"), ("min-p", "top-k", "top-p"), ("top-p", "top-k")])
+@pytest.mark.parametrize("logits", [[2.0, 1.0, 1.0, 0.0], [2.0, 2.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+@pytest.mark.parametrize("top_k", [None, 1, 2, 3, 9])
+@pytest.mark.parametrize("min_p", [0.0, 1.0])
+def test_gaps_among_equal_logits(order: tuple[str, ...], logits: list[float], top_k: int | None, min_p: float) -> None:
+    claimed = Claimed(1.0, top_k, 0.55, min_p, order)
+    by_hand = replace(claimed, top_k=9) if top_k is None else claimed
+    for token in range(4):
+        found = cutoff_gap(torch.tensor(logits), claimed, token)
+        assert found == pytest.approx(gap_by_hand(logits, by_hand, token), abs=1e-6)
+
+
+def test_filters_that_are_not_claimed_leave_no_gap() -> None:
+    for sampling in (Sampling(), Claimed(), Sampling(0.5), Claimed(2.0), Claimed(min_p=0.01)):
+        assert [cutoff_gap(LOGITS, sampling, token) for token in range(5)] == [CutoffGap(0.0, 0.0)] * 5
+    near = cutoff_gap(LOGITS, Claimed(min_p=0.1), 4)
+    assert near == pytest.approx((2 + math.log(0.1) + 1, 0.0))
+
+
+def test_the_order_of_the_filters_is_completed_and_checked() -> None:
+    assert (Claimed().min_p, Claimed().order, FILTERS) == (0.0, FILTERS, ("temperature", "top-k", "top-p", "min-p"))
+    assert Claimed(order=("min-p",)).order == ("min-p", "temperature", "top-k", "top-p")
+    assert Claimed(order=()).order == FILTERS
+    allowed = (
+        "give each of temperature, top-k, top-p, min-p at most once, or one of transformers, vllm, llama.cpp, mlx-lm"
+    )
+    for order in (("top-p", "top-p"), ("top-p", "typical"), ("typical",)):
+        words = f"the order of filters is {', '.join(order)}; {allowed}"
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+            Claimed(order=order)
+    with pytest.raises(FrozenInstanceError):
+        Claimed().min_p = 0.5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("min_p", [-0.01, 1.01, math.nan, math.inf, True, False, "0.5", None, [0.5]])
+def test_min_p_lies_between_0_and_1(min_p: Any) -> None:
+    words = f"min_p is {min_p!r}; it must lie in [0, 1], where 0 keeps every token"
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        Claimed(min_p=min_p)
+    for good in (0, 0.0, 0.5, 1, 1.0):
+        assert Claimed(min_p=good).min_p == good
+    with pytest.raises(ValueError, match="temperature is -1"):
+        Claimed(temperature=-1)
+
+
+def test_a_tie_with_the_most_probable_token_is_kept_at_a_min_p_of_1() -> None:
+    probs = claimed_probs(torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]]), Claimed(min_p=1.0))
+    assert probs.tolist() == [[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 1, 3)])
+def test_distributions_have_the_shape_of_the_logits_in_float32_or_better(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    logits = torch.randn(*shape, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for sampling in (Sampling(0.7), Claimed(), Claimed(0.7, 4, 0.9, 0.1, ("min-p", "top-p")), Claimed(0, 4)):
+        found = claimed_probs(logits, sampling)
+        assert found.shape == logits.shape
+        assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert torch.allclose(found.sum(dim=-1), torch.ones(shape, dtype=found.dtype))
+        rows = zip(logits.reshape(-1, 7), found.reshape(-1, 7), strict=True)
+        assert all(torch.allclose(claimed_probs(row, sampling), one) for row, one in rows)
+
+
+OFF: dict[str, Any] = {
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "no_repeat_ngram_size": 0,
+    "logit_bias": None,
+    "bad_words": None,
+    "allowed_token_ids": None,
+    "grammar": None,
+    "typical_p": 1,
+    "xtc_probability": 0,
+    "mirostat": 0,
+}
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_a_setting_is_off_at_its_own_value_or_none(name: str) -> None:
+    """Penalties and probabilities at the value that changes nothing; lists and grammars also where they are empty."""
+    assert NOT_AUDITED == OFF
+    off = [None, OFF[name]] + ([[], {}, "", 0] if OFF[name] is None else [float(OFF[name])])
+    assert [claimed_sampling({name: value}) for value in off] == [Sampling()] * len(off)
+    advice = "generate without it" if OFF[name] is None else f"generate with {name}={OFF[name]}"
+    for value in [[5], "json", 2] if OFF[name] is None else [1 - OFF[name], 0.5, 2]:
+        words = f"{name} is {value}; the audit cannot claim it: {advice}"
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+            claimed_sampling({"temperature": 0.5, name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "order", "claimed"),
+    [
+        ({}, "transformers", Sampling()),
+        ({"temperature": None, "top_k": None, "top_p": None, "min_p": None}, "transformers", Sampling()),
+        ({"temperature": 0, "top_k": 1, "top_p": 0.5, "min_p": 0}, "transformers", Sampling(0, 1, 0.5)),
+        ({"temperature": 0.5, "top_k": 0}, "transformers", Sampling(0.5)),
+        ({"temperature": 0.5, "top_k": -1}, FILTERS, Sampling(0.5)),
+        ({"top_k": 2, "repetition_penalty": 1}, "temperature,top-k", Sampling(1.0, 2)),
+        ({"min_p": 0.1}, "transformers", Claimed(min_p=0.1)),
+        ({"top_p": 0.5}, "vllm", Claimed(top_p=0.5, order=("temperature", "min-p", "top-k", "top-p"))),
+        ({"top_k": 3}, "llama.cpp", Claimed(top_k=3, order=("top-k", "top-p", "min-p", "temperature"))),
+        ({"min_p": 1}, "mlx-lm", Claimed(min_p=1, order=("top-p", "min-p", "top-k", "temperature"))),
+        ({}, " top-p , top-k", Claimed(order=("top-p", "top-k", "temperature", "min-p"))),
+        ({}, ["top-p"], Claimed(order=("top-p", "temperature", "top-k", "min-p"))),
+    ],
+)
+def test_the_settings_of_an_engine_as_a_claim(given: dict[str, Any], order: Any, claimed: Sampling) -> None:
+    """Where neither min-p nor another order is claimed, it is a plain `Sampling`."""
+    found = claimed_sampling(given, order)
+    assert found == claimed
+    assert type(found) is type(claimed)
+
+
+def test_a_setting_that_nobody_knows_is_refused() -> None:
+    for name in ("best_of", "seed"):
+        words = f"{name} is no setting that the audit knows; leave it out if it changes no distribution"
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+            claimed_sampling({"temperature": 0.5, name: None})
+    with pytest.raises(ValueError, match="top_k is -2"):
+        claimed_sampling({"top_k": -2})
+    with pytest.raises(ValueError, match="top_k is -3"):
+        claimed_sampling({"top_k": -3})
+
+
+@pytest.mark.parametrize(
+    ("given", "order", "engines"),
+    [
+        ({}, "transformers", []),
+        ({"temperature": 0.5}, "transformers", []),
+        ({"top_k": 2, "top_p": 0.5}, "transformers", ["mlx-lm"]),
+        ({"temperature": 0.5, "top_k": 2}, "transformers", ["llama.cpp"]),
+        ({"temperature": 0.5, "min_p": 0.2}, "transformers", ["llama.cpp"]),
+        ({"top_p": 0.5, "min_p": 0.2}, "transformers", ["vllm"]),
+        ({"temperature": 0.5, "top_p": 0.5}, "mlx-lm", ["transformers"]),
+        ({"temperature": 2.0, "top_p": 0.5, "min_p": 0.2}, "transformers", ["vllm", "llama.cpp"]),
+        ({"temperature": 0.5, "top_k": 2, "top_p": 0.5}, "vllm", ["llama.cpp", "mlx-lm"]),
+        (
+            {"temperature": 0.5, "top_k": 2, "top_p": 0.5, "min_p": 0.1},
+            ("min-p", "temperature"),
+            ["transformers", "vllm", "llama.cpp", "mlx-lm"],
+        ),
+        ({"temperature": 0, "top_k": 2, "top_p": 0.5, "min_p": 0.1}, "vllm", []),
+    ],
+)
+def test_other_orders_are_those_in_which_the_active_filters_differ(
+    given: dict[str, Any], order: Any, engines: list[str]
+) -> None:
+    sampling = claimed_sampling(given, order)
+    found = other_orders(sampling)
+    assert list(found) == engines
+    for engine, other in found.items():
+        plain = (sampling.temperature, sampling.top_k, sampling.top_p)
+        assert other == Claimed(*plain, given.get("min_p", 0.0), ENGINE_ORDERS[engine])
+    without = Claimed(0.5, order=("top-p",))
+    assert other_orders(without) == {}  # top-p and min-p are off
