@@ -81,8 +81,6 @@ def teacher_forced_rows(models: Models, completions: Iterable[Completion | None]
 
 
 def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iterator[Row]:
-    if not completions:
-        return
     others = [
         [None] * len(completions) if source is None else _logits(source, completions, vocab)
         for source in (models.draft, models.suspected)
