@@ -296,7 +296,7 @@ def test_the_draft_has_a_raw_distribution_where_its_own_settings_differ_from_it(
 @pytest.mark.parametrize("size", [2, 100])
 def test_a_model_that_always_returns_all_logits(size: int, small_runs: Callable[[int], None]) -> None:
     small_runs(size)
-    wanted = rows_of(llama(dtype=torch.float64), TEXTS)
+    wanted = rows_of(llama(dtype=torch.float64), TEXTS[1:])
     model = llama(dtype=torch.float64)
     forward = model.forward
 
@@ -304,7 +304,7 @@ def test_a_model_that_always_returns_all_logits(size: int, small_runs: Callable[
         return forward(input_ids=input_ids, use_cache=more["use_cache"], past_key_values=more.get("past_key_values"))
 
     model.forward = all_logits  # type: ignore[method-assign, assignment]
-    for found, one in zip(rows_of(model, TEXTS), wanted, strict=True):
+    for found, one in zip(rows_of(model, TEXTS[1:]), wanted, strict=True):
         assert found.tokens == one.tokens
         assert torch.allclose(found.p, one.p, atol=1e-12)
 
