@@ -117,13 +117,14 @@ def claimed_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     if not isinstance(sampling, Claimed) or sampling.temperature == 0:
         return standardise(logits, sampling)
     for name in sampling.order:
-        if _is_active(sampling, name):
+        if is_active(sampling, name):
             one = standardise(logits, _only(sampling, name)) if name != "min-p" else _min_p(logits, sampling.min_p)
             logits = one.log()
     return standardise(logits)
 
 
-def _is_active(sampling: Sampling, name: str) -> bool:
+def is_active(sampling: Sampling, name: str) -> bool:
+    """Whether the filter `name` of `FILTERS` changes anything under the settings of `sampling`."""
     return {
         "temperature": sampling.temperature != 1,
         "top-k": sampling.top_k is not None,
@@ -151,7 +152,7 @@ def other_orders(sampling: Sampling) -> dict[str, Claimed]:
     >>> list(other_orders(Sampling(0.7, top_p=0.9)))
     ['llama.cpp']
     """
-    active = [name for name in FILTERS if _is_active(sampling, name)]
+    active = [name for name in FILTERS if is_active(sampling, name)]
     if sampling.temperature == 0 or len(active) < 2:
         return {}
     min_p, order = (sampling.min_p, sampling.order) if isinstance(sampling, Claimed) else (0.0, FILTERS)
@@ -188,7 +189,7 @@ def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
         return CutoffGap(float((now.max() - now[token]).clamp_min(0)), 0.0)
     temperature, gap, excess = 1.0, 0.0, 0.0
     for name in sampling.order if isinstance(sampling, Claimed) else FILTERS:
-        if not _is_active(sampling, name):
+        if not is_active(sampling, name):
             continue
         own = float(logits[token]) / temperature
         if name == "temperature":

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from specnb.audit.alternatives import DEPENDENCE
 from specnb.audit.auditor import Auditor
 from specnb.audit.bets import steps_between
-from specnb.audit.claimed import FILTERS, claimed_probs, other_orders
+from specnb.audit.claimed import claimed_probs, is_active, other_orders
 from specnb.audit.numerics import Numerics, crossing, in_dtype
 from specnb.audit.report import Report
 from specnb.audit.teacher_forcing import Completion, Models, Source, teacher_forced_rows
@@ -72,16 +72,11 @@ def order_note(
     engine = list(orders)[best]
     if others[best] == -math.inf or others[best] - claimed < math.log(len(others) / delta):
         return []
-    order = [name for name in orders[engine].order if name in _active(sampling)]
+    order = [name for name in orders[engine].order if is_active(sampling, name)]
     return [
         f"another order of the filters explains the tokens: {', '.join(order)}, as in {engine}; if the engine applies "
         f"them so, claim it (--filter-order {engine})"
     ]
-
-
-def _active(sampling: Sampling) -> list[str]:
-    values = (sampling.temperature != 1, sampling.top_k is not None, sampling.top_p < 1, True)
-    return [name for name, value in zip(FILTERS, values, strict=True) if value]
 
 
 def _log_likelihoods(target: Source, completions: Sequence[Completion], settings: Sequence[Sampling]) -> list[float]:
