@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import io
+import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 
-from specnb.audit.token_file import Sequence, read_tokens
+from specnb.audit import token_file
+from specnb.audit.token_file import Sample, Sequence, read_line, read_samples, read_tokens
 
 GOOD = '{"prompt": [1], "tokens": [2]}'
 
@@ -86,3 +91,154 @@ def test_a_bad_file_is_named(tmp_path: Path, content: bytes, words: str) -> None
 
 def test_the_largest_number_is_read(tmp_path: Path) -> None:
     assert read_tokens(write(tmp_path, f'{{"prompt": [0], "tokens": [{2**63 - 1}]}}'))[0].tokens == [2**63 - 1]
+
+
+LINE = '{"prompt": [ids], "tokens": [ids]}'
+
+
+def json_error(line: str) -> str:
+    """What Python says of `line`, which depends on its version."""
+    with pytest.raises(json.JSONDecodeError) as refused:
+        json.loads(line)
+    return str(refused.value)
+
+
+EITHER = f'{LINE} or {{"prompt": "words", "text": "words"}}'
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", f"is not JSON ({json_error('{')}); each line is {LINE}"),
+        ("[1, 2]", f"is [1, 2]; each line is {LINE}"),
+        ('"' + "a" * 58 + '"', f'is "{"a" * 58}"; each line is {LINE}'),
+        ('  "' + "a" * 59 + '"  ', f'is "{"a" * 56}...; each line is {LINE}'),
+        ('{"tokens": [1]}', f"has no 'prompt'; each line is {LINE}"),
+        ('{"prompt": [1]}', f"has no 'tokens'; each line is {LINE}"),
+        ('{"prompt": [1.0], "tokens": [1]}', f": 'prompt' is not a list of integers; each line is {LINE}"),
+        ('{"prompt": [1], "tokens": [true]}', f": 'tokens' is not a list of integers; each line is {LINE}"),
+        ('{"prompt": [1], "tokens": {"1": 1}}', f": 'tokens' is not a list of integers; each line is {LINE}"),
+        ('{"prompt": [1], "tokens": [1], "steps": null}', f": 'steps' is not a list of integers; each line is {LINE}"),
+        ('{"prompt": [0, -1], "tokens": [1]}', ": 'prompt' has -1; the range is 0 to 2^63 - 1"),
+        (f'{{"prompt": [0], "tokens": [{2**63}]}}', f": 'tokens' has {2**63}; the range is 0 to 2^63 - 1"),
+        (f'{{"prompt": [0], "tokens": [{10**59}]}}', f": 'tokens' has {10**59}; the range is 0 to 2^63 - 1"),
+        (f'{{"prompt": [0], "tokens": [{10**60}]}}', f": 'tokens' has 1{'0' * 56}...; the range is 0 to 2^63 - 1"),
+        (
+            '{"prompt": [1], "tokens": [1, 2], "steps": [1, 2]}',
+            ": steps add up to 3 for 2 tokens; give the number of tokens of each step",
+        ),
+        ('{"b": 1, "a": 1, "a": 2, "b": 2}', f": the key 'b' is given twice; each line is {LINE}"),
+        ("[" * 100_000, f"is nested too deeply; each line is {LINE}"),
+        (b'{"\xff', "is not UTF-8 (byte 3 of the line); save the file as UTF-8"),
+    ],
+)  # fmt: skip
+def test_the_whole_message_of_a_bad_line(tmp_path: Path, line: str | bytes, words: str) -> None:
+    """The same from a file and of one line alone."""
+    content = line if isinstance(line, bytes) else line.encode()
+    where = "tokens.jsonl, line 3" if words[0] == ":" else "tokens.jsonl, line 3 "
+    with pytest.raises(ValueError, match=f"^{re.escape(where + words)}$"):
+        read_tokens(write(tmp_path, f"{GOOD}\n\n".encode() + content))
+    with pytest.raises(ValueError, match=f"^{re.escape(where.replace('tokens.jsonl, line 3', 'here') + words)}$"):
+        read_line(content, "here")
+
+
+def test_a_line_alone() -> None:
+    assert read_line(b'{"tokens": [0, 9223372036854775807], "prompt": [], "note": 1.5}\n', "here") == Sequence(
+        "here", [], [0, 2**63 - 1], None
+    )
+    assert read_line(b'{"tokens": [5, 6], "prompt": [1], "steps": [0, 2]}', "x").steps == [0, 2]
+
+
+def test_steps_are_in_all_lines_or_in_none(tmp_path: Path) -> None:
+    steps = '{"prompt": [1], "tokens": [2], "steps": [1]}'
+    for good in (GOOD, steps):
+        assert len(read_tokens(write(tmp_path, f"{good}\n{good}"))) == 2
+    for one, other in ((GOOD, steps), (steps, GOOD)):
+        with pytest.raises(ValueError, match=r"^tokens.jsonl, line 3: give steps in all lines or in none$"):
+            read_tokens(write(tmp_path, f"{one}\n{one}\n{other}"))
+
+
+@pytest.mark.parametrize("content", ["", "\n", " \n\t\r\n"])
+def test_an_empty_file_is_refused_with_the_form_of_a_line(tmp_path: Path, content: str) -> None:
+    for read, form in ((read_tokens, LINE), (read_samples, EITHER)):
+        with pytest.raises(ValueError, match=f"^{re.escape(f'tokens.jsonl is empty; each line is {form}')}$"):
+            read(write(tmp_path, content))
+
+
+def test_a_line_may_have_64_mebibytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Less one byte, since a line without an end and one of just this length are not told apart."""
+    assert token_file.LONGEST_LINE == 64 * 1024**2
+    monkeypatch.setattr(token_file, "LONGEST_LINE", len(GOOD) + 2)
+    assert len(read_tokens(write(tmp_path, f"{GOOD}\n{GOOD} "))) == 2
+    words = f"tokens.jsonl, line 2 is longer than {len(GOOD) + 2} bytes; each line is one sequence"
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        read_tokens(write(tmp_path, f"{GOOD}\n{GOOD}  "))
+    monkeypatch.setattr(token_file, "LONGEST_LINE", 1000)
+    with pytest.raises(ValueError, match="line 1 is longer than 1,000 bytes"):
+        read_tokens(write(tmp_path, gzip.compress(b" " * 2000)))
+
+
+def test_a_mark_is_that_of_a_file_and_not_of_a_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="line 2 is not JSON"):
+        read_tokens(write(tmp_path, GOOD.encode() + b"\n\xef\xbb\xbf" + GOOD.encode()))
+    with pytest.raises(ValueError, match="line 2 is not UTF-8"):
+        read_tokens(write(tmp_path, GOOD.encode() + b"\n\xff\xfe"))
+    with pytest.raises(ValueError, match=r"^tokens.jsonl is UTF-16 or UTF-32; save it as UTF-8$"):
+        read_tokens(write(tmp_path, b"\xfe\xff\0{"))
+
+
+def test_pipes_devices_and_folders_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path / "pipe", Path("/dev/null")):
+        words = f"{file} is a pipe or a device, which may have no end; give a file (only specnb audit - reads a pipe)"
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+            read_tokens(file)
+    for other in (tmp_path, tmp_path / "none"):
+        with pytest.raises(OSError, match=re.escape(str(other))):
+            read_tokens(other)
+
+
+class Broken(io.RawIOBase):
+    """A file on a disk that fails."""
+
+    def __init__(self, error: OSError) -> None:
+        self.error = error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize(("error", "words"), [(OSError(5, "No luck"), "No luck"), (OSError("odd"), "odd")])
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, words: str
+) -> None:
+    class Half(io.BufferedReader):
+        def peek(self, size: int = 0) -> bytes:
+            return b"{"
+
+    monkeypatch.setattr(Path, "open", lambda file, mode: Half(Broken(error)))
+    file = tmp_path / "tokens.jsonl"
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{file} cannot be read: {words}')}$"):
+        read_tokens(file)
+
+
+def test_texts_are_cut_into_words_with_the_space_before_them(tmp_path: Path) -> None:
+    lines = [
+        '{"prompt": "", "text": " one  two, three!\\n "}',
+        '{"prompt": [1, 2], "tokens": [3]}',
+        '{"prompt": "a", "text": ""}',
+    ]
+    assert read_samples(write(tmp_path, "\n".join(lines))) == [
+        Sample("", (" one", "  two", ",", " three", "!", "\n ")),
+        Sample((1, 2), (3,)),
+        Sample("a", ()),
+    ]
+    for line in ('{"prompt": [1], "text": "a"}', '{"prompt": "a", "text": ["a"]}', '{"text": "a"}'):
+        words = f"tokens.jsonl, line 1: 'prompt' and 'text' must both be strings; each line is {EITHER}"
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+            read_samples(write(tmp_path, line))
+    with pytest.raises(ValueError, match="line 1: 'prompt' is not a list of integers"):
+        read_samples(write(tmp_path, '{"prompt": "a"}'))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
+from dataclasses import FrozenInstanceError, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ import torch
 from chains import Array, zipf_tables
 from torch import Tensor
 
+from specnb.audit import compare_command
 from specnb.audit.token_file import Sample, read_samples
-from specnb.audit.two_samples import VIEWS, Memory, compare_samples
+from specnb.audit.two_samples import VIEWS, Memory, TwoSampleReport, _paired, compare_samples
 from specnb.cli import main
+from specnb.measure.statistics import Estimate, proportion
 
 P, Q = zipf_tables()
 
@@ -138,3 +142,218 @@ def test_the_command_compares_ids_and_texts(tmp_path: Path, capsys: pytest.Captu
     assert main(["compare", str(always), str(file("f", []))]) == 2
     assert "is empty" in capsys.readouterr().err
     assert read_samples(file("g", ids))[1] == Sample((1,), (1, 1))
+
+
+def features_by_hand(sample: Sample, earlier: list[Sample]) -> dict[str, dict[object, float]]:
+    """The features of each view, by the definitions, with the `earlier` samples counted anew."""
+    tokens, n = sample.tokens, max(len(sample.tokens), 1)
+    seen = [token for one in earlier for token in one.tokens]
+
+    def neighbours(one: Sample) -> list[tuple[object, object]]:
+        return [(one.tokens[at - 1] if at else None, token) for at, token in enumerate(one.tokens)]
+
+    pairs, own = [pair for one in earlier for pair in neighbours(one)], neighbours(sample)
+
+    def frequency(token: object) -> float:
+        return (seen.count(token) + 0.5) / (len(seen) + 1)
+
+    def probability(before: object, token: object) -> float:
+        followed = sum(one == before for one, _ in pairs)
+        return (pairs.count((before, token)) + 4 * frequency(token)) / (followed + 4)
+
+    def unit(keys: list[Any]) -> dict[object, float]:
+        counts = {key: keys.count(key) for key in keys}
+        return {key: count / math.sqrt(sum(one**2 for one in counts.values())) for key, count in counts.items()}
+
+    summary = {
+        "length": math.log(1 + len(tokens)),
+        "distinct": len(set(tokens)) / n,
+        "repeated": sum(one == other for one, other in own) / n,
+        "unseen": sum(token not in seen for token in tokens) / n,
+        "frequency": sum(math.log(frequency(token)) for token in tokens) / n,
+        "probability": sum(math.log(probability(*pair)) for pair in own) / n,
+    }
+    beginning = [(sample.prompt, at, token) for at, token in enumerate(tokens[:16])]
+    return {
+        "summary": dict(summary),
+        "tokens": unit(list(tokens)),
+        "pairs of tokens": unit(own),
+        "beginning": unit(beginning),
+    }
+
+
+def by_hand(pairs: list[tuple[Sample, Sample]]) -> tuple[list[float], dict[str, float], int, int]:
+    """The e-value after each pair, those of the views at the end, and how many pairs were guessed, right and in all."""
+    rates, earlier, right, guesses, after = (0.01, 0.03, 0.1, 0.3), list[Sample](), 0, 0, list[float]()
+    e_values = {(view, rate): 1.0 for view in VIEWS for rate in rates}
+    weights: dict[Any, dict[Any, float]] = {bet: {} for bet in e_values}
+    squares: dict[Any, dict[Any, float]] = {bet: {} for bet in e_values}
+    for pair in pairs:
+        one, other = (features_by_hand(sample, earlier) for sample in pair)
+        expected = {+1: 0.0, -1: 0.0}
+        for (view, rate), e_value in e_values.items():
+            keys = {*one[view], *other[view]}
+            difference = {key: one[view].get(key, 0.0) - other[view].get(key, 0.0) for key in keys}
+            learnt, square = weights[view, rate], squares[view, rate]
+            score = sum(learnt.get(key, 0.0) * value for key, value in difference.items())
+            guess = {sign: 2 / (1 + math.exp(-sign * score)) for sign in (1, -1)}
+            for sign in expected:
+                expected[sign] += e_value * guess[sign] / 16
+            e_values[view, rate] *= guess[1]
+            wrong = 1 - guess[1] / 2
+            for key, value in difference.items():
+                if value != 0:
+                    square[key] = square.get(key, 0.0) + (wrong * value) ** 2
+                    learnt[key] = learnt.get(key, 0.0) + rate * wrong * value / math.sqrt(square[key])
+        right += expected[1] > expected[-1]
+        guesses += expected[1] != expected[-1]
+        after.append(expected[1])
+        earlier += pair
+    views = {view: sum(e_values[view, rate] for rate in rates) / 4 for view in VIEWS}
+    return after, views, right, guesses
+
+
+def short(seed: int, count: int, bias: float) -> list[Sample]:
+    """Sequences of up to 20 of four tokens, one empty, of three prompts."""
+    random = np.random.default_rng(seed)
+    p = np.array([0.4 + bias, 0.3 - bias, 0.2, 0.1])
+    sizes = [0, 20, *random.integers(1, 9, count - 2).tolist()]
+    return [Sample(at % 3, tuple(random.choice(4, size=n, p=p).tolist())) for at, n in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.3])
+def test_the_whole_report_is_that_computed_by_hand(bias: float) -> None:
+    """Up to each pair, with 1/delta on either side of the largest e-value so far."""
+    one, other = short(0, 25, bias), short(1, 25, 0.0)
+    after, views, right, guesses = by_hand(list(zip(one, other, strict=True)))
+    report = compare_samples(one, other)
+    assert (report.delta, report.pairs, report.found_after) == (1e-6, 25, None)
+    assert report.log10_e == pytest.approx(math.log10(after[-1]), abs=1e-9)
+    assert report.log10_e_peak == pytest.approx(max(0.0, math.log10(max(after))), abs=1e-9)
+    assert report.by_view == pytest.approx({view: math.log10(e) for view, e in views.items()}, abs=1e-9)
+    assert list(report.by_view) == ["summary", "tokens", "pairs of tokens", "beginning"]
+    assert report.guessed == proportion(right, guesses)
+    assert (report.identical, report.unpaired) == (sum(a == b for a, b in zip(one, other, strict=True)), 0)
+    records = [at for at, e in enumerate(after) if e > max([1.0, *after[:at]])]
+    assert records
+    for at in records[-3:]:
+        for near, found in ((1 + 1e-7, at + 1), (1 - 1e-7, None)):
+            delta = near / after[at]
+            assert compare_samples(one[: at + 1], other[: at + 1], delta).found_after == found
+        if bias:
+            stopped = compare_samples(one, other, (1 + 1e-7) / after[at], stop=True)
+            whole = compare_samples(one, other, (1 + 1e-7) / after[at])
+            assert (stopped.found_after, stopped.pairs, whole.found_after, whole.pairs) == (at + 1, at + 1, at + 1, 25)
+            assert stopped.log10_e == pytest.approx(math.log10(after[at]), abs=1e-9)
+
+
+def test_sequences_are_paired_by_prompt_in_their_order() -> None:
+    one = [Sample(prompt, (token,)) for prompt, token in (("a", 0), ("b", 1), ("a", 2), ("c", 3), ("a", 4))]
+    other = [Sample(prompt, (token,)) for prompt, token in (("b", 5), ("a", 6), ("a", 7), ("d", 8))]
+    assert [(a.tokens[0], b.tokens[0]) for a, b in _paired(one, other)] == [(0, 6), (1, 5), (2, 7)]
+    assert compare_samples(one, other).unpaired == 3
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -0.5, 1.5, math.nan])
+def test_a_comparison_needs_a_rate_between_0_and_1_and_a_common_prompt(delta: float) -> None:
+    one = [Sample("", (0,))]
+    words = f"delta is {delta}; a false-alarm rate lies between 0 and 1"
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        compare_samples(one, one, delta)
+    with pytest.raises(ValueError, match=r"^no prompt is in both files; generate both with the same prompts$"):
+        compare_samples(one, [Sample("x", (0,))], 0.5)
+    with pytest.raises(ValueError, match="no prompt is in both"):
+        compare_samples([], [])
+
+
+def test_the_report_in_words_and_in_json_types() -> None:
+    views = {"summary": 0.25, "tokens": -1.0}
+    report = TwoSampleReport(0.01, 1000, None, -0.06, 1.5, views, Estimate(0.5, 0.25, 0.625, 1000), 0, 0)
+    first = "comparison of 1,000 pairs of sequences, false-alarm rate at most 0.01"
+    e_value = "e-value: 10^-0.1, largest 10^1.5 (by view: summary 10^0.2, tokens 10^-1.0)"
+    guessed = (
+        "which file a sequence is from was guessed right in 50.0% of 1,000 pairs, 95% interval [25.0%, 62.5%]; chance "
+        "gives 50%"
+    )
+    assert str(report) == f"{first}\nno difference was found\n{e_value}\n{guessed}"
+    found = replace(report, pairs=1, found_after=1, identical=1, unpaired=1, guessed=Estimate(0.5, 0.0, 1.0, 0))
+    assert str(found) == (
+        "comparison of 1 pair of sequences, false-alarm rate at most 0.01\n"
+        "REJECTED after 1 pair: the two files have different distributions\n"
+        f"{e_value}\nnote: 1 pair is identical\nnote: 1 sequence had no partner of the same prompt"
+    )
+    many = str(replace(report, found_after=1000, identical=2000, unpaired=2)).splitlines()
+    assert many[1] == "REJECTED after 1,000 pairs: the two files have different distributions"
+    assert many[4:] == ["note: 2,000 pairs are identical", "note: 2 sequences had no partner of the same prompt"]
+    assert (report.rejected, found.rejected) == (False, True)
+    assert json.loads(json.dumps(report.to_dict())) == {
+        "delta": 0.01,
+        "pairs": 1000,
+        "found_after": None,
+        "log10_e": -0.06,
+        "log10_e_peak": 1.5,
+        "by_view": views,
+        "guessed": {"value": 0.5, "low": 0.25, "high": 0.625, "n": 1000},
+        "identical": 0,
+        "unpaired": 0,
+        "rejected": False,
+    }
+    with pytest.raises(FrozenInstanceError):
+        report.pairs = 2  # type: ignore[misc]
+
+
+def test_one_pair_cannot_be_guessed() -> None:
+    report = compare_samples([Sample("", (0, 1))], [Sample("", (1,))])
+    assert (report.log10_e, report.log10_e_peak, report.pairs) == (0.0, 0.0, 1)
+    assert report.by_view == dict.fromkeys(VIEWS, 0.0)
+    assert report.guessed == Estimate(0.5, 0.0, 1.0, 0)
+
+
+# The command
+
+
+@pytest.fixture
+def two_files(tmp_path: Path) -> tuple[str, str]:
+    for name, token in (("a", 0), ("b", 1)):
+        line = json.dumps({"prompt": [1], "tokens": [token, token]})
+        (tmp_path / name).write_text(f"{line}\n" * 40)
+    return str(tmp_path / "a"), str(tmp_path / "b")
+
+
+def test_every_option_of_the_command_counts(two_files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = ([Sample((1,), (token, token))] * 40 for token in (0, 1))
+    for more, given, stop in ((["--delta", "0.25"], 0.25, False), (["--stop"], 1e-6, True), ([], 1e-6, False)):
+        wanted = compare_samples(one, other, given, stop)
+        assert main(["compare", *two_files, *more]) == int(wanted.rejected) == 1
+        assert capsys.readouterr().out == f"{wanted}\n"
+        assert main(["compare", *two_files, *more, "--json"]) == 1
+        printed = capsys.readouterr().out
+        assert printed == json.dumps(wanted.to_dict(), indent=1) + "\n"
+    assert main(["compare", two_files[0], two_files[0]]) == 0
+    assert capsys.readouterr().out == f"{compare_samples(one, one)}\n"
+    assert main(["compare", *two_files, "--delta", "1"]) == 2
+    assert "delta is 1.0" in capsys.readouterr().err
+
+
+def test_the_command_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    asked = capsys.readouterr().out
+    words = " ".join(asked.split())
+    assert "[--delta D] [--stop] [--json] SAMPLES.jsonl REFERENCE.jsonl" in words
+    assert "Compare two files of samples, without a model." in words
+    for said in (
+        "SAMPLES.jsonl sequences, or texts",
+        "REFERENCE.jsonl those to compare them with",
+        "--delta D false-alarm rate (default: 1e-6)",
+        "--stop stop as soon as equality is rejected",
+        "--json print the report as JSON",
+    ):
+        assert said in words
+    assert asked.endswith(compare_command.EXAMPLES)  # as it is written, line by line
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "compare two files of samples, without a model" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit) as refused:
+        main(["compare", "one.jsonl"])
+    assert refused.value.code == 2
