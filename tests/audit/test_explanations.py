@@ -295,7 +295,7 @@ def test_rows_alone_are_those_without_shared_noise() -> None:
     assert kept is not None
     assert (kept.tokens, kept.sequences, kept.verdict, kept.detectable) == (6, 2, "not rejected", {})
     wanted = Auditor()
-    for row in teacher_forced_rows(constant, [given[0], given[2]], Sampling(), None, Sampling()):
+    for row in teacher_forced_rows(Models(constant), [given[0], given[2]]):
         wanted.add(row)
     assert kept.by_alternative == wanted.report().by_alternative
     assert alone([9.0, 9.0, 9.0]) is None  # there are none

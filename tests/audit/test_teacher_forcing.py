@@ -162,7 +162,7 @@ def passes(model: PreTrainedModel) -> list[tuple[list[list[int]], int, bool, boo
 
 def rows_of(model: Any, texts: list[Completion], sampling: Sampling = Sampling(), **more: Any) -> list[Row]:
     with torch.inference_mode():
-        return list(teacher_forced_rows(model, texts, sampling, more.pop("draft", None), Sampling(), **more))
+        return list(teacher_forced_rows(Models(model, sampling, **more), texts))
 
 
 def test_texts_share_a_pass_with_padding_on_the_right_and_no_more_logits_than_needed() -> None:
@@ -286,7 +286,7 @@ def test_pieces_of_a_text_say_where_they_are(size: int, small_runs: Callable[[in
 def test_the_draft_has_a_raw_distribution_where_its_own_settings_differ_from_it() -> None:
     coin, text = (lambda prefix: [0.25, 0.75]), Completion([], [1])
     for sampling, raw in ((Sampling(), None), (Sampling(0.5), [0.25, 0.75])):
-        (row,) = teacher_forced_rows(coin, [text], Sampling(2.0), coin, sampling)
+        (row,) = teacher_forced_rows(Models(coin, Sampling(2.0), coin, sampling), [text])
         assert row.q is not None
         assert row.q[0].tolist() == pytest.approx([0.25, 0.75] if raw is None else [0.1, 0.9])
         assert raw == (None if row.raw is None else pytest.approx(row.raw[0].tolist()))

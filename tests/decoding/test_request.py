@@ -20,12 +20,14 @@ from tiny import llama, near_copy
 from torch import Tensor, nn
 from transformers import LlamaModel, PreTrainedModel
 
+from specnb import arguments
 from specnb.decoding import request, step
 from specnb.decoding.loop import generate
 from specnb.decoding.record import CompletedRow
 from specnb.decoding.request import LARGEST_SPARE_GAMMA, rule_for, useful_gamma
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
 from specnb.drafting.base import MEMBERS, Context, Drafter, Proposal
+from specnb.sampling import distributions
 from specnb.sampling.distributions import Sampling
 from specnb.sampling.tree_verification import TreeRule, recursive_rejection
 from specnb.sampling.verification import Outcome, exact_match, token_verification
@@ -484,20 +486,20 @@ NO_OBJECT: Any = Proposing
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: request.require_whole(a=(3, 0), b=(-1, 0)), ValueError, f"b is -1; {WHOLE} 0"),
-        (lambda: request.require_whole(a=(1, 2)), ValueError, f"a is 1; {WHOLE} 2"),
-        (lambda: request.require_whole(a=(False, 0)), ValueError, f"a is False; {WHOLE} 0"),
-        (lambda: request.require_whole(a=(2.0, 0)), ValueError, f"a is 2.0; {WHOLE} 0"),
-        (lambda: request.require_whole(a=(None, 0)), ValueError, f"a is None; {WHOLE} 0"),
-        (lambda: request.require_whole(a=(torch.tensor(True), 0)), ValueError, f"a is tensor(True); {WHOLE} 0"),
-        (lambda: request.require_whole(a=(torch.tensor([1, 2]), 0)), ValueError, f"a is tensor([1, 2]); {WHOLE} 0"),
-        (lambda: request.require_whole(a=("x" * 198, 0)), ValueError, f"a is {'x' * 198!r}; {WHOLE} 0"),
-        (lambda: request.require_whole(a=("x" * 199, 0)), ValueError, f"a is '{'x' * 199}...; {WHOLE} 0"),
-        (lambda: request.require_whole(a=(Unprintable(), 0)), ValueError, f"a is {HIDDEN}; {WHOLE} 0"),
+        (lambda: arguments.require_whole(a=(3, 0), b=(-1, 0)), ValueError, f"b is -1; {WHOLE} 0"),
+        (lambda: arguments.require_whole(a=(1, 2)), ValueError, f"a is 1; {WHOLE} 2"),
+        (lambda: arguments.require_whole(a=(False, 0)), ValueError, f"a is False; {WHOLE} 0"),
+        (lambda: arguments.require_whole(a=(2.0, 0)), ValueError, f"a is 2.0; {WHOLE} 0"),
+        (lambda: arguments.require_whole(a=(None, 0)), ValueError, f"a is None; {WHOLE} 0"),
+        (lambda: arguments.require_whole(a=(torch.tensor(True), 0)), ValueError, f"a is tensor(True); {WHOLE} 0"),
+        (lambda: arguments.require_whole(a=(torch.tensor([1, 2]), 0)), ValueError, f"a is tensor([1, 2]); {WHOLE} 0"),
+        (lambda: arguments.require_whole(a=("x" * 198, 0)), ValueError, f"a is {'x' * 198!r}; {WHOLE} 0"),
+        (lambda: arguments.require_whole(a=("x" * 199, 0)), ValueError, f"a is '{'x' * 199}...; {WHOLE} 0"),
+        (lambda: arguments.require_whole(a=(Unprintable(), 0)), ValueError, f"a is {HIDDEN}; {WHOLE} 0"),
         (lambda: request.require_flags(a=True, b=1), TypeError, f"b is 1; {FLAGS}"),
         (lambda: request.require_flags(a=None), TypeError, f"a is None; {FLAGS}"),
         (
-            lambda: request.require_sampling((1.0, None, 1.0)), TypeError,
+            lambda: distributions.require_sampling((1.0, None, 1.0)), TypeError,
             "sampling is (1.0, None, 1.0); it must be a specnb.sampling.distributions.Sampling, such as Sampling()",
         ),
         (lambda: rule_for("x", None, 4), TypeError, f"rule is 'x'; {A_RULE}"),
@@ -637,10 +639,9 @@ def unlimited() -> Any:
 
 
 def test_what_is_in_range_is_accepted() -> None:
-    request.require_whole(a=(0, 0), b=(2, 2), c=(np.int8(3), 3), d=(torch.tensor(4), 1), e=(10**5000, 1))
-    request.require_whole()
+    arguments.require_whole(a=(0, 0), b=(2, 2), c=(np.int8(3), 3), d=(torch.tensor(4), 1), e=(10**5000, 1))
+    arguments.require_whole()
     request.require_flags(a=True, b=False, c=np.True_)
-    request.require_sampling(Sampling(0.5))
     request.require_models(TARGET, None)
     request.require_models(TARGET, Proposing())
     request.require_models(TARGET, drafter_with("draft_model", DRAFT))
