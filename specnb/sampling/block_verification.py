@@ -91,7 +91,7 @@ def block_plan(p: Tensor, q: Tensor, draft_tokens: Tensor) -> ChainPlan:
     weight = torch.ones_like(p[..., 0, 0])
     weights = [weight]
     for ratio in ratios.unbind(-1):
-        weight = (weight * ratio).nan_to_num(0.0).clamp_max(1)  # NaN: 0 times infinity, a prefix impossible under p
+        weight = (weight * ratio).clamp_max(1)
         weights.append(weight)
     w = torch.stack(weights, dim=-1)
     excess = _excess(w, p, q)
