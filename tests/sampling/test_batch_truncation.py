@@ -1,6 +1,7 @@
 """Which ways to keep the rows of a batch equally long are exact, by enumeration."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,8 +191,9 @@ def test_a_truncated_rule_is_a_value_with_algorithm_1_by_default() -> None:
     made = batch_truncation.TruncatedRule(keep, 1)
     assert made == batch_truncation.TruncatedRule(keep, 1, token_verification)
     assert hash(made) == hash(batch_truncation.TruncatedRule(keep, 1))
-    for other in ((shortest, 1), (keep, 2), (keep, 1, exact_match)):
-        assert made != batch_truncation.TruncatedRule(*other)  # type: ignore[arg-type]
+    others: list[tuple[Any, ...]] = [(shortest, 1), (keep, 2), (keep, 1, exact_match)]
+    for other in others:
+        assert made != batch_truncation.TruncatedRule(*other)
     with pytest.raises(AttributeError):
         made.others = 2  # type: ignore[misc]
 

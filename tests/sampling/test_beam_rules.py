@@ -192,7 +192,9 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any], message: str) 
 
 def searched(log_p: DyadicLogProbs, chosen: BeamSettings) -> list[State]:
     """The states of beam search, candidate by candidate, from the meaning of the settings."""
-    running, finished, states = [(0.0, ())], [], [start()]  # type: ignore[var-annotated]
+    running: list[tuple[float, Path]] = [(0.0, ())]
+    finished: list[tuple[float, Path]] = []
+    states = [start()]
     for length in range(1, chosen.max_new_tokens + 1):
         rows = log_p([path for _, path in running]).tolist()
         made = [(score + x, (*path, token)) for (score, path), row in zip(running, rows, strict=True)
@@ -265,10 +267,12 @@ def test_the_defaults_of_a_search() -> None:
         BeamSettings(2, 3).width = 3  # type: ignore[misc]
     for penalty, score in {0.0: -8.0, 1.0: -2.0, 2.0: -0.5, -1.0: -32.0, 0.5: -4.0}.items():
         assert BeamSettings(1, 8, penalty).normalised(-8.0, length=4) == score
-    for width, length in ((1, 1), (np.int64(3), np.int64(2))):
-        assert BeamSettings(width, length).width == width
-    for penalty in (Fraction(1, 2), -3, np.float32(0.25)):
-        assert BeamSettings(1, 1, penalty).length_penalty == penalty  # type: ignore[arg-type]
+    taken: list[Any] = [1, np.int64(3)]
+    for number in taken:
+        assert BeamSettings(number, number).width == BeamSettings(number, number).max_new_tokens == number
+    penalties: list[Any] = [Fraction(1, 2), -3, np.float32(0.25)]
+    for finite in penalties:
+        assert BeamSettings(1, 1, finite).length_penalty == finite
 
 
 @pytest.mark.parametrize(

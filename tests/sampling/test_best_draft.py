@@ -111,7 +111,7 @@ def plan_by_hand(p: list[float], q: list[float], tokens: list[int], capped: bool
     for drafted in product(range(vocab), repeat=k):
         best[max(drafted, key=lambda x: (value[x], x))] += prod(q[x] for x in drafted)
     place = [value[x] if capped else (value[x], x) for x in tokens]
-    chosen = place.index(max(place))  # type: ignore[type-var]
+    chosen = place.index(max(place))
     accept = [0.0] * k
     accept[chosen] = min(1.0, by_hand.ratio(p[tokens[chosen]], best[tokens[chosen]]))
     left = [max(0.0, a - b) for a, b in zip(p, best, strict=True)]

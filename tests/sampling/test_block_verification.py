@@ -391,9 +391,9 @@ def test_of_one_possible_token_everything_is_accepted(name: str) -> None:
 def test_everything_is_calculated_on_the_device_of_the_arguments(name: str) -> None:
     """Whatever the default device is."""
     case = any_chains(2, 0.0, possible=True)
-    want = ALL[name][0](*case)  # type: ignore[call-arg]
+    want = ALL[name][0](*case)
     with torch.device("meta"):
-        found = ALL[name][0](*case)  # type: ignore[call-arg]
+        found = ALL[name][0](*case)
     assert all(map(torch.equal, found, want))
 
 
@@ -431,7 +431,7 @@ def test_drafts_that_q_excludes_are_not_enumerated(name: str, kind: str) -> None
 
     def noting(*given: Tensor) -> Outcome:
         drafted.extend(map(tuple, given[2].tolist()))
-        return ALL[name][0](*given)  # type: ignore[call-arg]
+        return ALL[name][0](*given)
 
     emitted = asked_step_distribution(noting, ALL[name][1], p, q, 2)
     possible = {x for x in product(range(3), repeat=2) if float(q(())[x[0]] * q(x[:1])[x[1]]) > 0}
@@ -444,3 +444,21 @@ def test_drafts_that_q_excludes_are_not_enumerated(name: str, kind: str) -> None
 
 def test_the_added_token_is_not_counted_as_accepted() -> None:
     assert expected_accepted({(0,): 0.5, (1, 0): 0.25, (1, 1, 2): 0.25}) == 0.75
+
+
+@every_rule
+def test_without_draft_tokens_the_target_is_sampled(name: str) -> None:
+    p, q = distribution_pair("dense", vocab=3)
+
+    def noting(*given: Tensor) -> Outcome:
+        assert [tuple(part.shape[1:]) for part in given] == [(1, 3), (0, 3), (0,), (0,), ()]
+        assert given[2].dtype == torch.int64
+        return ALL[name][0](*given)
+
+    def planning(p: Tensor, q: Tensor, tokens: Tensor) -> ChainPlan:
+        assert (p.shape, q.shape, tokens.shape, tokens.dtype) == ((1, 3), (0, 3), (0,), torch.int64)
+        return ALL[name][1](p, q, tokens)
+
+    want = {(x,): chance for x, chance in enumerate(p(()).tolist())}
+    assert asked_step_distribution(noting, planning, p, q, 0) == pytest.approx(want, abs=1e-12)
+    assert planned_step_distribution(planning, p, q, 0) == pytest.approx(want, abs=1e-12)

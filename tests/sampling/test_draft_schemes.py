@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import permutations, product
 
 import pytest
@@ -65,7 +66,7 @@ def test_merging_keeps_each_token_once() -> None:
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
-def is_list(drafts: list[DraftTuple], want: list[tuple[tuple[int, ...], float, list[list[float]]]]) -> None:
+def is_list(drafts: list[DraftTuple], want: Sequence[tuple[tuple[int, ...], float, list[list[float]]]]) -> None:
     """The drafts are exactly these: tokens, probabilities and distributions, in this order."""
     assert [draft.tokens for draft in drafts] == [tokens for tokens, _, _ in want]
     assert [draft.probability for draft in drafts] == pytest.approx([chance for _, chance, _ in want], abs=1e-7)

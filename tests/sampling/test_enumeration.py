@@ -236,17 +236,19 @@ def test_cells_end_where_a_rule_may_change_its_answer(token: int, lenience: floa
     for scale in (1.0, lenience):
         left = [max(0.0, a - scale * b) for a, b in zip(p, q, strict=True)]
         residuals += sums([x / sum(left) for x in left])
-    have = edges_asked(*(torch.tensor(probs, dtype=torch.float64) for probs in (p, q)), token, lenience)
+    target, draft = (torch.tensor(probs, dtype=torch.float64) for probs in (p, q))
+    have = edges_asked(target, draft, token, lenience)
     assert have[0] == pytest.approx(merged([ratio, ratio / lenience, ratio * least, *sums(p)]), abs=1e-12)
     assert have[1] == pytest.approx(merged([*sums(p), *residuals]), abs=1e-12)
 
 
 def test_cells_of_tokens_that_one_or_both_exclude() -> None:
     """0/0 is no edge, and neither are ratios beyond 1."""
-    p, q = torch.tensor([0.5, 0.5, 0.0]).double(), torch.tensor([0.5, 0.25, 0.25]).double()
-    assert edges_asked(p, q, 0) == [[0, 0.5, 1], [0, 0.5, 1]]  # p/q = 1 for the token, and 1/2 times it by M = 2
-    assert edges_asked(p, q, 1) == [[0, 0.5, 1], [0, 0.5, 1]]
-    assert edges_asked(p, q, 2) == [[0, 0.5, 1], [0, 0.5, 1]]
+    p, q = torch.tensor([0.25, 0.75, 0.0, 0.0]).double(), torch.tensor([0.5, 0.25, 0.25, 0.0]).double()
+    for token, edges in {0: [0, 1 / 6, 0.25, 0.5, 1], 1: [0, 0.25, 1], 2: [0, 0.25, 1]}.items():  # M = 3
+        accept, final = edges_asked(p, q, token)
+        assert accept == pytest.approx(edges, abs=1e-12)
+        assert final == pytest.approx([0, 0.25, 1], abs=1e-12)
 
 
 def test_edges_that_differ_by_rounding_are_one() -> None:
@@ -265,7 +267,7 @@ def test_only_what_can_be_emitted_is_listed(kind: str) -> None:
 
     def noting(*given: Tensor) -> Outcome:
         drafted.update(map(tuple, given[2].tolist()))
-        return token_verification(*given)  # type: ignore[call-arg]
+        return token_verification(*given)
 
     emitted = step_distribution(noting, p, q, gamma=2)
     assert min(emitted.values()) > 0
@@ -278,6 +280,13 @@ def test_without_draft_tokens_a_step_is_one_token_of_the_target() -> None:
     assert step_distribution(token_verification, lambda _: coin(0.25), lambda _: coin(0.5), gamma=0) == {
         (0,): 0.25, (1,): 0.75
     }  # fmt: skip
+
+    def noting(*given: Tensor) -> Outcome:
+        assert [tuple(part.shape[1:]) for part in given] == [(1, 2), (0, 2), (0,), (0,), ()]
+        assert given[2].dtype == torch.int64
+        return token_verification(*given)
+
+    assert len(step_distribution(noting, lambda _: coin(0.25), lambda _: coin(0.5), gamma=0)) == 2
     alone = torch.ones(1, dtype=torch.float64)
     assert step_distribution(token_verification, lambda _: alone, lambda _: alone, gamma=2) == {(0, 0, 0): 1.0}
 

@@ -420,7 +420,7 @@ def test_the_probability_of_a_sequence_step_by_step(gamma: int, dtype: torch.dty
         kept = [min(a / lenience, b) for a, b in zip(own_p, own_q, strict=True)]
         left = [max(0.0, a - b) for a, b in zip(own_p, own_q, strict=True)]
         recovered = (1 - sum(kept)) * left[x] / sum(left)
-        return kept[x] * begins(row, at + 1, place + 1, end) + recovered * begins(row, at + 1, 0, end)
+        return float(kept[x] * begins(row, at + 1, place + 1, end) + recovered * begins(row, at + 1, 0, end))
 
     tolerance = 1e-4 if dtype == torch.float32 else 1e-9
     for row, n in product(range(3), range(1, 6)):

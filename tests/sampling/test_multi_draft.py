@@ -427,7 +427,8 @@ def test_the_cells_of_a_batch_are_asked_together(monkeypatch: pytest.MonkeyPatch
         each.append(sizes[-1])
     for most in (each[0], each[0] + each[1] - 1, 40, sum(each), 10**6):
         monkeypatch.setattr(threshold_enumeration, "CELLS", most)
-        want, size = [], 0
+        want: list[int] = []
+        size = 0
         for cells in each:
             size += cells
             if size > most:

@@ -202,7 +202,7 @@ def test_the_program_of_a_block_in_full(monkeypatch: pytest.MonkeyPatch) -> None
     assert given.keys() == {"A_eq", "b_eq", "bounds", "method"}
     # Columns: of the draft 0 it emits (0,), (1,), (0, 0), (0, 1); of the draft 1 (0,), (1,), (1, 0), (1, 1).
     assert (-gain).tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
-    rows = [
+    rows: list[list[float]] = [
         [1, 1, 1, 1, 0, 0, 0, 0],
         [0, 0, 0, 0, 1, 1, 1, 1],
         [0.5, 0, 1, 0, 0.5, 0, 0, 0],

@@ -542,7 +542,8 @@ def test_plans_of_any_leading_shape_have_the_dtype_of_the_distributions(
         SelectionTree(recursive_plan).thresholds,
         SelectionTree(k_sequential_plan).thresholds,
     ):
-        shaped = thresholds(*(part.reshape(*shape, *part.shape[1:]) for part in (p, q, tokens)), parents)
+        shaped_p, shaped_q, shaped_tokens = (part.reshape(*shape, *part.shape[1:]) for part in (p, q, tokens))
+        shaped = thresholds(shaped_p, shaped_q, shaped_tokens, parents)
         assert shaped.accept.shape == (*shape, 4)
         assert shaped.accept.dtype == shaped.recovered.dtype == dtype
         for row, place in enumerate(product(*map(range, shape))):
@@ -627,10 +628,11 @@ def test_the_best_path_is_verified_with_the_distribution_of_the_best_of_all_path
             for _ in range(depth):
                 chain += (int(torch.multinomial(q(chain), 1, generator=generator)),)
             chains.append(chain)
-        tokens, along = [0] * len(parents), [()] * (len(parents) + 1)
+        tokens = [0] * len(parents)
+        along: list[tuple[int, ...]] = [()] * (len(parents) + 1)
         for chain, own in zip(chains, nodes, strict=True):
             for level, node in enumerate(own):
-                tokens[node], along[node + 1] = chain[level], chain[: level + 1]  # type: ignore[call-overload]
+                tokens[node], along[node + 1] = chain[level], chain[: level + 1]
         p_tree = torch.stack([p(path) for path in along])
         q_tree = torch.stack([q(along[parent + 1]) for parent in parents])
         best, rows = by_hand.chosen_chain(lambda c: p(c).tolist(), lambda c: q(c).tolist(), chains)  # noqa: B023
@@ -709,7 +711,9 @@ def test_the_next_child_has_the_distribution_of_its_scheme() -> None:
     }
     for earlier, rows in want.items():
         assert torch.allclose(distinct_children(q, earlier), float64(rows), atol=1e-12, rtol=0)
-    top = {0: [[0, 2], [1, 1]], 1: [[1, None], [None, None]], 2: [[2, None], [None, None]]}  # without the ties
+    top: dict[int, list[list[int | None]]] = {  # without the ties
+        0: [[0, 2], [1, 1]], 1: [[1, None], [None, None]], 2: [[2, None], [None, None]]
+    }  # fmt: skip
     for rank, tokens in top.items():
         found = top_children(q, [first] * rank)
         assert found.dtype == q.dtype
@@ -751,3 +755,13 @@ def test_a_tree_has_the_product_of_its_rows_and_each_row_its_scheme(kind: str, s
 
 def test_the_tokens_from_the_root_to_a_node() -> None:
     assert [prefix_of(node, (-1, -1, 1, 0), (5, 6, 7, 8)) for node in (-1, 0, 2, 3)] == [(), (5,), (6, 7), (5, 8)]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_everything_is_calculated_on_the_device_of_the_arguments(name: str) -> None:
+    """Whatever the default device is."""
+    case = random_tree((-1, -1, 0, 1), rows=5)
+    want = RULES[name](*case)
+    with torch.device("meta"):
+        found = RULES[name](*case)
+    assert all(map(torch.equal, found, want))

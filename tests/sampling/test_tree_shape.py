@@ -133,7 +133,7 @@ def test_the_fastest_tree_is_looked_for_up_to_both_limits(largest: int, deepest:
         return 1.0
 
     shape, speedup = fastest_tree(rates, verify_cost, 0.1, largest, deepest)
-    gains = {(): 1.0}
+    gains: dict[tuple[int, ...], float] = {(): 1.0}
     for parents in every_tree(largest, deepest):
         gains[parents] = (1 + expected_accepted(parents, rates)) / (1 + 0.1 * max(node_depths(parents), default=0))
     assert speedup == pytest.approx(max(gains.values()), abs=1e-12)

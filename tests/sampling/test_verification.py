@@ -352,4 +352,3 @@ def test_rules_with_a_lenience_are_values() -> None:
             with pytest.raises(ValueError) as error:  # noqa: PT011
                 made(wrong)
             assert str(error.value) == f"lenience is {wrong}; {allowed}"
-    assert lenient_verification(0.5) != lenient_greedy_verification(0.5)
