@@ -11,6 +11,7 @@ from distributions_for_tests import PAIRS, distance, first_distributions
 from scipy.optimize import minimize
 
 from specnb.sampling import global_resolution as module
+from specnb.sampling.distributions import overlap
 from specnb.sampling.draft_schemes import independent
 from specnb.sampling.global_resolution import GlobalResolution, optimal_set, transport
 from specnb.sampling.optimal_acceptance import optimal_independent, proposed_sets
@@ -241,6 +242,14 @@ def test_the_optimal_set_is_taken_in_the_order_of_q_over_p() -> None:
     assert optimal_set((0.5, 0.25, 0.25), (0.25, 0.5, 0.25), 1) == frozenset({1})
     assert optimal_set((0.5, 0.25, 0.25), (0.0, 0.75, 0.25), 2) == frozenset({1, 2})
     assert optimal_set((1.0,), (1.0,), 2) == frozenset()
+
+
+@every_kind
+def test_one_draft_token_is_accepted_with_the_overlap(kind: str) -> None:
+    p, q = first_distributions(kind, 4)
+    emitted, accepted = planned_selection(GlobalResolution(1e-9).plan, p, independent(q, 1))
+    assert accepted == pytest.approx(float(overlap(p, q)), abs=1e-8)
+    assert distance(emitted, p) < 1e-8
 
 
 def test_a_rule_cannot_be_changed() -> None:
