@@ -95,7 +95,8 @@ def beam_search(
     require_models(target, drafter)
     require_tokens([prompt], [0], eos, target.config.vocab_size)
     require_context(target, drafter, len(prompt), max_new_tokens)
-    _require_widths(settings, draft_width if draft is not None else width, gamma, target.config.vocab_size)
+    drafted = (draft_width, gamma) if draft is not None else (width, 1)  # without a draft neither is read
+    _require_widths(settings, *drafted, target.config.vocab_size)
 
     capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
     distributions = TreeModel(target, prompt, capacity)

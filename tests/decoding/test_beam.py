@@ -230,6 +230,8 @@ def test_what_a_search_returns_cannot_be_changed() -> None:
     assert isinstance(made.record.nodes, np.ndarray)
     assert made.record.target_passes == 3
     assert made.record.draft_nodes == [()] * 3
+    assert made.record.nodes.tolist() == [1, 2, 2]
+    assert made.record.levels.tolist() == [1, 1, 1]
     finished = made.record.states[-1].finished
     assert made.tokens == [list(beam.path) for beam in finished]
     assert made.scores == [beam.score for beam in finished]
@@ -333,7 +335,9 @@ def test_as_many_beams_as_there_are_tokens_and_the_least_numbers_are_accepted() 
     found = beam_search(model, PROMPT, model, width=VOCAB, draft_width=VOCAB, gamma=1, max_new_tokens=1)
     assert len(found.tokens) == VOCAB
     assert len(beam_search(model, PROMPT, width=VOCAB, max_new_tokens=1).tokens) == VOCAB
-    # Without a draft its settings are not looked at, but gamma is.
-    assert beam_search(model, PROMPT, width=4, draft_width=1, max_new_tokens=1).tokens == [
-        [token] for (token,) in found.tokens[:4]
-    ]
+
+
+@pytest.mark.parametrize("unread", [{"gamma": 0}, {"draft_width": 1}, {"gamma": 0, "draft_width": 0}], ids=str)
+def test_without_a_draft_its_settings_are_not_looked_at(unread: dict[str, Any]) -> None:
+    plain = beam_search(tiny(), PROMPT, width=2, max_new_tokens=3)
+    assert beam_search(tiny(), PROMPT, width=2, max_new_tokens=3, **unread).tokens == plain.tokens
