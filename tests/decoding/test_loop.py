@@ -291,6 +291,15 @@ def test_numbers_of_numpy_and_tensors_are_as_good_as_any() -> None:
     assert same.tokens == plain.tokens
 
 
+def test_numbers_of_eight_bits_are_computed_with_as_any_other() -> None:
+    """None of them can hold four times gamma."""
+    target, draft = PAIRS["llama"]
+    asked: dict[str, Any] = {"gamma": 32, "max_new_tokens": 5, "seed": 200, "batch_size": 2}
+    small: dict[str, Any] = {name: np.uint8(number) for name, number in asked.items()} | {"gamma": np.int8(32)}
+    plain = generate(target, PROMPTS, draft, progress=False, **asked)
+    assert generate(target, PROMPTS, draft, progress=False, **small).tokens == plain.tokens
+
+
 def test_time_is_recorded_when_asked_for() -> None:
     target, draft = PAIRS["llama"]
     made = generate(target, PROMPTS, draft, max_new_tokens=5, timed=True, progress=False)
@@ -533,9 +542,13 @@ class Looking(TemplateDrafter):
 def test_the_memory_that_is_required_is_that_of_the_rows_at_a_time(
     dtype: torch.dtype, gamma: int, drafter: str, keep_probs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The formula of `specnb.models.memory`, and the buffers for hidden states and distributions."""
-    target, model = llama(dtype=dtype), llama(dtype=dtype, layers=1)
-    drafters: dict[str, Any] = {"none": None, "model": model, "hidden states": Looking(torch.full((4, 4), 0.25))}
+    """The formula of `specnb.models.memory`, and the buffers for hidden states and distributions.
+
+    The vocabulary is so large that distributions need more than a forward pass.
+    """
+    vocab = 300
+    target, model = llama(vocab, dtype=dtype), llama(vocab, dtype=dtype, layers=1)
+    drafters: dict[str, Any] = {"none": None, "model": model, "hidden states": Looking(torch.eye(vocab))}
     asked: list[tuple[Memory, int, torch.device]] = []
 
     def stop(*required: Any) -> None:
@@ -557,7 +570,8 @@ def test_the_memory_that_is_required_is_that_of_the_rows_at_a_time(
     )
     slots = 3 + 7 + used + 1
     more = 2 * slots * (2 * 8) * dtype.itemsize if drafter == "hidden states" and gamma else 0
-    more += 2 * (7 + used + 1) * VOCAB * (8 if dtype == torch.float64 else 4) if keep_probs else 0
+    more += 2 * (7 + used + 1) * vocab * (8 if dtype == torch.float64 else 4) if keep_probs else 0
+    assert expected.step > predicted(target, None, rows=2, prompt=3, new_tokens=7, gamma=used).step
     assert need == dataclasses.replace(expected, state=expected.state + more)
 
 
