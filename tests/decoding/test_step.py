@@ -590,6 +590,7 @@ def of_sums(*sums: float) -> Tensor:
         ([1, 3], of_sums(1, 1), False),
         ([0, -1], of_sums(1, 0), False),
         ([-1, -1], of_sums(0, 0), False),
+        ([-1, -1], torch.tensor([[[1e-4, 0, 0, 0], [0, 0, 0, 1e-4]]], dtype=torch.float64), False),
         ([1, 3], of_sums(1 + 9e-5, 1 - 9e-5), False),
         ([1, 3], of_sums(1, 1 + 1.2e-4), True),
         ([1, 3], of_sums(1 - 1.2e-4, 1), True),
@@ -673,7 +674,10 @@ def test_warming_up_makes_two_steps_and_shows_the_three_parts_of_the_first(
     batch.warm_up(progress)
     assert ran == ["rest", "whole", "rest"]
     assert not batch.cold
-    assert batch.state.starts.tolist() == [2, 2, 2]
+    # One token after two of the only token that every vocabulary has.
+    assert (batch.state.starts.tolist(), batch.state.lengths.tolist()) == ([2, 2, 2], [3, 3, 3])
+    assert not batch.state.tokens[:, :2].any()
+    assert not batch.state.eos.any()
     assert not batch.state.has_nan.any()
     (bar,) = bars
     assert bar.settings.pop("desc").startswith("compiling")
