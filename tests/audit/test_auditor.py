@@ -1079,6 +1079,11 @@ def test_a_mixture_is_weighted_by_what_its_bets_have_gained() -> None:
     gained = np.log(0.05 + 0.95 * ratios).cumsum(axis=0)
     assert np.log(np.concatenate(parts)).cumsum() == pytest.approx(log_mean(gained))
     assert history.log_weight == pytest.approx(gained[-1])
+    # Bets that have all gained e^2000 are mixed as they are at the start.
+    both = np.tile([3.0, 2.0], (3000, 1))
+    mixed = _History().adaptive_mixture(both)
+    assert (mixed[0], mixed[-1]) == pytest.approx((0.05 + 0.95 * 2.5, 0.05 + 0.95 * 3))
+    assert _History().adaptive_mixture(np.full((3000, 2), 3.0)) == pytest.approx(np.full(3000, 2.9))
 
 
 @pytest.mark.parametrize(
