@@ -218,6 +218,7 @@ def test_reuse_in_a_step_has_the_ratios_of_the_integrals(kind: str, dtype: torch
             for ratio, own in zip(found, expected, strict=True):
                 error = 1e-6 if dtype == torch.float32 else 1e-12
                 assert ratio[at] * float(p[row, token]) == pytest.approx(own * float(p[row, token]), abs=error)
+                assert p[row, token] > 0 or ratio[at] == 1
         assert all(ratio.shape == (18,) and ratio.dtype == np.float64 for ratio in found)
 
 
