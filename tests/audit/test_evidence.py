@@ -257,6 +257,26 @@ def test_the_share_that_is_detected_is_that_of_the_normal_approximation(power: f
     assert np.isnan(expected).any()
 
 
+@pytest.mark.parametrize("by", [-0.5, 0.5])
+def test_a_share_is_detected_by_however_little_the_threshold_is_passed(by: float) -> None:
+    """The threshold is `by` above what no share, the share 1, and the farthest share that is tried come to."""
+    generator = np.random.default_rng(5)
+    ratios = 1 + 0.3 * generator.choice([-1.0, 0.25, 1.0], size=(300, 1))
+    moments = Moments(1)
+    moments.add(ratios, np.log1p(np.array(STRENGTHS)[:, None] * (ratios[:, None] - 1)))
+    reached = [max(ReferenceMoments(ratios[:, 0], s).excess(share, 0.0, 0.9) for s in STRENGTHS) for share in (0, 1, 2)]
+    assert reached == sorted(reached)
+    found = [float(moments.detectable(np.full((5, 1), one + by), 0.9)[0][0]) for one in reached]
+    if by < 0:
+        assert found[0] == 0
+        assert 0.9 < found[1] < 1
+        assert 1.9 < found[2] < 2
+    else:
+        assert 0 < found[0] < 0.5
+        assert 1 < found[1] < 1.1
+        assert np.isnan(found[2])
+
+
 def test_the_distance_is_the_mean_over_tokens_one_token_included() -> None:
     moments = Moments(2)
     for ratios, distances in (([0.25, 1.5], [0.75, 0.0]), ([1.75, 0.5], [0.375, 0.25])):
