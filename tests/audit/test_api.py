@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import re
 from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from reports import report
 from tiny import llama
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.audit import Engine, assert_exact, audit, audit_distributions
+from specnb.audit import Aim, Auditor, Engine, api, assert_exact, audit, audit_distributions, progress, run
+from specnb.audit.bets import Row
+from specnb.audit.numerics import Numerics
+from specnb.audit.report import Report
+from specnb.audit.run import Settings
+from specnb.audit.teacher_forcing import Completion, Models
 from specnb.decoding.loop import generate
 from specnb.sampling.distributions import Sampling, sample
 from specnb.sampling.verification import Outcome, token_verification
@@ -126,8 +136,6 @@ def test_sequences_that_continue_after_eos_are_mentioned(target: PreTrainedModel
 
 
 def test_an_interrupt_still_gives_a_report(target: PreTrainedModel) -> None:
-    from specnb.audit.bets import Row
-
     def rows() -> Iterator[Row]:
         yield Row([0, 1], torch.full((2, 4), 0.25))
         raise KeyboardInterrupt
@@ -168,3 +176,447 @@ def test_a_certain_distribution_may_be_given_in_whole_numbers() -> None:
     draft = np.array([0.5, 0.5])
     report = audit(lambda prefix: [1, 0], [[0] * 5], prompts=[[]], draft=lambda prefix: draft, progress=False)
     assert not report.rejected
+
+
+def coin(prefix: tuple[int, ...]) -> list[float]:
+    return [0.5, 0.5]
+
+
+# What `audit` passes on
+
+
+def test_every_argument_reaches_the_audit_of_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(api, "audit_completions", lambda *given, **more: seen.append((*given, more)))
+    sampling, other, control = Sampling(0.5), Sampling(2.0), [Completion([1], [0])]
+    engine, aim = Engine(torch.float32, control=control), Aim(("argmax",), coin)
+    audit(coin, [[0, 1], [1]], prompts=[[1], [0]])
+    audit(
+        coin, [np.array([0, 1, 1])], prompts=[np.array([1])], sampling=sampling, eos=1, max_new_tokens=7, draft=coin,
+        draft_sampling=other, steps=[np.array([1, 0, 2])], delta=0.25, seed=3, stop=True, numerics=5, engine=engine,
+        aim=aim, progress=print,
+    )  # type: ignore[arg-type]  # fmt: skip
+    audit(coin, [[0]], prompts=[[1]], sampling=sampling, draft=coin)
+    plain = Settings(1e-6, 0, None, None, (), False, 16, True)
+    assert seen[0] == (
+        Models(coin), [Completion([1], [0, 1]), Completion([0], [1])], plain, Engine(), {"expected": 3}
+    )  # fmt: skip
+    models, given, settings, found_engine, more = seen[1]
+    assert models == Models(coin, sampling, coin, other, coin)
+    assert given == [Completion([1], [0, 1, 1], [1, 2])]
+    assert {type(token) for one in (*given[0].prompt, *given[0].tokens, *given[0].steps) for token in [one]} == {int}
+    assert settings == Settings(0.25, 3, 1, 7, ("argmax",), True, 5, print)
+    assert (found_engine, more) == (engine, {"expected": 3})
+    assert seen[2][0] == Models(coin, sampling, coin, sampling)
+
+
+@pytest.mark.parametrize(
+    ("completions", "given", "words"),
+    [
+        ([[0]], {"prompts": [[1], [2]]}, "there are 1 completions and 2 prompts; give one for each"),
+        ([[0]], {"prompts": [[1]], "steps": []}, "there are 1 completions and 0 steps; give one for each"),
+        ([], {"prompts": []}, "there are no tokens to audit; give at least one completion with a token in it"),
+        ([[0]], {"prompts": [[0]], "seed": -1}, "seed is -1; it must be a non-negative integer"),
+        ([[0]], {"prompts": [[0]], "aim": Aim(("x",))}, "ignore has x"),
+        ([[0]], {"prompts": [[0]], "eos": 2}, "2"),
+        ([[2]], {"prompts": [[0]]}, "sequence 0 has the token 2"),
+        ([[0]], {"prompts": [[0]], "engine": Engine(control=[Completion([0], [3])])}, "sequence 1 has the token 3"),
+        ([[0]], {"prompts": [[0]], "draft": lambda prefix: [1.0]}, "share|vocabulary"),
+        (
+            [[0]],
+            {"prompts": [[0]], "engine": Engine(control=[Completion([0], [])])},
+            "the control has no tokens; give at least one sequence with a token in it, or no control",
+        ),
+    ],
+)
+def test_input_is_checked_before_the_audit(completions: Any, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        audit(coin, completions, progress=False, **given)
+
+
+def test_assert_exact_shows_no_bar_and_takes_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(api, "audit", lambda *given, **more: seen.append(more) or report())
+    assert_exact(coin, [[0]], prompts=[[]], delta=0.5)
+    assert_exact(coin, [[0]], prompts=[[]], progress=True)
+    assert seen == [{"progress": False, "prompts": [[]], "delta": 0.5}, {"progress": True, "prompts": [[]]}]
+    found = report(found_after=3)
+    monkeypatch.setattr(api, "audit", lambda *given, **more: found)
+    with pytest.raises(AssertionError, match=f"^{re.escape(str(found))}$"):
+        assert_exact(coin, [[0]])
+
+
+def test_settings_make_the_auditor() -> None:
+    assert Settings() == Settings(1e-6, 0, None, None, (), False, 16, True)
+    plain = Settings().auditor()
+    assert (plain.delta, plain.ends, plain.max_new_tokens, plain.ignored) == (1e-6, set(), None, frozenset())
+    measured = Numerics(1, 0.1, 0.1, 0.1, 0.1)
+    given = Settings(0.25, 1, (1, 2), 7, ("argmax",)).auditor(measured, lambda: measured, more=("sharper",))
+    assert (given.delta, given.ends, given.max_new_tokens) == (0.25, {1, 2}, 7)
+    assert given.ignored == {"argmax", "sharper"}
+    assert given.numerics == given.impossible.undeclared == measured
+    seeds = [Settings(seed=seed).auditor().bets.random.random() for seed in (0, 1, 1)]
+    assert seeds[0] != seeds[1] == seeds[2]
+    for one in (Settings(), Aim(), Engine()):
+        with pytest.raises(FrozenInstanceError):
+            one.delta = 0.5  # type: ignore[misc, union-attr]
+
+
+# Rows whose distributions exist
+
+
+def rows(*tokens: list[int]) -> list[Row]:
+    return [Row(one, torch.full((len(one), 2), 0.5)) for one in tokens]
+
+
+def test_a_stop_is_asked_for_and_comes_after_the_row() -> None:
+    ones = rows([1] * 20, [1] * 20, [1] * 20)
+    whole, stopped = audit_distributions(ones, progress=False), audit_distributions(ones, stop=True, progress=False)
+    assert whole.found_after is not None
+    assert 20 < whole.found_after == stopped.found_after <= 40
+    assert (whole.tokens, stopped.tokens) == (60, 40)
+    assert audit_distributions(ones[:1], stop=True, progress=False).tokens == 20
+    given = Auditor(delta=0.25)
+    assert audit_distributions(ones, given, progress=False).delta == 0.25
+    assert (given.tokens, given.sequences) == (60, 3)
+
+
+def test_progress_is_told_of_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[Any, ...]] = []
+
+    @contextlib.contextmanager
+    def record(progress: Any, expected: int | None) -> Iterator[Any]:
+        shown.append((progress, expected))
+        yield lambda *given: shown.append(given)
+
+    monkeypatch.setattr(run, "shown", record)
+    auditor = Auditor()
+    audit_distributions(rows([1] * 20, [1] * 20), auditor, expected=99)
+    assert shown[0] == (True, 99)
+    assert [given[::2] for given in shown[1:]] == [(20, None), (40, auditor.found_after)]
+    assert auditor.found_after is not None
+    assert shown[2][1] == auditor.log10_e
+    audit(coin, [[0, 1]], prompts=[[]], progress=False)
+    assert shown[3] == (False, 2)
+
+
+def interrupted(*tokens: list[int], **settings: Any) -> Report:
+    """The report where Ctrl-C comes when the auditor has just begun the sequence after these."""
+
+    class Stopped(Auditor):
+        def add(self, row: Row) -> None:
+            super().add(row)
+            if self.sequences > len(tokens):
+                raise KeyboardInterrupt
+
+    return audit_distributions(rows(*tokens, []), Stopped(**settings), progress=False)
+
+
+def test_what_was_audited_before_an_interrupt_counts() -> None:
+    report = interrupted([0, 1], [1])
+    assert (report.tokens, report.sequences, report.interrupted, report.notes) == (
+        3, 2, True, ["interrupted after 3 tokens"]
+    )  # fmt: skip
+    assert interrupted([0]).notes == ["interrupted after 1 token"]
+    assert interrupted([], max_new_tokens=1).notes == ["interrupted after 0 tokens"]  # of the wrong length
+    with pytest.raises(KeyboardInterrupt):
+        interrupted([])
+    assert not audit_distributions(rows([0]), progress=False).interrupted
+
+
+# Completions as they arrive
+
+
+@pytest.mark.parametrize(
+    ("sizes", "measured", "read"),
+    [
+        ([1, 1, 1, 1, 1, 1], [1, 1, 1, 1], 4),  # four sequences
+        ([1, None, 1, 1], [1], 2),  # as many as are ready
+        ([0, None, None, 2, 3, None, 1], [0, 2, 3], 6),  # up to one with tokens
+        ([None, 1, 0, None], [1, 0], 4),
+        ([2], [2], 1),
+    ],
+)
+def test_numerics_are_measured_on_the_first_sequences(sizes: list[int | None], measured: list[int], read: int) -> None:
+    seen: list[Any] = []
+
+    class Known(Engine):
+        def numerics(self, target: Any, completions: Any, sampling: Any, positions: int) -> tuple[None, None]:
+            seen.append((target, [len(one.tokens) for one in completions], sampling, positions, len(taken)))
+            return None, None
+
+    taken: list[Any] = []
+
+    def stream() -> Iterator[Completion | None]:
+        for size in sizes:
+            taken.append(size)
+            yield None if size is None else Completion([], [0] * size)
+
+    models, settings = Models(coin, Sampling(0.5)), Settings(progress=False, numerics=5)
+    report = run.audit_completions(models, stream(), settings, Known())
+    assert seen == [(coin, measured, Sampling(0.5), 5, read)]
+    assert (report.tokens, report.sequences) == (sum(filter(None, sizes)), sum(size is not None for size in sizes))
+
+
+def completions(*tokens: list[int]) -> list[Completion]:
+    return [Completion([], one) for one in tokens]
+
+
+def test_the_engine_s_numerics_are_those_of_the_audit() -> None:
+    """An impossible token within a given tolerance is borderline, and one beyond it a violation."""
+    models = Models(lambda prefix: [0.5, 0.4, 0.1], Sampling(0))
+    for tolerance, borderline in ((1.0, 1), (0.1, 0)):
+        given = completions([1])
+        report = run.audit_completions(models, given, Settings(progress=False), Engine(logit_tolerance=tolerance))
+        assert len(report.borderline) == borderline
+        assert report.violations == ({} if borderline else {"impossible": 1})
+
+
+def test_a_stop_and_the_expected_number_reach_the_audit() -> None:
+    said: list[str] = []
+    given = completions(*[[1] * 40] * 3)
+    report = run.audit_completions(Models(coin), given, Settings(stop=True, progress=said.append), expected=1234)
+    assert report.tokens == 40
+    assert said == [f"audited 40 of 1,234 tokens, e = 10^{report.log10_e:.1f}; rejected after {report.found_after}"]
+
+
+def test_an_interrupt_before_and_after_the_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    def stream() -> Iterator[Completion | None]:
+        yield from completions([0, 1], [1])
+        yield None
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "audited", fail)
+        early = run.audit_completions(Models(coin), stream(), Settings(progress=False))
+        late = run.audit_completions(Models(coin), completions([0, 1], [1]), Settings(progress=False))
+    assert (early.interrupted, early.tokens, early.notes) == (True, 3, ["interrupted after 3 tokens"])
+    assert (late.interrupted, late.tokens) == (True, 3)
+    words = "interrupted after the last token: there is no comparison with a control, and nothing more is explained"
+    assert late.notes == [words]
+
+    def stops(prefix: tuple[int, ...]) -> list[float]:
+        if len(prefix) == 3:
+            raise KeyboardInterrupt
+        return [0.5, 0.5]
+
+    engine = Engine(control=completions([0, 1], [0, 0, 0, 0]))
+    half = run.audit_completions(Models(stops), completions([0, 1]), Settings(progress=False), engine)
+    assert (half.notes, half.control) == ([words], None)
+
+
+# The control and explanations
+
+
+def test_the_control_is_audited_with_the_same_bets_and_shown() -> None:
+    said: list[str] = []
+    exact = completions(*np.random.default_rng(0).integers(2, size=(2, 40)).tolist())
+    ones = completions(*[[1] * 40] * 2)
+    settings = Settings(progress=said.append, delta=0.01, ignore=("same-tokens", "noise-of-texts"))
+    models = Models(coin, draft=coin, suspected=lambda prefix: [0.25, 0.75])
+    report = run.audit_completions(models, ones, settings, Engine(control=ones))
+    assert report.control is not None
+    assert report.control.control.by_alternative == report.by_alternative  # the same settings, and the same seed
+    assert report.control.control.detectable == {}
+    assert (report.control.source, report.control.p_value, report.control.delta) == ("engine", 1.0, 0.01)
+    assert len(said) == 2
+    assert all("rejected after" in line for line in said)
+    quiet = run.audit_completions(models, exact, settings, Engine(control=exact))
+    assert quiet.control is not None
+    assert quiet.control.control.detectable == {}
+    assert quiet.detectable
+    alone = run.audit_completions(models, ones, settings)
+    assert alone.control is None
+
+
+def sharp(prefix: tuple[int, ...]) -> list[float]:
+    return [0.6, 0.3, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "tolerance", "outcome"),
+    [
+        (5, 5, 1.0, "not rejected"),  # within the tolerance
+        (5, 6, None, "rejected"),  # the control rejects too
+        (5, 0, None, "rejected"),
+    ],
+)
+def test_impossible_tokens_of_the_control(here: int, there: int, tolerance: float | None, outcome: str) -> None:
+    one, other = ([Completion([], [1] * count + [0] * (100 - count))] for count in (here, there))
+    engine = Engine(torch.float32, tolerance, control=other)
+    report = run.audit_completions(Models(sharp, Sampling(0)), one, Settings(progress=False), engine)
+    assert report.verdict == outcome
+    assert report.control is not None
+    assert report.control.control.verdict == ("not rejected" if tolerance or not there else "rejected")
+
+
+def test_impossible_tokens_as_in_a_control_that_is_explained_are_excused() -> None:
+    """The control's are within the numerics of bfloat16, and those of speculation are up to twice as large."""
+
+    class Supposed(Engine):
+        def numerics(self, *given: object) -> tuple[None, Any]:
+            return None, lambda: Numerics(1, 0.2, 0.2, 0.2, 0.0)
+
+    for gap, excused in ((0.6, True), (0.9, False)):
+
+        def target(prefix: tuple[int, ...], gap: float = gap) -> list[float]:
+            weights = np.exp([0.0, -0.35, -gap])
+            return list(weights / weights.sum())
+
+        control = [Completion([], [1] * 5 + [0] * 95)]
+        given = [Completion([], [2] * 5 + [0] * 95)]
+        models, settings = Models(target, Sampling(0)), Settings(progress=False)
+        report = run.audit_completions(models, given, settings, Supposed(control=control))
+        assert report.control is not None
+        assert report.control.control.verdict == "numerics"
+        assert (report.verdict, bool(report.violations)) == (("numerics", False) if excused else ("rejected", True))
+        assert report.control.alike == excused
+        assert len(report.undeclared) == 5 * excused
+        also = [Completion([], [2] * 5 + [0] * 95)]
+        worse = run.audit_completions(models, given, settings, Supposed(control=also))
+        assert worse.verdict == "rejected"  # what the control has is no numerics either
+
+
+def test_what_may_explain_a_finding_is_asked_only_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(run, "order_note", lambda *given: asked.append(given[1:]) or ["order"])
+    monkeypatch.setattr(run, "bfloat16_note", lambda *given: asked.append(given[1:]) or ["bfloat16"])
+    settings = Settings(progress=False, delta=0.01, ignore=("same-tokens", "noise-of-texts"))
+    fine, ones = completions([0, 1, 1, 0]), completions([0], [1] * 40)
+    assert run.audit_completions(Models(coin), fine, settings).notes == []
+    assert asked == []
+    assert run.audit_completions(Models(coin), ones, settings).notes == ["order", "bfloat16"]
+    assert asked == [(Sampling(), ones, set(), 0.01), (None, coin, Sampling(), ones)]
+    asked.clear()
+    near = Numerics(1, 10.0, 1.0, 1.0, 0.0)
+
+    class Supposed(Engine):
+        def numerics(self, *given: object) -> tuple[None, Any]:
+            return None, lambda: near
+
+    sampling, given = Sampling(top_k=1), completions([0], [0], [1, 0], [1])
+    assert run.audit_completions(Models(sharp, sampling), given, settings, Supposed()).notes == ["order"]
+    assert asked == [(sampling, given, {2, 3}, 0.01)]  # the sequences with impossible tokens
+    asked.clear()
+    certain = run.audit_completions(Models(sharp, sampling), given, settings, Engine(torch.float32))
+    assert certain.notes == ["order", "bfloat16"]
+    assert asked[0][2] == {2, 3}
+
+
+def test_rows_that_share_noise_are_left_out_of_a_second_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    single = [random.integers(2, size=40).tolist() for _ in range(6)]
+    given = completions(*[one for one in single for _ in range(3)])
+    settings = Settings(progress=False, max_new_tokens=40, stop=False)
+    report = run.audit_completions(Models(coin), given, settings)
+    assert report.verdict == "dependent"
+    assert report.rows_alone is not None
+    assert (report.rows_alone.sequences, report.rows_alone.tokens) == (6, 240)
+    assert not {"same-tokens", "noise-of-texts"} & set(report.rows_alone.by_alternative)
+    assert report.notes == []
+    monkeypatch.setattr("specnb.audit.explanations.REMEMBERED", 40 * 12)
+    part = run.audit_completions(Models(coin), given, settings)
+    assert part.notes == ["shared noise was looked for in the first 12 sequences"]
+    assert part.rows_alone is not None
+    assert part.rows_alone.sequences == 4
+
+
+@pytest.mark.parametrize(
+    ("own", "tokens", "note"),
+    [
+        (2, [[0, 2, 1], [1, 2], [2]], "1 sequence continues after the end token [2]; give eos if it ends them"),
+        ([3, 2], [[3, 0], [2, 2]], "2 sequences continue after the end token [2, 3]; give eos if it ends them"),
+        (2, [[2, 0]] * 1000, "1,000 sequences continue after the end token [2]; give eos if it ends them"),
+        (2, [[0, 1, 2], [2], []], None),
+        (None, [[0, 2, 1]], None),
+        ([], [[0, 2, 1]], None),
+    ],
+)
+def test_the_note_on_sequences_that_continue(own: Any, tokens: list[list[int]], note: str | None) -> None:
+    model = llama()
+    model.config.eos_token_id = own
+    given = [Completion([1], one) for one in tokens]
+    assert run._notes_on_eos(model, given) == ([] if note is None else [note])
+    assert run._notes_on_eos(coin, given) == []
+    if len(tokens) < 4:
+        settings: dict[str, Any] = {"prompts": [[1]] * len(tokens), "progress": False, "numerics": 0}
+        assert audit(model, tokens, **settings).notes == ([] if note is None else [note])
+        assert audit(model, tokens, eos=1, **settings).notes == []
+
+
+def test_each_model_must_know_every_completion() -> None:
+    target, other = llama(), llama(vocab=5)
+    fine = [Completion([1], [0])]
+    run.require_models(Models(target, draft=target, suspected=coin), fine)
+    run.require_models(Models(coin, draft=target), fine)
+    for models in (Models(target, draft=other), Models(target, suspected=other)):
+        with pytest.raises(ValueError, match="same vocabulary"):
+            run.require_models(models, fine)
+    for models in (Models(target, suspected=coin), Models(target, draft=coin), Models(coin)):
+        with pytest.raises(ValueError, match="line 2 has the token 3; the vocabulary has the tokens 0 to 1"):
+            run.require_models(models, [*fine, Completion([1], [3])], ["line 1", "line 2"])
+
+
+# Progress
+
+
+@pytest.mark.parametrize(("expected", "of"), [(None, ""), (5000, " of 5,000")])
+def test_lines_of_progress(expected: int | None, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 3 seconds, then every 10, and at the rejection once."""
+    now, said = [100.0], list[str]()
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with progress.shown(said.append, expected) as show:
+        for at, given in [
+            (102.9, (10, 0.0, None)),
+            (103.0, (20, -0.5, None)),
+            (112.9, (30, 0.0, None)),
+            (113.0, (4000, 1.25, None)),
+            (114.0, (4010, 6.5, 3999)),
+            (114.1, (4020, 6.5, 3999)),
+            (123.9, (4030, 6.5, 3999)),
+            (124.0, (4040, math.inf, 3999)),
+        ]:
+            now[0] = at
+            show(*given)
+    assert said == [
+        f"audited 20{of} tokens, e = 10^-0.5",
+        f"audited 4,000{of} tokens, e = 10^1.2",
+        f"audited 4,010{of} tokens, e = 10^6.5; rejected after 3,999",
+        f"audited 4,040{of} tokens, e = infinite; rejected after 3,999",
+    ]
+
+
+@pytest.mark.parametrize("visible", [True, False])
+def test_the_bar_has_the_tokens_and_the_e_value(visible: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Bar:
+        def __init__(self, **given: Any) -> None:
+            made.extend([given, self])
+            self.n, self.said = 0, list[Any]()
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.said.append("closed")
+
+        def update(self, n: int) -> None:
+            self.n += n
+
+        def set_postfix_str(self, words: str, refresh: bool = True) -> None:
+            self.said.append((words, refresh))
+
+    monkeypatch.setattr(progress, "tqdm", Bar)
+    with progress.shown(visible, 50) as show:
+        show(20, 1.25, None)
+        show(35, -2.0, 30)
+    given, bar = made
+    assert given == {
+        "total": 50, "desc": "audit", "unit": "token", "delay": 3.0, "leave": False, "disable": not visible
+    }  # fmt: skip
+    assert bar.n == 35
+    assert bar.said == [("e = 10^1.2", False), ("e = 10^-2.0", False), "closed"]

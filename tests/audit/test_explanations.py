@@ -170,6 +170,8 @@ def test_bfloat16_must_be_twenty_times_as_likely(
     )
     crossed = report(found_after=3, running=CROSSED)
     assert bfloat16_note(crossed, LARGE, target, Sampling(), given) == [said] * hint
+    short = report(found_after=3, running=np.array([1.0, 5.9, 5.9]))  # short of 1/delta without any numerics
+    assert bfloat16_note(short, LARGE._replace(nats=0.0), target, Sampling(), given) == [said] * hint
     for other in (
         report(found_after=3, running=CROSSED, violations={"impossible": 1}),
         report(found_after=0, running=np.empty(0)),
@@ -257,6 +259,7 @@ def shared_noise(kinds: dict[str, list[list[float]]], delta: float = 1e-3) -> se
         ([[1.5], [1.6], [0.5], [0.0]], {0, 1}),  # where it is not, more than 10 by its own part
         ([[1.5], [1.5], [0.0]], {0, 1}),
         ([[1.5], [1.0], [1.0], [0.5]], {0}),
+        ([[1.5], [1.02], [1.0], [0.5]], {0, 1}),
         ([[1.0], [1.0], [1.0]], None),  # too little in each
         ([[0.9]] * 4, None),
         ([[2.5], [-3.0], [0.0]], {0}),

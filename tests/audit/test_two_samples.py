@@ -17,7 +17,7 @@ import torch
 from chains import Array, zipf_tables
 from torch import Tensor
 
-from specnb.audit import compare_command
+from specnb.audit import compare_command, two_samples
 from specnb.audit.token_file import Sample, read_samples
 from specnb.audit.two_samples import VIEWS, Memory, TwoSampleReport, _paired, compare_samples
 from specnb.cli import main
@@ -245,6 +245,13 @@ def test_the_whole_report_is_that_computed_by_hand(bias: float) -> None:
             whole = compare_samples(one, other, (1 + 1e-7) / after[at])
             assert (stopped.found_after, stopped.pairs, whole.found_after, whole.pairs) == (at + 1, at + 1, at + 1, 25)
             assert stopped.log10_e == pytest.approx(math.log10(after[at]), abs=1e-9)
+
+
+def test_counts_are_divided_by_their_length() -> None:
+    """As a vector; nothing is counted in a sequence without tokens."""
+    view = two_samples._counts(lambda sample: iter(sample.tokens))
+    assert view(Sample("", (7, 7, 7, 5, 5, 5, 5)), Memory()) == {7: 0.6, 5: 0.8}
+    assert view(Sample("", ()), Memory()) == {}
 
 
 def test_sequences_are_paired_by_prompt_in_their_order() -> None:
