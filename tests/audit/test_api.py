@@ -187,15 +187,16 @@ def coin(prefix: tuple[int, ...]) -> list[float]:
 
 def test_every_argument_reaches_the_audit_of_completions(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Any, ...]] = []
+    array: Any = lambda rows: [np.array(row) for row in rows]  # noqa: E731
     monkeypatch.setattr(api, "audit_completions", lambda *given, **more: seen.append((*given, more)))
     sampling, other, control = Sampling(0.5), Sampling(2.0), [Completion([1], [0])]
     engine, aim = Engine(torch.float32, control=control), Aim(("argmax",), coin)
     audit(coin, [[0, 1], [1]], prompts=[[1], [0]])
     audit(
-        coin, [np.array([0, 1, 1])], prompts=[np.array([1])], sampling=sampling, eos=1, max_new_tokens=7, draft=coin,
-        draft_sampling=other, steps=[np.array([1, 0, 2])], delta=0.25, seed=3, stop=True, numerics=5, engine=engine,
+        coin, array([[0, 1, 1]]), prompts=array([[1]]), sampling=sampling, eos=1, max_new_tokens=7, draft=coin,
+        draft_sampling=other, steps=array([[1, 0, 2]]), delta=0.25, seed=3, stop=True, numerics=5, engine=engine,
         aim=aim, progress=print,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     audit(coin, [[0]], prompts=[[1]], sampling=sampling, draft=coin)
     plain = Settings(1e-6, 0, None, None, (), False, 16, True)
     assert seen[0] == (
@@ -273,7 +274,8 @@ def test_a_stop_is_asked_for_and_comes_after_the_row() -> None:
     ones = rows([1] * 20, [1] * 20, [1] * 20)
     whole, stopped = audit_distributions(ones, progress=False), audit_distributions(ones, stop=True, progress=False)
     assert whole.found_after is not None
-    assert 20 < whole.found_after == stopped.found_after <= 40
+    assert 20 < whole.found_after <= 40
+    assert stopped.found_after == whole.found_after
     assert (whole.tokens, stopped.tokens) == (60, 40)
     assert audit_distributions(ones[:1], stop=True, progress=False).tokens == 20
     given = Auditor(delta=0.25)
@@ -322,6 +324,14 @@ def test_what_was_audited_before_an_interrupt_counts() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted([])
     assert not audit_distributions(rows([0]), progress=False).interrupted
+
+    def none() -> Iterator[Row]:
+        yield from ()
+        raise KeyboardInterrupt
+
+    before = Auditor()
+    audit_distributions(rows([0, 1], [1]), before, progress=False)
+    assert audit_distributions(none(), before, progress=False).sequences == 2
 
 
 # Completions as they arrive
@@ -410,12 +420,15 @@ def test_an_interrupt_before_and_after_the_last_token(monkeypatch: pytest.Monkey
 
 # The control and explanations
 
+ONES = ("same-tokens", "noise-of-texts")
+"""Kinds to ignore where all sequences are the same."""
+
 
 def test_the_control_is_audited_with_the_same_bets_and_shown() -> None:
     said: list[str] = []
     exact = completions(*np.random.default_rng(0).integers(2, size=(2, 40)).tolist())
     ones = completions(*[[1] * 40] * 2)
-    settings = Settings(progress=said.append, delta=0.01, ignore=("same-tokens", "noise-of-texts"))
+    settings = Settings(progress=said.append, delta=0.01, ignore=ONES)
     models = Models(coin, draft=coin, suspected=lambda prefix: [0.25, 0.75])
     report = run.audit_completions(models, ones, settings, Engine(control=ones))
     assert report.control is not None
@@ -474,6 +487,8 @@ def test_impossible_tokens_as_in_a_control_that_is_explained_are_excused() -> No
         assert report.control.control.verdict == "numerics"
         assert (report.verdict, bool(report.violations)) == (("numerics", False) if excused else ("rejected", True))
         assert report.control.alike == excused
+        kinds = (report.control.shared, report.control.only_here, report.control.undecided)
+        assert kinds == ([], [], [] if excused else ["impossible"])  # where they are, nothing is left to attribute
         assert len(report.undeclared) == 5 * excused
         also = [Completion([], [2] * 5 + [0] * 95)]
         worse = run.audit_completions(models, given, settings, Supposed(control=also))
@@ -484,7 +499,7 @@ def test_what_may_explain_a_finding_is_asked_only_after_one(monkeypatch: pytest.
     asked: list[Any] = []
     monkeypatch.setattr(run, "order_note", lambda *given: asked.append(given[1:]) or ["order"])
     monkeypatch.setattr(run, "bfloat16_note", lambda *given: asked.append(given[1:]) or ["bfloat16"])
-    settings = Settings(progress=False, delta=0.01, ignore=("same-tokens", "noise-of-texts"))
+    settings = Settings(progress=False, delta=0.01, ignore=ONES)
     fine, ones = completions([0, 1, 1, 0]), completions([0], [1] * 40)
     assert run.audit_completions(Models(coin), fine, settings).notes == []
     assert asked == []
@@ -522,6 +537,9 @@ def test_rows_that_share_noise_are_left_out_of_a_second_audit(monkeypatch: pytes
     assert part.notes == ["shared noise was looked for in the first 12 sequences"]
     assert part.rows_alone is not None
     assert part.rows_alone.sequences == 4
+    other = run.audit_completions(Models(coin), completions(*[[1] * 40] * 13), Settings(progress=False, ignore=ONES))
+    assert other.rejected
+    assert (other.notes, other.rows_alone) == ([], None)  # no dependence was found
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ BOTH = {"argmax": np.array([0.0, 1.0, 9.0, 8.0]), "sharper": np.array([0.0, 1.0,
 UNDECLARED = f"impossible by no more than those of bfloat16 would explain: {NEAR}"
 
 
-def control(**changes: object) -> ControlComparison:
+def control(**changes: Any) -> ControlComparison:
     """A comparison in which nothing was found."""
     return ControlComparison(report(detectable={}), [], [], 1.0, 1e-6)._replace(**changes)
 

@@ -165,7 +165,7 @@ def features_by_hand(sample: Sample, earlier: list[Sample]) -> dict[str, dict[ob
         counts = {key: keys.count(key) for key in keys}
         return {key: count / math.sqrt(sum(one**2 for one in counts.values())) for key, count in counts.items()}
 
-    summary = {
+    summary: dict[object, float] = {
         "length": math.log(1 + len(tokens)),
         "distinct": len(set(tokens)) / n,
         "repeated": sum(one == other for one, other in own) / n,
@@ -175,7 +175,7 @@ def features_by_hand(sample: Sample, earlier: list[Sample]) -> dict[str, dict[ob
     }
     beginning = [(sample.prompt, at, token) for at, token in enumerate(tokens[:16])]
     return {
-        "summary": dict(summary),
+        "summary": summary,
         "tokens": unit(list(tokens)),
         "pairs of tokens": unit(own),
         "beginning": unit(beginning),
