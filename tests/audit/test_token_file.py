@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import re
 from pathlib import Path
 
@@ -187,12 +186,18 @@ def test_a_mark_is_that_of_a_file_and_not_of_a_line(tmp_path: Path) -> None:
         read_tokens(write(tmp_path, b"\xfe\xff\0{"))
 
 
-def test_pipes_devices_and_folders_are_no_files(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for file in (tmp_path / "pipe", Path("/dev/null")):
-        words = f"{file} is a pipe or a device, which may have no end; give a file (only specnb audit - reads a pipe)"
-        with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-            read_tokens(file)
+@pytest.mark.parametrize("kind", ["is_fifo", "is_char_device"])
+def test_pipes_and_devices_are_refused_before_they_are_read(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, GOOD)  # a real pipe would be waited for, if it were opened
+    monkeypatch.setattr(Path, kind, lambda asked: asked == file)
+    words = f"{file} is a pipe or a device, which may have no end; give a file (only specnb audit - reads a pipe)"
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        read_tokens(file)
+
+
+def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
     for other in (tmp_path, tmp_path / "none"):
         with pytest.raises(OSError, match=re.escape(str(other))):
             read_tokens(other)
