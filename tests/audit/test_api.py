@@ -235,6 +235,23 @@ def test_input_is_checked_before_the_audit(completions: Any, given: dict[str, An
         audit(coin, completions, progress=False, **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [({"delta": 0.0}, []), ({"seed": -1}, []), ({"aim": Aim(("x",))}, []), ({"eos": 2}, [(1,)]), ({"eos": -1}, [])],
+)
+def test_settings_are_checked_before_any_model_runs(given: dict[str, Any], asked: list[tuple[int, ...]]) -> None:
+    """A function is asked for the size of its vocabulary only."""
+    seen: list[tuple[int, ...]] = []
+
+    def target(prefix: tuple[int, ...]) -> list[float]:
+        seen.append(prefix)
+        return [0.5, 0.5]
+
+    with pytest.raises(ValueError, match=r"delta|seed|ignore|2|-1"):
+        audit(target, [[0, 1], [1]], prompts=[[1], [0]], progress=False, **given)
+    assert seen == asked
+
+
 def test_assert_exact_shows_no_bar_and_takes_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(api, "audit", lambda *given, **more: seen.append(more) or report())
