@@ -276,6 +276,7 @@ NAN = (math.nan, math.nan)
         ([(0.1, 0.0)] * 8, [(0.1, 0.0)], True, "shared"),  # 8 or more of 9 are here with probability 0.02, 3 tests
         ([(0.1, 0.0)] * 9, [(0.1, 0.0)], False, "undecided"),  # 9 or more of 10 with probability 0.011
         ([], [], True, "shared"),
+        ([], [(0.1, 0.1)], True, "shared"),
     ],
 )
 def test_where_impossible_tokens_belong(
@@ -286,6 +287,15 @@ def test_where_impossible_tokens_belong(
     assert found.alike == alike
     assert [name for name in ("shared", "only_here", "undecided") if getattr(found, name)] == [where]
     assert found.p_value == gap_p_value(gaps, 1000, control_gaps, 1000)
+
+
+@pytest.mark.parametrize(("factor", "where"), [(1.0, "undecided"), (1 + 1e-9, "only_here")])
+def test_more_impossible_tokens_are_the_speculations_at_a_p_value_below_delta(factor: float, where: str) -> None:
+    gaps, control_gaps = [(0.1, 0.0)] * 9, [(0.1, 0.0)]
+    delta = factor * gap_p_value(gaps, 1000, control_gaps, 1000)
+    here = by_hand({}, tokens=1000, violations={"impossible": 9}, delta=delta)
+    found = compare_with_control(here, by_hand({}, tokens=1000), gaps, control_gaps)
+    assert getattr(found, where) == ["impossible"]
 
 
 def more_than(count: int, n: int, marked: int, total: int) -> float:
