@@ -20,7 +20,6 @@ from tiny import llama, near_copy
 from torch import Tensor, nn
 from transformers import LlamaModel, PreTrainedModel
 
-from specnb import arguments
 from specnb.decoding import request, step
 from specnb.decoding.loop import generate
 from specnb.decoding.record import CompletedRow
@@ -475,7 +474,6 @@ ENDS, ROWS = (
     "it must be a token, which is a whole number, a list of tokens, or None",
     "they must be a list of whole numbers from 0",
 )
-HIDDEN = "a Unprintable too long to show"
 KNOWN = "the vocabulary has the tokens 0 to 3"
 A_RULE = "it must be an acceptance rule of specnb.sampling.verification, or such a function"
 CPU = torch.device("cpu")
@@ -486,16 +484,6 @@ NO_OBJECT: Any = Proposing
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: arguments.require_whole(a=(3, 0), b=(-1, 0)), ValueError, f"b is -1; {WHOLE} 0"),
-        (lambda: arguments.require_whole(a=(1, 2)), ValueError, f"a is 1; {WHOLE} 2"),
-        (lambda: arguments.require_whole(a=(False, 0)), ValueError, f"a is False; {WHOLE} 0"),
-        (lambda: arguments.require_whole(a=(2.0, 0)), ValueError, f"a is 2.0; {WHOLE} 0"),
-        (lambda: arguments.require_whole(a=(None, 0)), ValueError, f"a is None; {WHOLE} 0"),
-        (lambda: arguments.require_whole(a=(torch.tensor(True), 0)), ValueError, f"a is tensor(True); {WHOLE} 0"),
-        (lambda: arguments.require_whole(a=(torch.tensor([1, 2]), 0)), ValueError, f"a is tensor([1, 2]); {WHOLE} 0"),
-        (lambda: arguments.require_whole(a=("x" * 198, 0)), ValueError, f"a is {'x' * 198!r}; {WHOLE} 0"),
-        (lambda: arguments.require_whole(a=("x" * 199, 0)), ValueError, f"a is '{'x' * 199}...; {WHOLE} 0"),
-        (lambda: arguments.require_whole(a=(Unprintable(), 0)), ValueError, f"a is {HIDDEN}; {WHOLE} 0"),
         (lambda: request.require_flags(a=True, b=1), TypeError, f"b is 1; {FLAGS}"),
         (lambda: request.require_flags(a=None), TypeError, f"a is None; {FLAGS}"),
         (
@@ -639,8 +627,6 @@ def unlimited() -> Any:
 
 
 def test_what_is_in_range_is_accepted() -> None:
-    arguments.require_whole(a=(0, 0), b=(2, 2), c=(np.int8(3), 3), d=(torch.tensor(4), 1), e=(10**5000, 1))
-    arguments.require_whole()
     request.require_flags(a=True, b=False, c=np.True_)
     request.require_models(TARGET, None)
     request.require_models(TARGET, Proposing())
