@@ -468,7 +468,7 @@ def five_or_six(p: Tensor, q: Tensor, draft_tokens: Tensor, *others: Any) -> Any
 
 
 of_five = TreeRule(token_verification)  # type: ignore[arg-type]
-WHOLE, LISTS = "it must be a whole number from", "it must be a list of prompts, each a list of tokens"
+LISTS = "it must be a list of prompts, each a list of tokens"
 FLAGS, SIZES = "it must be True or False", "each prompt is a list of tokens, which are whole numbers"
 ENDS, ROWS = (
     "it must be a token, which is a whole number, a list of tokens, or None",
