@@ -474,6 +474,22 @@ def test_a_drafter_is_told_of_all_rows_at_first_and_then_of_those_that_begin_ane
     assert told == [(None, [len(prompt) for prompt in PROMPTS]), ([2, 0], [2, len(PROMPTS[1]), 1])]
 
 
+@torch.inference_mode()
+def test_a_drafter_is_told_the_outcome_of_each_step_and_the_tokens_emitted() -> None:
+    told: list[tuple[list[int], list[int]]] = []
+
+    class Told(TemplateDrafter):
+        def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+            told.append((outcome.accepted.tolist(), context.lengths.tolist()))
+
+    batch = chain_batch(drafter=Told(torch.full((4, 4), 0.25)))
+    batch.clear([])
+    batch.enter([0, 1, 2], PROMPTS, uniforms(0, range(3), 5, 2), 5)
+    batch.step()
+    accepted = batch.state.record[:, 0, 2].int().tolist()
+    assert told == [(accepted, [len(prompt) + n + 1 for prompt, n in zip(PROMPTS, accepted, strict=True)])]
+
+
 def test_the_uniforms_of_a_batch_are_those_of_its_gamma() -> None:
     made, expected = chain_batch().uniforms(7, [4, 2], 3), uniforms(7, [4, 2], 3, 2)
     for name in ("draft", "accept", "final"):
