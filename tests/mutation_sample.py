@@ -206,9 +206,12 @@ def _is_function(code: CodeType) -> bool:
 
 
 def replacement(module: Path, tree: ast.Module) -> tuple[CodeType, CodeType] | None:
-    """The code of the function that a mutant changes, before and after; none if it changes another thing."""
+    """The code of the function that a mutant changes, before and after; none if it changes another thing, or is none."""
     before = compile(module.read_text(encoding="utf-8"), str(module.resolve()), "exec")
-    after = compile(tree, str(module.resolve()), "exec")
+    try:
+        after = compile(tree, str(module.resolve()), "exec")
+    except SyntaxError:  # such as a statement left out between `nonlocal` and its name; it cannot be imported either
+        return None
     pairs = list(zip(functions(before), functions(after), strict=True))
     changed = [pair for pair in pairs if pair[0] != pair[1]]
     return changed[0] if len(changed) == 1 and repr(rest(before)) == repr(rest(after)) else None

@@ -29,7 +29,6 @@ def test_times_are_in_target_runs() -> None:
     assert plain.tokens == 6
     for one in (itself, plain, aimed):
         assert one.low <= one[3] <= one.high
-    assert plain[2] > itself[2] > 0
 
 
 def test_an_interval_needs_three_repetitions() -> None:
