@@ -206,7 +206,7 @@ def _is_function(code: CodeType) -> bool:
 
 
 def replacement(module: Path, tree: ast.Module) -> tuple[CodeType, CodeType] | None:
-    """The code of the function that a mutant changes, before and after, or None: it changes another thing, or is no code."""
+    """The code of the function that a mutant changes, before and after; None for any other change, or no code."""
     before = compile(module.read_text(encoding="utf-8"), str(module.resolve()), "exec")
     try:
         after = compile(tree, str(module.resolve()), "exec")
