@@ -327,7 +327,7 @@ def test_of_one_possible_token_everything_is_accepted(rule: Rule) -> None:
 @pytest.mark.parametrize(
     ("rule", "threshold"),
     [(token_verification, 0.5), (rejection_sampling, 1 / 3), (lenient_verification(0.75), 2 / 3)],
-    ids=str,
+    ids=["token verification", "rejection sampling", "lenient verification"],
 )
 def test_a_uniform_equal_to_the_acceptance_probability_rejects(rule: Rule, threshold: float) -> None:
     """p/q is 1/2 for the draft token and 3/2 for the other, so M = 3/2."""
