@@ -28,7 +28,7 @@ fast: environment  ## the tests, and the examples in docstrings
 
 compared: environment  ## the notebooks against their committed outputs: as make reproduce ran them, by nbval where it has not
 	python tests/portability.py --made
-	notebooks="$$(python tests/portability.py --not-made)" && if [ -n "$$notebooks" ]; then $(MAKE) nbval NOTEBOOKS="$$notebooks"; fi
+	python tests/portability.py --not-made | xargs -r pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg
 
 nbval: environment  ## the notebooks, run again and compared with their committed outputs
 	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg $(or $(NOTEBOOKS),notebooks)
