@@ -1,7 +1,7 @@
 """The style of every figure: widths of a paper's columns, one colour for each meaning, reproducible files.
 
-Figures are saved as SVG and PDF without dates or random identifiers, so the same figure gives the same bytes. On another
-processor the sixth decimal of a place may differ, where the layout lies between two.
+Figures are saved as SVG and PDF without dates or random identifiers, so the same figure gives the same bytes. On
+another processor the sixth decimal of a place may differ, where the layout lies between two.
 """
 
 from __future__ import annotations
