@@ -10,6 +10,7 @@ export HOME := $(shell mkdir -p "$(CURDIR)/build/home")$(CURDIR)/build/home
 endif
 # Results of these targets are committed; those of explorations go to build/own.
 bench bench-gpu distilled notebooks paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
+NBVAL = pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
@@ -28,10 +29,10 @@ fast: environment  ## the tests, and the examples in docstrings
 
 compared: environment  ## the notebooks against their committed outputs: as make reproduce ran them, by nbval where it has not
 	python tests/portability.py --made
-	python tests/portability.py --not-made | xargs -r pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg
+	python tests/portability.py --not-made | xargs -r $(NBVAL)
 
 nbval: environment  ## the notebooks, run again and compared with their committed outputs
-	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg $(or $(NOTEBOOKS),notebooks)
+	$(NBVAL) $(or $(NOTEBOOKS),notebooks)
 
 wheel: environment  ## build the wheel and use it in another environment, outside the checkout
 	python .ci/wheel.py

@@ -43,7 +43,7 @@ SHOWN = 12  # lines of each difference
 
 
 def sequences(notebook: NotebookNode) -> list[tuple[str, str]]:
-    """The source and the compared text of every code cell, sanitised as `make test` does."""
+    """The source and the compared text of every code cell, sanitised as `make nbval` does."""
     config = configparser.ConfigParser()
     config.read(SANITIZE)
     rules = [(config[name]["regex"], config[name]["replace"]) for name in config.sections()]

@@ -147,6 +147,16 @@ not covered: {not_covered}"""
 CROSSED = np.array([1.0, 5.0, 7.0, 6.5])
 BOTH = {"argmax": np.array([0.0, 1.0, 9.0, 8.0]), "sharper": np.array([0.0, 1.0, 2.0, 3.5])}
 UNDECLARED = f"impossible by no more than those of bfloat16 would explain: {NEAR}"
+NEAR_TIES = [
+    AUDITED,
+    "NUMERICS: the tokens deviate from the target, by no more than numerics explain",
+    "  all impossible tokens lie within the noise of bfloat16: if the engine computes in bfloat16, give its",
+    "  dtype (--engine-dtype bfloat16, or --dtype bfloat16 for the target too);",
+    "  if it computes in float32, say so (--engine-dtype float32), and they reject exactness",
+    "e-value: 10^-0.1, largest 10^0.3",
+    UNDECLARED,
+    TV,
+]
 
 
 def control(**changes: Any) -> ControlComparison:
@@ -352,14 +362,7 @@ TEXTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "near ties of an unknown dtype": (
         {"numerics_only": True, "undeclared": [NEAR], "detectable": {}, "numerics": None},
         [
-            AUDITED,
-            "NUMERICS: the tokens deviate from the target, by no more than numerics explain",
-            "  all impossible tokens lie within the noise of bfloat16: if the engine computes in bfloat16, give its",
-            "  dtype (--engine-dtype bfloat16, or --dtype bfloat16 for the target too);",
-            "  if it computes in float32, say so (--engine-dtype float32), and they reject exactness",
-            "e-value: 10^-0.1, largest 10^0.3",
-            UNDECLARED,
-            TV,
+            *NEAR_TIES,
         ],
     ),
     "near ties and evidence beside them": (
@@ -402,14 +405,7 @@ TEXTS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "control": control(control=report(tokens=1, impossible_summary="fewer"), alike=False, p_value=0.5),
         },
         [
-            AUDITED,
-            "NUMERICS: the tokens deviate from the target, by no more than numerics explain",
-            "  all impossible tokens lie within the noise of bfloat16: if the engine computes in bfloat16, give its",
-            "  dtype (--engine-dtype bfloat16, or --dtype bfloat16 for the target too);",
-            "  if it computes in float32, say so (--engine-dtype float32), and they reject exactness",
-            "e-value: 10^-0.1, largest 10^0.3",
-            UNDECLARED,
-            TV,
+            *NEAR_TIES,
             "control (1 token without speculation): not rejected; fewer",
             "  it is not decided whether impossible tokens are more or larger than the control's (p = 0.5)",
         ],

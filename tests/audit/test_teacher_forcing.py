@@ -202,9 +202,9 @@ def test_a_text_that_is_too_long_is_run_in_pieces(
         assert seen == [([piece], len(piece), True, number > 0) for number, piece in enumerate(pieces)]
 
 
-def lengths(sizes: list[int | None], room: int, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """How texts of these lengths are grouped, where `room` tokens fit into a pass."""
-    monkeypatch.setattr(teacher_forcing, "LOGITS", 2 * room)
+def lengths(sizes: list[int | None], limit: int, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """How texts of these lengths are grouped, where `limit` tokens fit into a pass."""
+    monkeypatch.setattr(teacher_forcing, "LOGITS", 2 * limit)
     asked: list[tuple[int, ...]] = []
     given = [None if size is None else Completion([1], [0] * (size - 1)) for size in sizes]
     groups = list(teacher_forcing._batches(given, lambda prefix: asked.append(prefix) or [0.5, 0.5]))

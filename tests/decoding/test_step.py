@@ -461,33 +461,33 @@ def test_the_hidden_states_that_a_drafter_names_are_kept_and_cleared() -> None:
 
 @torch.inference_mode()
 def test_a_drafter_is_told_of_all_rows_at_first_and_then_of_those_that_begin_anew() -> None:
-    told: list[tuple[list[int] | None, list[int]]] = []
+    started: list[tuple[list[int] | None, list[int]]] = []
 
     class Told(TemplateDrafter):
         def start(self, context: Context, rows: Tensor | None = None) -> None:
-            told.append((None if rows is None else rows.tolist(), context.lengths.tolist()))
+            started.append((None if rows is None else rows.tolist(), context.lengths.tolist()))
 
     batch = chain_batch(drafter=Told(torch.full((4, 4), 0.25)))
     batch.clear([])
     batch.enter([0, 1, 2], PROMPTS, uniforms(0, range(3), 5, 2), 5)
     batch.enter([2, 0], [[1], [3, 3]], uniforms(0, [3, 4], 5, 2), 5)
-    assert told == [(None, [len(prompt) for prompt in PROMPTS]), ([2, 0], [2, len(PROMPTS[1]), 1])]
+    assert started == [(None, [len(prompt) for prompt in PROMPTS]), ([2, 0], [2, len(PROMPTS[1]), 1])]
 
 
 @torch.inference_mode()
 def test_a_drafter_is_told_the_outcome_of_each_step_and_the_tokens_emitted() -> None:
-    told: list[tuple[list[int], list[int]]] = []
+    updates: list[tuple[list[int], list[int]]] = []
 
     class Told(TemplateDrafter):
         def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
-            told.append((outcome.accepted.tolist(), context.lengths.tolist()))
+            updates.append((outcome.accepted.tolist(), context.lengths.tolist()))
 
     batch = chain_batch(drafter=Told(torch.full((4, 4), 0.25)))
     batch.clear([])
     batch.enter([0, 1, 2], PROMPTS, uniforms(0, range(3), 5, 2), 5)
     batch.step()
     accepted = batch.state.record[:, 0, 2].int().tolist()
-    assert told == [(accepted, [len(prompt) + n + 1 for prompt, n in zip(PROMPTS, accepted, strict=True)])]
+    assert updates == [(accepted, [len(prompt) + n + 1 for prompt, n in zip(PROMPTS, accepted, strict=True)])]
 
 
 def test_the_uniforms_of_a_batch_are_those_of_its_gamma() -> None:
