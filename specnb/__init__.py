@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from specnb.decoding.beam import beam_search
     from specnb.decoding.loop import Generation, generate
     from specnb.decoding.record import StepRecord
+    from specnb.decoding.study import Study
     from specnb.drafting.base import Drafter, Proposal
     from specnb.drafting.mixture import MixtureDrafter
     from specnb.drafting.model import ModelDrafter
@@ -70,6 +71,7 @@ _PUBLIC = {
     "Proposal": "specnb.drafting.base",
     "Sampling": "specnb.sampling.distributions",
     "StepRecord": "specnb.decoding.record",
+    "Study": "specnb.decoding.study",
     "audit": "specnb.audit",
     "beam_search": "specnb.decoding.beam",
     "exact_match": "specnb.sampling.verification",
@@ -104,6 +106,7 @@ __all__ = [
     "Proposal",
     "Sampling",
     "StepRecord",
+    "Study",
     "audit",
     "beam_search",
     "exact_match",

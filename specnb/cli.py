@@ -126,7 +126,7 @@ def _audited(options: argparse.Namespace) -> Report:
     if options.numerics_positions < 0:
         raise ValueError(f"--numerics-positions is {options.numerics_positions}; give a number of positions, or 0")
     dtype = None if options.engine_dtype is None else DTYPES[options.engine_dtype]
-    engine = Engine(dtype, options.logit_tolerance)
+    engine = Engine(dtype, options.logit_tolerance, draft_sampling=draft_sampling, positions=options.numerics_positions)
     _require_device(options.device)
     if options.html is not None:
         _require_writable(options.html)
@@ -147,7 +147,7 @@ def _audited(options: argparse.Namespace) -> Report:
                 _from_stdin(models, options.limit),
                 Settings(
                     options.delta, options.seed, options.eos, options.max_new_tokens, ignore, options.stop,
-                    options.numerics_positions, progress,
+                    progress,
                 ),
                 engine,
             )  # fmt: skip
@@ -159,10 +159,8 @@ def _audited(options: argparse.Namespace) -> Report:
             steps=None if sequences[0].steps is None else [one.steps or [] for one in sequences],
             sampling=sampling,
             draft=draft,
-            draft_sampling=draft_sampling,
             eos=options.eos,
             max_new_tokens=options.max_new_tokens,
-            numerics=options.numerics_positions,
             engine=engine,
             aim=Aim(ignore, suspected),
             delta=options.delta,

@@ -29,12 +29,10 @@ def audit(
     eos: Ends = None,
     max_new_tokens: int | None = None,
     draft: Source | None = None,
-    draft_sampling: Sampling | None = None,
     steps: Sequence[Sequence[int]] | None = None,
     delta: float = 1e-6,
     seed: int = 0,
     stop: bool = False,
-    numerics: int = 16,
     engine: Engine = Engine(),
     aim: Aim = Aim(),
     progress: Progress = True,
@@ -47,16 +45,15 @@ def audit(
     sampling        temperature, top-k and top-p claimed; `specnb.audit.claimed.Claimed` adds min-p and another order
     eos             tokens that end a sequence, and `max_new_tokens` its length without one; how sequences end is
                     checked only where these are given
-    draft           the draft model, with `draft_sampling` (default: `sampling`): adds bets on failures of
-                    speculative decoding
+    draft           the draft model: adds bets on failures of speculative decoding
     steps           number of tokens emitted by each step of each sequence: adds bets on positions in a step. Valid for
                     rules that decide token by token; leave it out for others (block verification), where the length
                     of a step depends on the tokens after it
     delta           largest probability that an exact sampler is rejected
     seed            of the audit's own uniforms
     stop            whether to stop as soon as exactness is rejected
-    numerics        positions at which a model's pass over a sequence is compared with passes over one token
-    engine          what is known of the engine: its rounding errors, which are no fault of a sampler, and its control
+    engine          what is known of the engine: its rounding errors, which are no fault of a sampler, its control, and
+                    how it samples its draft
     aim             which deviations are looked for
     progress        whether to show a bar; a function gets plain lines instead
 
@@ -74,8 +71,8 @@ def audit(
     True
     """
     given = _completions(completions, prompts, steps)
-    models = Models(target, sampling, draft, draft_sampling or sampling, aim.suspected)
-    settings = Settings(delta, seed, eos, max_new_tokens, aim.ignore, stop, numerics, progress)
+    models = Models(target, sampling, draft, engine.draft_sampling or sampling, aim.suspected)
+    settings = Settings(delta, seed, eos, max_new_tokens, aim.ignore, stop, progress)
     settings.auditor()  # raises for bad settings
     end_tokens(eos, vocabulary(target, given[0].prompt))
     require_models(models, [*given, *engine.control])

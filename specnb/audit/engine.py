@@ -39,6 +39,9 @@ class Engine:
     logit_tolerance  how far below the tokens kept the logit of a token may be, in place of a measurement
     control          sequences of the same engine, with the same settings, without speculation: what they deviate in is
                      the engine's own
+    draft_sampling   how its draft model is sampled; None: as the target
+    positions        at how many positions a model's pass over a sequence is compared with passes over one token, where
+                     rounding errors are measured
 
     Raises `ValueError` for a tolerance below 0, and `TypeError` for a dtype that is not one of floating point.
 
@@ -51,6 +54,8 @@ class Engine:
     dtype: torch.dtype | None = None
     logit_tolerance: float | None = None
     control: Sequence[Completion] = ()
+    draft_sampling: Sampling | None = None
+    positions: int = 16
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
@@ -59,16 +64,16 @@ class Engine:
             raise ValueError(f"logit_tolerance is {self.logit_tolerance}; it must be 0 or more, in units of logits")
 
     def numerics(
-        self, target: Source, completions: Sequence[Completion], sampling: Sampling, positions: int
+        self, target: Source, completions: Sequence[Completion], sampling: Sampling
     ) -> tuple[Numerics | None, Callable[[], Numerics] | None]:
-        """What `Auditor` takes as `numerics` and `undeclared`, measured at `positions` positions of `completions`."""
+        """What `Auditor` takes as `numerics` and `undeclared`, measured at positions of `completions`."""
         if self.logit_tolerance is not None:
             return given_numerics(self.logit_tolerance, sampling), None
-        if not isinstance(target, PreTrainedModel) or positions < 1 or not any(one.tokens for one in completions):
+        if not isinstance(target, PreTrainedModel) or self.positions < 1 or not any(one.tokens for one in completions):
             return None, None
 
         def measured(dtype: torch.dtype | None) -> Numerics:
-            return measure_numerics(target, completions, sampling, positions, dtype)
+            return measure_numerics(target, completions, sampling, self.positions, dtype)
 
         unknown = self.dtype is None and target.dtype in (torch.float32, torch.float64)
         return measured(self.dtype), cache(lambda: measured(torch.bfloat16)) if unknown else None

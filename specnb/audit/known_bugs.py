@@ -23,6 +23,7 @@ from specnb.audit.bugs.layout import LAYOUT_BUGS
 from specnb.audit.bugs.loop import LOOP_BUGS, Reseeded
 from specnb.audit.bugs.step import FILTERS, step_bugs
 from specnb.decoding import loop
+from specnb.decoding.study import Study
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel
@@ -77,6 +78,7 @@ def generate(
     target: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     drafter: PreTrainedModel | Drafter,
+    study: Study = Study(),
     **settings: Any,
 ) -> loop.Generation:
     """`specnb.decoding.loop.generate` with `bug`; the tokens should have the distribution under `bug.claimed`.
@@ -94,4 +96,5 @@ def generate(
         return bug.rule(bug.p(p) if bug.p else p, q, draft_tokens, accept, final)
 
     sampling = Sampling() if bug.p else bug.claimed
-    return loop.generate(target, prompts, drafter, sampling=sampling, rule=rule, batch_class=bug.batch, **settings)
+    study = replace(study, batch_class=bug.batch)
+    return loop.generate(target, prompts, drafter, sampling=sampling, rule=rule, study=study, **settings)

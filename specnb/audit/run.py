@@ -42,7 +42,6 @@ class Settings:
     max_new_tokens: int | None = None
     ignore: tuple[str, ...] = ()
     stop: bool = False
-    numerics: int = 16
     progress: Progress = True
 
     def auditor(
@@ -124,7 +123,7 @@ def audit_completions(
         raise ValueError("the control has no tokens; give at least one sequence with a token in it, or no control")
     first, rest = _first(completions)
     ready = [one for one in first if one is not None]
-    numerics = engine.numerics(models.target, ready, models.sampling, settings.numerics)
+    numerics = engine.numerics(models.target, ready, models.sampling)
     auditor = settings.auditor(*numerics)
     kept = Remembered(chain(first, rest))
     rows = teacher_forced_rows(models, kept)

@@ -37,8 +37,8 @@ from specnb.decoding.request import (
 )
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
 from specnb.decoding.step import Batch
+from specnb.decoding.study import Study, require_study
 from specnb.decoding.timing import StepTimer
-from specnb.decoding.tree_step import TreeBatch
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import as_drafter
 from specnb.models.compilation import Captured, Compiled
@@ -56,7 +56,7 @@ class Generation:
 
     tokens  the new tokens of each prompt
     record  what each step did
-    probs   with `keep_probs`, for each prompt the target's distributions `(len(tokens), vocab)` of its new tokens
+    probs   with `Study(keep_probs=True)`, the target's distributions `(len(tokens), vocab)` of each prompt's new tokens
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -82,13 +82,10 @@ def generate(
     rule: Rule | TreeRule | None = None,
     eos: Tokens = None,
     seed: int = 0,
-    rows: Collection[int] | None = None,
     batch_size: int | None = None,
-    timed: bool = False,
     compile: bool | str = False,
     progress: bool = True,
-    keep_probs: bool = False,
-    batch_class: type[Batch] | None = None,
+    study: Study = Study(),
 ) -> Generation:
     """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
@@ -99,20 +96,17 @@ def generate(
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), or `recursive_rejection` for a tree:
                 then completions have exactly the target's distribution, whatever the drafter
-    seed, rows  `rows` numbers the prompts (0, 1, ... by default). The tokens of a prompt depend on `seed`, its
-                number, the prompt and the settings, and not on the batch. Whole numbers from 0
+    seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
+                prompt and the settings, and not on the batch
     batch_size  how many prompts are generated at a time, all by default. When a sequence ends, the next prompt takes
                 its row. Results are in the order of the prompts
-    timed       record the seconds of each part of a step; the host then waits for the device after each part
     compile     True compiles the parts of a step first: half a minute for a new number of rows, gamma or length (in
                 steps of 128), some ten seconds if this machine did it before, nothing if this process did. The last
                 bits of the logits change. The last eight settings stay in memory, each with its own weights, until
                 `forget_compiled`. On a CUDA device the step is also captured as a graph. "graph" captures it without
                 compiling, with the same tokens as the plain step
     progress    show a progress bar after 3 seconds
-    keep_probs  return the target's distribution of every new token: that many tokens times the vocabulary
-    batch_class what makes the steps, to study a loop that differs from this one: a subclass of `Batch`, the default, or
-                of `TreeBatch` for a tree. Known bugs are such classes (`specnb.audit.bugs.loop`)
+    study       what is recorded or replaced to study the loop: times, distributions, numbers of the prompts, the step
 
     Raises, before anything is run, `ValueError` or `TypeError` for: no prompts, an empty prompt, tokens outside the
     vocabulary, numbers that are not whole (truth values among them), flags that are not True or False, a negative
@@ -132,9 +126,11 @@ def generate(
     [6, 6]
     """
     require_sampling(sampling)
+    require_study(study)
+    timed, keep_probs = study.timed, study.keep_probs
     require_flags(timed=timed, progress=progress, keep_probs=keep_probs)
     prompts, ends = listed_prompts(prompts), as_list(eos)
-    numbers = list(range(len(prompts))) if rows is None else listed_rows(rows)
+    numbers = list(range(len(prompts))) if study.rows is None else listed_rows(study.rows)
     batch_size = max(1, len(prompts)) if batch_size is None else batch_size
     require_whole(gamma=(gamma, 0), max_new_tokens=(max_new_tokens, 1), seed=(seed, 0), batch_size=(batch_size, 1))
     gamma, max_new_tokens, seed, batch_size = map(index, (gamma, max_new_tokens, seed, batch_size))
@@ -147,7 +143,7 @@ def generate(
     require_refill(drafter, len(prompts), batch_size)
     require_compile(compile, target.device)
     require_probs(keep_probs, compile)
-    batch_class = _batch_class(batch_class, rule)
+    batch_class = study.batch_class_for(rule)
 
     rows_at_once, longest = min(batch_size, len(prompts)), max(map(len, prompts))
     slots = slots_for(longest, max_new_tokens, gamma, compile)
@@ -206,17 +202,6 @@ def _run_to_completion(batch: Batch, scheduler: Scheduler, timed: bool, progress
     rows = scheduler.completed_rows()
     probs = [row.probs for row in rows if row.probs is not None]
     return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)
-
-
-def _batch_class(given: type[Batch] | None, rule: Rule | TreeRule) -> type[Batch]:
-    """The class that makes the steps for the kind of draft tokens that `rule` verifies; `given`, if it can."""
-    needed: type[Batch] = TreeBatch if isinstance(rule, TreeRule) else Batch
-    if given is None:
-        return needed
-    is_batch = isinstance(given, type) and issubclass(given, Batch)
-    if not is_batch or issubclass(given, TreeBatch) != (needed is TreeBatch):
-        raise TypeError(f"batch_class is {given!r}; for this rule it must be a subclass of {needed.__name__}")
-    return given
 
 
 def _needed_memory(

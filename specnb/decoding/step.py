@@ -156,7 +156,7 @@ class Batch:
     """Rows that are generated together: their state, their caches, and the parts of a step.
 
     Draft tokens form a chain; `specnb.decoding.tree_step.TreeBatch` is the same for a tree. A subclass may be made of
-    other parts; `generate(batch_class=...)` makes its steps:
+    other parts; `generate(study=Study(batch_class=...))` makes its steps:
 
     state_class   makes the state
     runner_class  makes the target with its cache

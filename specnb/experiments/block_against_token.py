@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from specnb.decoding.loop import Generation, generate
+from specnb.decoding.study import Study
 from specnb.drafting.model import ModelDrafter
 from specnb.experiments.bench.generators import prompts_for
 from specnb.measure.statistics import Estimate, over_rows, ratio_of_sums
@@ -94,7 +95,7 @@ def _complete(
 ) -> Generation:
     return generate(
         pair.target, prompts, ModelDrafter(pair.draft, sampling), gamma=GAMMA, max_new_tokens=new_tokens,
-        sampling=sampling, rule=rule, rows=rows, seed=9, progress=False,
+        sampling=sampling, rule=rule, seed=9, progress=False, study=Study(rows),
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from specnb.audit.bugs.bug import Bug
 from specnb.audit.known_bugs import EXACT, generate
 from specnb.audit.teacher_forcing import Completion, Models, teacher_forced_rows
 from specnb.decoding.loop import generate as plain_generate
+from specnb.decoding.study import Study
 from specnb.experiments.engine_checks import at_temperature_0
 from specnb.experiments.random_pair import VOCAB
 from specnb.models.loading import Pair
@@ -87,7 +88,7 @@ def sampled(bug: Bug, pair: Pair, seed: int, completions: int) -> Sampled:
         rows = range(start, min(start + BATCH, completions))
         made = generate(
             bug, pair.target, [prompts()[row % PROMPTS] for row in rows], pair.draft, gamma=GAMMA,
-            max_new_tokens=LENGTH, eos=ends_of(bug), seed=seed, rows=rows, progress=False,
+            max_new_tokens=LENGTH, eos=ends_of(bug), seed=seed, progress=False, study=Study(rows),
         )  # fmt: skip
         decided = np.full((len(rows), LENGTH + 2 * GAMMA), -1)
         position = (made.record.emitted.cumsum(axis=1) - made.record.emitted)[..., None] + np.arange(GAMMA)

@@ -20,6 +20,7 @@ from specnb.audit.bugs.bug import Bug
 from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, generate
 from specnb.audit.numerics import measure_numerics
 from specnb.audit.teacher_forcing import Completion, Models, teacher_forced_rows
+from specnb.decoding.study import Study
 from specnb.experiments import corpus
 from specnb.models.loading import Pair, load_pair
 
@@ -74,7 +75,7 @@ def chunk_of_completions(bug: Bug, pair: Pair, seeds: Sequence[int], chunk: int)
         starts = [prompts[(seed * 7 + one) % len(prompts)] for seed, one in numbers]
         rows = [seed * 1000 + one for seed, one in numbers]
         made = generate(
-            bug, pair.target, starts, pair.draft, gamma=GAMMA, max_new_tokens=length, eos=eos, rows=rows,
+            bug, pair.target, starts, pair.draft, gamma=GAMMA, max_new_tokens=length, eos=eos, study=Study(rows),
             progress=False,
         )  # fmt: skip
         for (seed, _), prompt, tokens in zip(numbers, starts, made.tokens, strict=True):

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.decoding.loop import generate
+from specnb.decoding.study import Study
 from specnb.experiments import corpus
 from specnb.experiments.objectives import OBJECTIVES, Objective
 from specnb.experiments.training import Budget, encode, optimizers, windows
@@ -221,7 +222,7 @@ def sampled(target: PreTrainedModel, prompts: Tensor, length: int, temperature: 
         some = prompts[at : at + SAMPLED_AT_ONCE]
         made = generate(
             target, some.tolist(), max_new_tokens=length - PROMPT, sampling=Sampling(temperature), seed=seed,
-            rows=range(at, at + len(some)), progress=False,
+            progress=False, study=Study(range(at, at + len(some))),
         )  # fmt: skip
         parts.append(torch.cat([some, torch.tensor([list(tokens) for tokens in made.tokens])], dim=1))
     return torch.cat(parts)

@@ -28,6 +28,7 @@ import torch
 
 from specnb.decoding.loop import Generation, generate
 from specnb.decoding.record import StepRecord
+from specnb.decoding.study import Study
 from specnb.drafting.base import Drafter
 from specnb.drafting.fallback import FallbackDrafter
 from specnb.drafting.hierarchical import HierarchicalDrafter
@@ -184,7 +185,7 @@ def _times(
 
     def run(entry: Entry, prompt: list[int], row: int) -> tuple[float, float, float]:
         began = time.perf_counter()
-        seconds = _made(pair, [prompt], entry, sampling, new_tokens, rows=[row], timed=True).record.seconds
+        seconds = _made(pair, [prompt], entry, sampling, new_tokens, study=Study(rows=[row], timed=True)).record.seconds
         whole = (time.perf_counter() - began) / new_tokens
         return whole, float(np.median(seconds["draft"])), float(np.median(seconds["target"] + seconds["rest"]))
 

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.decoding.loop import generate
+from specnb.decoding.study import Study
 from specnb.drafting.ngram import NgramModel
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
 from specnb.sampling.distributions import Sampling, overlap, standardise, standardise_probs
@@ -100,8 +101,8 @@ def _generate_with_probs(
 ) -> tuple[list[list[int]], Tensor]:
     """The sequences that the target samples alone, and the p `(rows, new_tokens, vocab)` of their new tokens."""
     made = generate(
-        target, prompts, gamma=0, max_new_tokens=new_tokens, sampling=sampling, seed=seed, rows=rows, progress=False,
-        keep_probs=True,
+        target, prompts, gamma=0, max_new_tokens=new_tokens, sampling=sampling, seed=seed, progress=False,
+        study=Study(rows=rows, keep_probs=True),
     )  # fmt: skip
     assert made.probs is not None
     sequences = [[*prompt, *tokens] for prompt, tokens in zip(prompts, made.tokens, strict=True)]

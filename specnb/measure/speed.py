@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from specnb.decoding.loop import generate
+from specnb.decoding.study import Study
 from specnb.decoding.timing import PARTS
 from specnb.measure.statistics import Estimate, bootstrap
 from specnb.measure.timing import run_round
@@ -115,7 +116,7 @@ def measure_speeds(
     def run(prompt: Sequence[int], gamma: int, row: int) -> _Run:
         record = generate(
             pair.target, [prompt] * rows, pair.draft, gamma=gamma, max_new_tokens=max_new_tokens, sampling=sampling,
-            seed=seed, rows=range(row * rows, (row + 1) * rows), timed=True, compile=compile, progress=False,
+            seed=seed, compile=compile, progress=False, study=Study(range(row * rows, (row + 1) * rows), timed=True),
         ).record  # fmt: skip
         emitted = record.emitted.sum()
         seconds = [record.seconds[part].sum() / emitted for part in PARTS]

@@ -1,7 +1,7 @@
 """The style of every figure: widths of a paper's columns, one colour for each meaning, reproducible files.
 
-Figures are saved as SVG and PDF without dates or random identifiers, so the same figure gives the same bytes. On
-another processor the sixth decimal of a place may differ, where the layout lies between two.
+Figures are saved as SVG and PDF without dates or random identifiers, and SVG without the last digits of places, so the
+same figure gives the same bytes on every processor.
 """
 
 from __future__ import annotations
@@ -87,17 +87,23 @@ def save(figure: Figure, name: str) -> None:
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, metadata=metadata)
         content = buffer.getvalue()
-        write(out() / "figures" / f"{name}.{kind}", numbered(content, name) if kind == "svg" else content)
+        write(out() / "figures" / f"{name}.{kind}", stable(content, name) if kind == "svg" else content)
 
 
-def numbered(svg: bytes, name: str) -> bytes:
-    """`svg` with the identifiers of clip paths and markers numbered in their order, after the name of the figure.
+def stable(svg: bytes, name: str) -> bytes:
+    """`svg` without what differs between processors, whose layouts differ in their last digits.
 
-    Matplotlib makes them from all digits of what they describe, of which the file shows six.
+    Identifiers of clip paths and markers, which Matplotlib makes from all digits of what they describe, are numbered in
+    their order, after the name of the figure. Places are rounded to thousandths of a point; scales are kept.
 
-    >>> numbered(b'<path id="m0123456789"/><use xlink:href="#m0123456789"/>', "a")
-    b'<path id="a-1"/><use xlink:href="#a-1"/>'
+    >>> stable(b'<path id="m0123456789" d="M 1.234567 2.5"/><use xlink:href="#m0123456789"/>', "a")
+    b'<path id="a-1" d="M 1.235 2.5"/><use xlink:href="#a-1"/>'
     """
     found = dict.fromkeys(re.findall(rb'id="([a-z][0-9a-f]{10})"', svg))
     new = {old: f"{name}-{number}".encode() for number, old in enumerate(found, start=1)}
-    return re.sub(rb'(?<=["#])([a-z][0-9a-f]{10})(?=["\)])', lambda match: new.get(match[1], match[1]), svg)
+    named = re.sub(rb'(?<=["#])([a-z][0-9a-f]{10})(?=["\)])', lambda match: new.get(match[1], match[1]), svg)
+    return re.sub(rb"scale\([^)]*\)|-?\d+\.\d{4,}", lambda match: _thousandths(match[0]), named)
+
+
+def _thousandths(number: bytes) -> bytes:
+    return number if number.startswith(b"scale") else b"%g" % round(float(number), 3)

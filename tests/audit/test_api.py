@@ -190,15 +190,15 @@ def test_every_argument_reaches_the_audit_of_completions(monkeypatch: pytest.Mon
     array: Any = lambda rows: [np.array(row) for row in rows]  # noqa: E731
     monkeypatch.setattr(api, "audit_completions", lambda *given, **more: seen.append((*given, more)))
     sampling, other, control = Sampling(0.5), Sampling(2.0), [Completion([1], [0])]
-    engine, aim = Engine(torch.float32, control=control), Aim(("argmax",), coin)
+    engine, aim = Engine(torch.float32, control=control, draft_sampling=other), Aim(("argmax",), coin)
     audit(coin, [[0, 1], [1]], prompts=[[1], [0]])
     audit(
         coin, array([[0, 1, 1]]), prompts=array([[1]]), sampling=sampling, eos=1, max_new_tokens=7, draft=coin,
-        draft_sampling=other, steps=array([[1, 0, 2]]), delta=0.25, seed=3, stop=True, numerics=5, engine=engine,
+        steps=array([[1, 0, 2]]), delta=0.25, seed=3, stop=True, engine=engine,
         aim=aim, progress=print,
     )  # fmt: skip
     audit(coin, [[0]], prompts=[[1]], sampling=sampling, draft=coin)
-    plain = Settings(1e-6, 0, None, None, (), False, 16, True)
+    plain = Settings(1e-6, 0, None, None, (), False, True)
     assert seen[0] == (
         Models(coin), [Completion([1], [0, 1]), Completion([0], [1])], plain, Engine(), {"expected": 3}
     )  # fmt: skip
@@ -206,7 +206,7 @@ def test_every_argument_reaches_the_audit_of_completions(monkeypatch: pytest.Mon
     assert models == Models(coin, sampling, coin, other, coin)
     assert given == [Completion([1], [0, 1, 1], [1, 2])]
     assert {type(token) for one in (*given[0].prompt, *given[0].tokens, *given[0].steps) for token in [one]} == {int}
-    assert settings == Settings(0.25, 3, 1, 7, ("argmax",), True, 5, print)
+    assert settings == Settings(0.25, 3, 1, 7, ("argmax",), True, print)
     assert (found_engine, more) == (engine, {"expected": 3})
     assert seen[2][0] == Models(coin, sampling, coin, sampling)
 
@@ -265,7 +265,7 @@ def test_assert_exact_shows_no_bar_and_takes_every_setting(monkeypatch: pytest.M
 
 
 def test_settings_make_the_auditor() -> None:
-    assert Settings() == Settings(1e-6, 0, None, None, (), False, 16, True)
+    assert Settings() == Settings(1e-6, 0, None, None, (), False, True)
     plain = Settings().auditor()
     assert (plain.delta, plain.ends, plain.max_new_tokens, plain.ignored) == (1e-6, set(), None, frozenset())
     measured = Numerics(1, 0.1, 0.1, 0.1, 0.1)
@@ -368,8 +368,8 @@ def test_numerics_are_measured_on_the_first_sequences(sizes: list[int | None], m
     seen: list[Any] = []
 
     class Known(Engine):
-        def numerics(self, target: Any, completions: Any, sampling: Any, positions: int) -> tuple[None, None]:
-            seen.append((target, [len(one.tokens) for one in completions], sampling, positions, len(taken)))
+        def numerics(self, target: Any, completions: Any, sampling: Any) -> tuple[None, None]:
+            seen.append((target, [len(one.tokens) for one in completions], sampling, self.positions, len(taken)))
             return None, None
 
     taken: list[Any] = []
@@ -379,8 +379,8 @@ def test_numerics_are_measured_on_the_first_sequences(sizes: list[int | None], m
             taken.append(size)
             yield None if size is None else Completion([], [0] * size)
 
-    models, settings = Models(coin, Sampling(0.5)), Settings(progress=False, numerics=5)
-    report = run.audit_completions(models, stream(), settings, Known())
+    models, settings = Models(coin, Sampling(0.5)), Settings(progress=False)
+    report = run.audit_completions(models, stream(), settings, Known(positions=5))
     assert seen == [(coin, measured, Sampling(0.5), 5, read)]
     assert (report.tokens, report.sequences) == (sum(filter(None, sizes)), sum(size is not None for size in sizes))
 
@@ -577,7 +577,7 @@ def test_the_note_on_sequences_that_continue(own: Any, tokens: list[list[int]], 
     assert run._notes_on_eos(model, given) == ([] if note is None else [note])
     assert run._notes_on_eos(coin, given) == []
     if len(tokens) < 4:
-        settings: dict[str, Any] = {"prompts": [[1]] * len(tokens), "progress": False, "numerics": 0}
+        settings: dict[str, Any] = {"prompts": [[1]] * len(tokens), "progress": False, "engine": Engine(positions=0)}
         assert audit(model, tokens, **settings).notes == ([] if note is None else [note])
         assert audit(model, tokens, eos=1, **settings).notes == []
 

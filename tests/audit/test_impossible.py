@@ -71,7 +71,7 @@ def test_bfloat16_is_supposed_only_where_no_dtype_is_known(
     engine: torch.dtype | None, dtype: torch.dtype, unknown: bool
 ) -> None:
     completions = [Completion([1], [0, 1, 2])]
-    _, undeclared = Engine(engine).numerics(llama(dtype=dtype), completions, Sampling(), positions=2)
+    _, undeclared = Engine(engine, positions=2).numerics(llama(dtype=dtype), completions, Sampling())
     assert (undeclared is not None) == unknown
     assert undeclared is None or "in bfloat16 differ" in undeclared().source
 
@@ -223,13 +223,13 @@ def test_numerics_are_given_or_measured_where_there_is_something_to_measure() ->
         return [0.5, 0.5]
 
     for tolerance in (0.0, 0.3):
-        given = Engine(torch.bfloat16, tolerance).numerics(model, texts, Sampling(0.5), 4)
+        given = Engine(torch.bfloat16, tolerance, positions=4).numerics(model, texts, Sampling(0.5))
         assert given == (given_numerics(tolerance, Sampling(0.5)), None)
-        assert Engine(None, tolerance).numerics(coin, [], Sampling(0.5), 0) == given
+        assert Engine(None, tolerance, positions=0).numerics(coin, [], Sampling(0.5)) == given
     for target, completions, positions in ((coin, texts, 4), (model, texts[:1], 4), (model, texts, 0), (model, [], 4)):
-        assert Engine().numerics(target, completions, Sampling(), positions) == (None, None)
+        assert Engine(positions=positions).numerics(target, completions, Sampling()) == (None, None)
     for positions in (1, 2):
-        numerics, _ = Engine().numerics(model, texts, Sampling(0.5), positions)
+        numerics, _ = Engine(positions=positions).numerics(model, texts, Sampling(0.5))
         assert numerics == measure_numerics(model, texts, Sampling(0.5), positions)
         assert numerics is not None
         assert numerics.positions == positions
@@ -238,7 +238,7 @@ def test_numerics_are_given_or_measured_where_there_is_something_to_measure() ->
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64, torch.bfloat16])
 def test_numerics_are_those_of_the_engine_s_dtype(dtype: torch.dtype | None) -> None:
     model, texts, sampling = llama(), [Completion([1], [0, 1, 2])], Sampling(0.5)
-    numerics, undeclared = Engine(dtype).numerics(model, texts, sampling, 2)
+    numerics, undeclared = Engine(dtype, positions=2).numerics(model, texts, sampling)
     assert numerics == measure_numerics(model, texts, sampling, 2, dtype)
     assert (undeclared is None) == (dtype is not None)
     if undeclared is not None:

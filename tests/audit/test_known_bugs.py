@@ -16,6 +16,7 @@ from specnb.audit.bugs.loop import LOOP_BUGS, Reseeded, WithoutLastToken
 from specnb.audit.bugs.step import FILTERS, step_bugs
 from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, BuggyDrafter, generate, known_bugs, registry
 from specnb.decoding import loop
+from specnb.decoding.study import Study
 from specnb.drafting.base import Context
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel
@@ -142,7 +143,7 @@ def test_the_loop_gets_what_the_bug_says(monkeypatch: pytest.MonkeyPatch) -> Non
         tensors = [torch.full((1,), float(number)) for number in range(1, 6)]
         assert found(*tensors) == (2 * tensors[0] if bug.p else tensors[0], *tensors[1:])
         sampling = Sampling() if bug.p else COLD
-        assert more == {"sampling": sampling, "batch_class": bug.batch, "gamma": 3, "seed": 5}
+        assert more == {"sampling": sampling, "study": Study(batch_class=bug.batch), "gamma": 3, "seed": 5}
 
 
 def test_which_bugs_need_the_draft_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:

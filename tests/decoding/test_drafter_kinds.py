@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.loop import Generation, generate
 from specnb.decoding.step import NAN
+from specnb.decoding.study import Study
 from specnb.decoding.tree_step import TreeBatch
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.template import TemplateDrafter
@@ -136,7 +137,7 @@ def test_the_kept_distributions_are_the_target_s_own(keep: str) -> None:
     drafter, gamma = DRAFTERS[keep]()
     made = generate(
         target, PROMPTS * 2, drafter, gamma=gamma, max_new_tokens=7, eos=1, batch_size=4, progress=False,
-        keep_probs=True,
+        study=Study(keep_probs=True),
     )  # fmt: skip
     for prompt, tokens, probs in zip(PROMPTS * 2, made.tokens, made.probs or [], strict=True):
         prefixes = [[*prompt, *tokens[:n]] for n in range(len(tokens))]
@@ -146,7 +147,7 @@ def test_the_kept_distributions_are_the_target_s_own(keep: str) -> None:
 
 def test_distributions_are_not_kept_by_compiled_steps() -> None:
     with pytest.raises(ValueError, match="keep_probs is True and compile is True; leave one of them out"):
-        generate(llama(), PROMPTS, max_new_tokens=2, compile=True, keep_probs=True, progress=False)
+        generate(llama(), PROMPTS, max_new_tokens=2, compile=True, study=Study(keep_probs=True), progress=False)
 
 
 def test_a_tree_step_is_static() -> None:
@@ -154,7 +155,7 @@ def test_a_tree_step_is_static() -> None:
     target = llama(dtype=torch.float64)
     asked: dict[str, Any] = {"gamma": len(DEPTH_2), "max_new_tokens": 10, "seed": 4, "eos": 2, "progress": False}
     plain = generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked)
-    replayed = generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked, batch_class=taped(TreeBatch))
+    replayed = generate(target, PROMPTS, TableTreeDrafter(DEPTH_2), **asked, study=Study(batch_class=taped(TreeBatch)))
     assert replayed.tokens == plain.tokens
 
 

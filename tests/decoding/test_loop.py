@@ -15,6 +15,7 @@ from distributions_for_tests import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from implementation_distribution import PROMPTS, SHARP, VOCAB, PatchyDrafter, check_record
+from study_calls import generate_with
 from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2
 from transformers import PreTrainedModel
 from unsupported_models import encoder_decoder, sliding, without_positions
@@ -22,6 +23,7 @@ from unsupported_models import encoder_decoder, sliding, without_positions
 from specnb.decoding import loop
 from specnb.decoding.loop import forget_compiled, generate, slots_for
 from specnb.decoding.step import Batch
+from specnb.decoding.study import Study
 from specnb.decoding.timing import PARTS
 from specnb.decoding.tree_step import TreeBatch
 from specnb.drafting.base import Drafter
@@ -186,7 +188,7 @@ def test_a_row_does_not_depend_on_the_others(architecture: str, gamma: int, eos:
     target, draft = PAIRS[architecture]
     common: dict[str, Any] = {"gamma": gamma, "max_new_tokens": 9, "eos": eos, "seed": 11, "progress": False}
     together = generate(target, MORE, draft, **common)
-    alone = [generate(target, [prompt], draft, rows=[row], **common) for row, prompt in enumerate(MORE)]
+    alone = [generate(target, [prompt], draft, study=Study(rows=[row]), **common) for row, prompt in enumerate(MORE)]
     assert together.tokens == [made.tokens[0] for made in alone]
     if eos is not None:
         assert len({len(text) for text in together.tokens}) > 2
@@ -234,7 +236,7 @@ def test_rows_are_never_empty_while_prompts_wait() -> None:
 
     target, _ = PAIRS["llama"]
     asked: dict[str, Any] = {"max_new_tokens": LIMIT - 1, "eos": [1], "batch_size": 2, "progress": False}
-    made = generate(target, [(0,)] * 6, **asked, batch_class=Counted)
+    made = generate(target, [(0,)] * 6, **asked, study=Study(batch_class=Counted))
     free = [0, 0]  # when each row is free
     for runs in made.record.target_passes:
         free[free.index(min(free))] += int(runs)
@@ -285,7 +287,7 @@ def test_numbers_of_numpy_and_tensors_are_as_good_as_any() -> None:
         max_new_tokens=np.int32(5),  # type: ignore[arg-type]
         eos=torch.tensor([3]),
         seed=np.uint8(1),  # type: ignore[arg-type]
-        rows=np.array([0]),
+        study=Study(rows=np.array([0])),
         progress=False,
     )
     assert same.tokens == plain.tokens
@@ -302,7 +304,7 @@ def test_numbers_of_eight_bits_are_computed_with_as_any_other() -> None:
 
 def test_time_is_recorded_when_asked_for() -> None:
     target, draft = PAIRS["llama"]
-    made = generate(target, PROMPTS, draft, max_new_tokens=5, timed=True, progress=False)
+    made = generate(target, PROMPTS, draft, max_new_tokens=5, study=Study(timed=True), progress=False)
     assert list(made.record.seconds) == list(PARTS)
     assert all(len(timer) == made.record.emitted.shape[1] for timer in made.record.seconds.values())
 
@@ -380,7 +382,7 @@ bad_settings = st.one_of(
 def test_bad_input_is_refused_before_any_model_runs(bad: tuple[dict[str, Any], object, str]) -> None:
     chosen, given_value, allowed = bad
     with pytest.raises((ValueError, TypeError)) as caught:
-        generate(TARGET, draft=DRAFT, **{"prompts": [[0, 1, 2]], "max_new_tokens": 4, **chosen})
+        generate_with(target=TARGET, draft=DRAFT, **{"prompts": [[0, 1, 2]], "max_new_tokens": 4, **chosen})
     assert str(given_value) in str(caught.value) or repr(given_value) in str(caught.value)
     assert allowed in str(caught.value)
 
@@ -423,6 +425,8 @@ class Restarting(ModelDrafter):
     ("wrong", "message"),
     [
         ({"sampling": 0.7}, "sampling is 0.7; it must be a specnb.sampling.distributions.Sampling"),
+        ({"study": True}, "study is True; it must be a specnb.Study, such as Study(timed=True)"),
+        ({"study": Study}, "it must be a specnb.Study, such as Study(timed=True)"),
         ({"timed": 1}, "timed is 1; it must be True or False"),
         ({"progress": 0}, "progress is 0; it must be True or False"),
         ({"keep_probs": "yes"}, "keep_probs is 'yes'; it must be True or False"),
@@ -452,7 +456,7 @@ class Restarting(ModelDrafter):
 def test_every_setting_is_checked_before_any_model_runs(wrong: dict[str, Any], message: str) -> None:
     asked: dict[str, Any] = {"target": TARGET, "prompts": PROMPTS, "draft": DRAFT, "max_new_tokens": 4}
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
-        generate(**(asked | wrong))
+        generate_with(**(asked | wrong))
 
 
 def test_a_draft_of_its_own_sampling_is_checked_like_any_other() -> None:
@@ -495,11 +499,12 @@ def test_compiled_steps_give_the_same_completions() -> None:
 def test_settings_that_are_left_out_have_these_values() -> None:
     defaults = {name: one.default for name, one in inspect.signature(generate).parameters.items() if name != "target"}
     assert defaults.pop("prompts") is inspect.Parameter.empty
-    nothing = dict.fromkeys(("draft", "rule", "eos", "rows", "batch_size", "batch_class"))
-    off = dict.fromkeys(("timed", "compile", "keep_probs"), False)
+    nothing = dict.fromkeys(("draft", "rule", "eos", "batch_size"))
     numbers = {"gamma": 4, "max_new_tokens": 64, "seed": 0}
-    assert defaults == {**nothing, **off, **numbers, "sampling": Sampling(), "progress": True}
-    assert all(defaults[name] is off[name] for name in off)
+    flags = {"compile": False, "progress": True}
+    assert defaults == {**nothing, **numbers, **flags, "sampling": Sampling(), "study": Study()}
+    assert all(defaults[name] is flags[name] for name in flags)
+    assert Study() == Study(rows=None, timed=False, keep_probs=False, batch_class=None)
 
 
 def test_a_generation_cannot_be_changed_and_has_no_distributions_unless_asked_for() -> None:
@@ -511,7 +516,9 @@ def test_a_generation_cannot_be_changed_and_has_no_distributions_unless_asked_fo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_kept_distributions_are_float32_or_better(dtype: torch.dtype) -> None:
-    made = generate(llama(dtype=dtype), PROMPTS, max_new_tokens=3, batch_size=2, eos=1, keep_probs=True, progress=False)
+    made = generate(
+        llama(dtype=dtype), PROMPTS, max_new_tokens=3, batch_size=2, eos=1, study=Study(keep_probs=True), progress=False
+    )
     assert made.probs is not None
     assert [probs.shape for probs in made.probs] == [(len(tokens), VOCAB) for tokens in made.tokens]
     assert {probs.dtype for probs in made.probs} == {torch.float64 if dtype == torch.float64 else torch.float32}
@@ -560,7 +567,7 @@ def test_the_memory_that_is_required_is_that_of_the_rows_at_a_time(
     with pytest.raises(StoppedError):
         generate(
             target, [[1], [2, 3, 1], [0]], drafters[drafter], gamma=gamma, max_new_tokens=7, batch_size=2,
-            sampling=sampling, keep_probs=keep_probs, progress=False,
+            sampling=sampling, study=Study(keep_probs=keep_probs), progress=False,
         )  # fmt: skip
     ((need, rows, device),) = asked
     assert (rows, device.type) == (2, "cpu")
@@ -584,7 +591,9 @@ def test_no_more_rows_are_made_than_there_are_prompts() -> None:
             rows.append(len(self.state.rows))
 
     for batch_size in (None, 1, 2, 3, 9):
-        generate(llama(), PROMPTS, max_new_tokens=1, batch_size=batch_size, progress=False, batch_class=Counted)
+        generate(
+            llama(), PROMPTS, max_new_tokens=1, batch_size=batch_size, progress=False, study=Study(batch_class=Counted)
+        )
     assert rows == [3, 1, 2, 3, 3]
 
 
@@ -611,14 +620,14 @@ class OfChain(Batch):
 )
 def test_a_batch_class_for_other_draft_tokens_is_refused(given: Any, rule: Any, needed: str) -> None:
     with pytest.raises(TypeError) as caught:
-        generate(TARGET, PROMPTS, rule=rule, max_new_tokens=2, batch_class=given)
+        generate(TARGET, PROMPTS, rule=rule, max_new_tokens=2, study=Study(batch_class=given))
     assert str(caught.value) == f"batch_class is {given!r}; for this rule it must be a subclass of {needed}"
 
 
 def test_a_batch_class_for_these_draft_tokens_makes_the_steps() -> None:
     plain = generate(llama(), PROMPTS, max_new_tokens=5, progress=False)
     for kind, rule in ((OfChain, None), (Batch, None), (OfTree, recursive_rejection), (None, recursive_rejection)):
-        made = generate(llama(), PROMPTS, max_new_tokens=5, rule=rule, batch_class=kind, progress=False)
+        made = generate(llama(), PROMPTS, max_new_tokens=5, rule=rule, study=Study(batch_class=kind), progress=False)
         assert made.tokens == plain.tokens
 
 
@@ -666,7 +675,9 @@ def test_each_part_of_each_step_is_timed_once(monkeypatch: pytest.MonkeyPatch) -
     readings = iter(range(1000))
     monkeypatch.setattr("specnb.decoding.timing.now", lambda _: float(next(readings)))
     target, draft = PAIRS["llama"]
-    made = generate(target, MORE, draft, gamma=2, max_new_tokens=6, batch_size=3, timed=True, progress=False)
+    made = generate(
+        target, MORE, draft, gamma=2, max_new_tokens=6, batch_size=3, study=Study(timed=True), progress=False
+    )
     lengths = {part: len(seconds) for part, seconds in made.record.seconds.items()}
     assert list(lengths) == list(PARTS)
     assert len(set(lengths.values())) == 1
@@ -712,7 +723,7 @@ def test_each_part_is_compiled_once_for_each_length(compiler: list[str]) -> None
     common: dict[str, Any] = {"gamma": 2, "eos": 3, "progress": False}
     for new, prompts, timed in ((6, PROMPTS, False), (4, PROMPTS[::-1], False), (6, MORE[3:6], True)):
         plain = generate(target, prompts, draft, max_new_tokens=new, **common)
-        made = generate(target, prompts, draft, max_new_tokens=new, compile=True, timed=timed, **common)
+        made = generate(target, prompts, draft, max_new_tokens=new, compile=True, study=Study(timed=timed), **common)
         assert made.tokens == plain.tokens
         assert sorted(compiler) == IN_PARTS
     generate(target, PROMPTS[:2], draft, max_new_tokens=6, compile=True, **common)
@@ -803,9 +814,9 @@ def test_on_a_gpu_a_step_is_captured_and_compiled_only_if_asked(
     monkeypatch.setattr(loop, "require_models", lambda *models: None)
     monkeypatch.setattr("specnb.models.memory.available", lambda device: 10**12)
     monkeypatch.setattr(type(target), "device", device)
-    asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": 6, "eos": 1, "timed": timed, "progress": False}
+    asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": 6, "eos": 1, "progress": False}
     with pytest.raises(StoppedError):
-        generate(target, PROMPTS, draft, compile=how, batch_class=Silent, **asked)
+        generate(target, PROMPTS, draft, compile=how, study=Study(timed=timed, batch_class=Silent), **asked)
     parts = ("draft", "target", "rest") if timed else ("step",)
     compiled = [(Compiler, "target", "rest")] if how is True else []
     # Rows, gamma, slots, steps and tokens of eos.

@@ -13,6 +13,7 @@ from tiny import llama, near_copy
 from specnb.decoding import loop
 from specnb.decoding.loop import forget_compiled, generate
 from specnb.decoding.step import Batch
+from specnb.decoding.study import Study
 
 TARGET = llama(dtype=torch.float64)
 DRAFT = near_copy(TARGET, 0.1)
@@ -26,7 +27,7 @@ def test_a_thousand_prompts_take_turns_in_64_rows() -> None:
     assert len(made.tokens) == len(made.record.emitted) == 1000
     assert all(len(tokens) == 4 or tokens[-1] == 3 for tokens in made.tokens)
     for row in (0, 63, 64, 500, 999):
-        assert generate(TARGET, [prompts[row]], DRAFT, rows=[row], **asked).tokens == [made.tokens[row]]
+        assert generate(TARGET, [prompts[row]], DRAFT, study=Study(rows=[row]), **asked).tokens == [made.tokens[row]]
 
 
 def live_tensors() -> int:
@@ -58,7 +59,9 @@ def test_of_ten_compiled_settings_eight_stay(monkeypatch: pytest.MonkeyPatch) ->
     forget_compiled()
     for rows in range(1, 11):
         for _ in range(2):  # the second call finds the step of the first
-            generate(TARGET, [[1]] * rows, max_new_tokens=3, compile=True, progress=False, batch_class=Watched)
+            generate(
+                TARGET, [[1]] * rows, max_new_tokens=3, compile=True, progress=False, study=Study(batch_class=Watched)
+            )
     gc.collect()
     assert [batch() is not None for batch in batches] == [False] * 2 + [True] * 8
     forget_compiled()

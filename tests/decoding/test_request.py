@@ -16,6 +16,7 @@ from distributions_for_tests import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from implementation_distribution import VOCAB
+from study_calls import generate_with
 from tiny import llama, near_copy
 from torch import Tensor, nn
 from transformers import LlamaModel, PreTrainedModel
@@ -25,6 +26,7 @@ from specnb.decoding.loop import generate
 from specnb.decoding.record import CompletedRow
 from specnb.decoding.request import LARGEST_SPARE_GAMMA, rule_for, useful_gamma
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
+from specnb.decoding.study import Study
 from specnb.drafting.base import MEMBERS, Context, Drafter, Proposal
 from specnb.sampling import distributions
 from specnb.sampling.distributions import Sampling
@@ -67,7 +69,9 @@ def test_any_whole_numbers_end_a_sequence(eos: Any) -> None:
 def test_large_seeds_and_rows_give_sequences_of_their_own(large: int) -> None:
     asked: dict[str, Any] = {"max_new_tokens": 13, "progress": False}
     near = [generate(TARGET, [PROMPT] * 4, seed=seed, **asked).tokens for seed in (0, large, large + 1)]
-    later = [generate(TARGET, [PROMPT] * 4, rows=range(at, at + 4), **asked).tokens for at in (large, large + 4)]
+    later = [
+        generate(TARGET, [PROMPT] * 4, study=Study(rows=range(at, at + 4)), **asked).tokens for at in (large, large + 4)
+    ]
     assert len({str(tokens) for tokens in near + later}) == 5
 
 
@@ -170,7 +174,7 @@ def untouched(*models: nn.Module) -> Iterator[None]:
 def test_an_invalid_value_is_refused_by_name_before_a_model_runs(wrong: dict[str, Any], message: str) -> None:
     asked: dict[str, Any] = {"target": TARGET, "prompts": [PROMPT], "draft": DRAFT, **ASKED, **wrong}
     with untouched(TARGET, DRAFT), pytest.raises((TypeError, ValueError), match=message):
-        generate(**asked)
+        generate_with(**asked)
 
 
 @pytest.mark.parametrize(
@@ -351,8 +355,8 @@ def test_prompts_that_take_over_a_row_keep_their_own_numbers() -> None:
     """What a prompt gets depends on its number in `rows`, not on its place among the prompts or in the batch."""
     rows = [7, 3, 11, 5, 2]
     asked: dict[str, Any] = {"max_new_tokens": 9, "progress": False, "eos": 3, "gamma": 2}
-    together = generate(TARGET, [PROMPT] * 5, DRAFT, rows=rows, batch_size=2, **asked)
-    alone = [generate(TARGET, [PROMPT], DRAFT, rows=[row], **asked).tokens[0] for row in rows]
+    together = generate(TARGET, [PROMPT] * 5, DRAFT, study=Study(rows=rows), batch_size=2, **asked)
+    alone = [generate(TARGET, [PROMPT], DRAFT, study=Study(rows=[row]), **asked).tokens[0] for row in rows]
     assert together.tokens == alone
     assert len(set(map(tuple, alone))) > 2
 
@@ -437,7 +441,7 @@ def said_of(call: dict[str, Any]) -> str | None:
     values = call["sampling"]
     try:
         sampling = Sampling(*values) if isinstance(values, tuple) and len(values) == 3 else values
-        made = generate(**{"progress": False, **call, "sampling": sampling})
+        made = generate_with(**{"progress": False, **call, "sampling": sampling})
     except (ValueError, TypeError, FloatingPointError, MemoryError) as error:
         return str(error)
     assert all(0 <= token < VOCAB for tokens in made.tokens for token in tokens)

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from specnb.audit.api import audit
 from specnb.decoding.loop import Generation, generate
+from specnb.decoding.study import Study
 from specnb.decoding.tree_step import TreeBatch
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import ModelDrafter
@@ -113,7 +114,7 @@ def test_a_step_is_static(name: str) -> None:
     target, case = llama(dtype=torch.float64), LOOPS[name]
     asked: dict[str, Any] = {"gamma": case.gamma, "max_new_tokens": 8, "seed": 4, "rule": case.rule, "progress": False}
     plain = generate(target, PROMPTS, case.drafter(target), **asked)
-    replayed = generate(target, PROMPTS, case.drafter(target), **asked, batch_class=taped(TreeBatch))
+    replayed = generate(target, PROMPTS, case.drafter(target), **asked, study=Study(batch_class=taped(TreeBatch)))
     assert replayed.tokens == plain.tokens
 
 

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from specnb.decoding import loop, step
 from specnb.decoding.loop import generate
 from specnb.decoding.step import IMPROPER, NAN, Batch, State, require_outcome, require_shapes
+from specnb.decoding.study import Study
 from specnb.drafting.base import Context, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.template import TemplateDrafter
@@ -97,7 +98,7 @@ def test_replaying_the_operations_of_one_step_gives_the_whole_completion(
             "progress": False,
         }
         plain = generate(target, PROMPTS, draft, **asked, eos=[2])
-        replayed = generate(target, PROMPTS, draft, **asked, eos=[2], batch_class=taped(Batch))
+        replayed = generate(target, PROMPTS, draft, **asked, eos=[2], study=Study(batch_class=taped(Batch)))
         assert replayed.tokens == plain.tokens
         assert (replayed.record.draft_tokens == plain.record.draft_tokens).all()
         assert np.allclose(replayed.record.beta, plain.record.beta, rtol=0, atol=1e-12)
@@ -122,7 +123,7 @@ def test_a_tape_shows_what_a_step_does_on_the_host() -> None:
     asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": TOKENS, "progress": False}
     plain = generate(target, PROMPTS, llama(seed=5, layers=1, dtype=torch.float64), **asked)
     draft = llama(seed=5, layers=1, dtype=torch.float64)
-    assert generate(target, PROMPTS, draft, **asked, batch_class=Counting).tokens != plain.tokens
+    assert generate(target, PROMPTS, draft, **asked, study=Study(batch_class=Counting)).tokens != plain.tokens
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -187,7 +188,7 @@ def test_a_whole_step_compiles_in_one_piece() -> None:
     draft = near_copy(target, noise=0.3)
     asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": TOKENS, "seed": 4, "progress": False}
     plain = generate(target, PROMPTS, draft, **asked)
-    compiled = generate(target, PROMPTS, draft, **asked, batch_class=Whole)
+    compiled = generate(target, PROMPTS, draft, **asked, study=Study(batch_class=Whole))
     assert compiled.tokens == plain.tokens
 
 
@@ -218,7 +219,7 @@ def test_a_step_captured_while_warming_up_serves_later_sequences(
             self.warm_up(progress=False)
 
     monkeypatch.setattr(loop, "Captured", Graph)
-    captured = generate(target, PROMPTS, draft, **asked, batch_class=CapturedBatch)
+    captured = generate(target, PROMPTS, draft, **asked, study=Study(batch_class=CapturedBatch))
     assert captured.tokens == plain.tokens
     assert (captured.record.accepted == plain.record.accepted).all()
     assert np.allclose(captured.record.beta, plain.record.beta, rtol=0, atol=1e-12)

@@ -41,9 +41,18 @@ def test_identifiers_are_numbered_in_their_order_and_name_the_figure(tmp_path: P
 
 
 def test_other_words_of_eleven_letters_stay() -> None:
-    assert figures.numbered(b'<g id="c0123456789">#fade0123456" c0123456789</g>', "a") == (
+    assert figures.stable(b'<g id="c0123456789">#fade0123456" c0123456789</g>', "a") == (
         b'<g id="a-1">#fade0123456" c0123456789</g>'
     )
+
+
+def test_places_are_thousandths_of_a_point_and_scales_are_kept() -> None:
+    near, drawn = (
+        b'<use transform="translate(%s -3.0004) scale(0.015625 -0.07)"/>' % at for at in (b"1.234567", b"1.235")
+    )
+    assert figures.stable(near, "a") == drawn.replace(b"-3.0004", b"-3")
+    assert figures.stable(near.replace(b"567", b"568"), "a") == figures.stable(near, "a")
+    assert figures.stable(b"L 0.0004999 -0.0012 503.99951 2.125", "a") == b"L 0 -0.001 504 2.125"
 
 
 def _luminance(colour: object) -> float:

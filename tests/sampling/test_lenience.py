@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from specnb.decoding import loop
 from specnb.decoding.loop import forget_compiled, generate
 from specnb.decoding.step import Batch
+from specnb.decoding.study import Study
 from specnb.drafting.model import ModelDrafter
 from specnb.sampling.distributions import Sampling, overlap, residual, sample, total_variation
 from specnb.sampling.enumeration import Conditional, Emissions, step_distribution
@@ -179,7 +180,7 @@ def test_equal_rules_share_a_compiled_batch(rule: Callable[[float], Rule], monke
     monkeypatch.setattr(loop, "Compiled", lambda function: function)
     target = llama(vocab=16)
     for lenience, batches in ((0.5, 1), (1 / 2, 1), (0.4, 2)):
-        asked: dict[str, Any] = {"rule": rule(lenience), "compile": True, "batch_class": CountedBatch}
+        asked: dict[str, Any] = {"rule": rule(lenience), "compile": True, "study": Study(batch_class=CountedBatch)}
         generate(target, [[1, 2]], max_new_tokens=2, progress=False, **asked)
         assert len(built) == batches
     forget_compiled()

@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from specnb.decoding.loop import generate
+from specnb.decoding.study import Study
 from specnb.decoding.timing import PARTS
 from specnb.experiments.bench.against_transformers import measure_against_transformers
 from specnb.experiments.bench.generators import PAIRS, PROMPT_TOKENS, pair_named, pairs_named, prompts_for
@@ -156,8 +157,9 @@ def trace(pair: Pair, new_tokens: int = 40) -> pd.DataFrame:
     for gamma in (7, 3, 0):
         for _ in range(2):  # the first warms up
             made = generate(
-                pair.target, [prompt], pair.draft, gamma=gamma, max_new_tokens=new_tokens, timed=True, progress=False
-            ).record
+                pair.target, [prompt], pair.draft, gamma=gamma, max_new_tokens=new_tokens, progress=False,
+                study=Study(timed=True),
+            ).record  # fmt: skip
         for step in range(made.emitted.shape[1]):
             for part in PARTS:
                 emitted = int(made.emitted[0, step]) if part == "target" else 0
