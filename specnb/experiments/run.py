@@ -24,8 +24,9 @@ from specnb.report.results import ROOT, out, stamp, write  # type: ignore[attr-d
 from specnb.report.source_digest import module_digest
 
 NAMES = (
-    "block_against_token", "comparison", "detection", "distillation", "drafters", "engine_checks", "engines",
-    "false_alarms", "recommendation", "rules_in_the_loop", "stopping_rules", "transformers_audit", "verification_rules",
+    "audit_cost", "beam_speeds", "block_against_token", "comparison", "detection", "distillation", "drafters",
+    "engine_checks", "engines", "false_alarms", "recommendation", "rules_in_the_loop", "stopping_rules",
+    "transformers_audit", "verification_rules",
 )  # fmt: skip
 BEFORE_RECORDS = "recorded before digests were kept"
 
