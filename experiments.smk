@@ -11,7 +11,8 @@ from pathlib import Path
 SMOKE = str(config.get("smoke", "")) not in ("", "0")
 OUT = Path(os.environ.get("SPECNB_OUT") or ("build/smoke" if SMOKE else ".")).resolve()
 os.environ["SPECNB_OUT"] = str(OUT)
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# In every command, because Snakemake sets the variable to the cores of a job.
+THREADS = f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '1')}"
 
 from specnb.experiments import run
 from specnb.experiments.bench.stages import STAGES
@@ -37,7 +38,7 @@ for name in run.NAMES:
             name=name,
         threads: workflow.cores if name in TIMED else 1
         shell:
-            "python -m specnb.experiments.run item {params.name} {wildcards.item} {output:q} {FLAG}"
+            "{THREADS} python -m specnb.experiments.run item {params.name} {wildcards.item} {output:q} {FLAG}"
 
     rule:
         name: name
@@ -65,7 +66,7 @@ for stage in STAGES:  # data/results/bench*.csv
             stage=stage,
         threads: workflow.cores
         shell:
-            "python -m specnb.experiments.bench {params.stage}"
+            "{THREADS} python -m specnb.experiments.bench {params.stage}"
 
 rule bench:
     input:

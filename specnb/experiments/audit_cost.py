@@ -19,7 +19,7 @@ from specnb.machine import machine
 from specnb.models.loading import load_pair
 
 TABLE = "audit_cost"
-SETTINGS: dict[str, Any] = {"completions": 128, "new_tokens": 160, "repetitions": 7}
+SETTINGS: dict[str, Any] = {"completions": 48, "new_tokens": 160, "repetitions": 5}
 SMOKE: dict[str, Any] = {"completions": 4, "new_tokens": 8, "repetitions": 3}
 FILES, PROMPT_TOKENS = 12, 24
 

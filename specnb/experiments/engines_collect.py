@@ -63,12 +63,15 @@ def precision(row: Row, python: str) -> str:
     """The name of the dtype that the engine computes in: the row's, or the engine's own choice on this processor."""
     if row.dtype != "default":
         return row.dtype
-    return _answer(python, f"from specnb.audit.adapters.{row.engine} import default_dtype; print(default_dtype())")
+    asked = f"default_dtype({str(TRAINED_PAIR / 'target')!r})"
+    return _answer(python, f"from specnb.audit.adapters.{row.environment} import default_dtype; print({asked})")
 
 
 def _answer(python: str, code: str) -> str:
+    """The last line that `code` prints; engines print lines of their own before it."""
     paths = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, env=paths).stdout.strip()
+    said = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, env=paths).stdout
+    return said.splitlines()[-1]
 
 
 def collect(row: Row, python: str) -> Path:

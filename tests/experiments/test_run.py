@@ -84,9 +84,7 @@ def test_every_committed_table_has_a_record(name: str) -> None:
 
 
 def test_an_unknown_experiment_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="no experiment is called 'other'; there are audit_cost, beam_speeds, "
-    ):
+    with pytest.raises(ValueError, match="no experiment is called 'other'; there are audit_cost, beam_speeds, "):
         experiment("other")
 
 

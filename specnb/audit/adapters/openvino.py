@@ -38,8 +38,8 @@ def convert(model: Path, out: Path) -> Path:
     return out
 
 
-def default_dtype() -> str:
-    """The name of the dtype that OpenVINO computes in on this processor unless it is told one.
+def default_dtype(_target: str) -> str:
+    """The name of the dtype that OpenVINO computes in on this processor unless it is told one, for any model.
 
     The key-value cache has a precision of its own, in `KV_CACHE_PRECISION`, which may have fewer bits.
     """

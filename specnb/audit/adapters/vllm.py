@@ -46,6 +46,14 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
             yield list(made.outputs[0].token_ids)
 
 
+def default_dtype(target: str) -> str:
+    """The name of the dtype that vLLM computes in unless it is told one: that of the model's weights, or half of it."""
+    set_environment()
+    from vllm.config import ModelConfig
+
+    return str(ModelConfig(model=target, dtype="auto").dtype).removeprefix("torch.")
+
+
 def set_environment() -> None:
     """Sets the variables of `ENVIRONMENT` that are not set. vLLM reads them when it is imported."""
     for name, value in ENVIRONMENT.items():
