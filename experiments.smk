@@ -11,8 +11,8 @@ from pathlib import Path
 SMOKE = str(config.get("smoke", "")) not in ("", "0")
 OUT = Path(os.environ.get("SPECNB_OUT") or ("build/smoke" if SMOKE else ".")).resolve()
 os.environ["SPECNB_OUT"] = str(OUT)
-# In every command, because Snakemake sets the variable to the cores of a job.
-THREADS = f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '1')}"
+# In every command, because Snakemake sets these variables to the cores of a job, which a timed one has all.
+THREADS = "OMP_NUM_THREADS={0} MKL_NUM_THREADS={0}".format(os.environ.get("OMP_NUM_THREADS", 1))
 
 from specnb.experiments import run
 from specnb.experiments.bench.stages import STAGES

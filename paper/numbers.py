@@ -472,18 +472,9 @@ def engines(results: Results) -> Named:
     table = results.table("engines").set_index("row")
     controls = table[table.speculation == "none"]
     draft, filtered = table.loc["openvino-draft-t1"], table.loc["openvino-draft-t07-k40"]
-    passed = table[(table.engine == "llama_cpp") & (table.speculation != "none")]
-    vllm, mended = table.loc["vllm-draft-t1"], table.loc["vllmmended-probabilistic-t1"]
-    onnxruntime = table.loc["onnxruntime-draft-t1"]
-    return {
-        "vllm-version": str(vllm.version),
-        "vllm-after": count(vllm.found_after),
-        "vllm-tv": interval(vllm, "tv", "tv_low", "tv_high"),
-        "mended-verdict": mended.verdict.replace("_", " "),
-        "mended-tokens": f"{mended.tokens:,}",
-        "onnxruntime-version": str(onnxruntime.version),
-        "onnxruntime-verdict": str(onnxruntime.verdict),
-        "onnxruntime-tokens": f"{onnxruntime.tokens:,}",
+    vllm = table.loc["vllm-draft-t1"]
+    sampling = table[(table.speculation != "none") & (table.temperature > 0)]
+    found = {
         "rows": count(len(table)),
         "tokens": f"{table.tokens.sum():,}",
         "controls": count(len(controls)),
@@ -493,10 +484,20 @@ def engines(results: Results) -> Named:
         "openvino-tv": interval(draft, "tv", "tv_low", "tv_high"),
         "openvino-impossible": count(filtered.impossible),
         "openvino-filtered-tokens": f"{filtered.tokens:,}",
-        "llama-cpp-version": str(passed.version.iloc[0]),
-        "llama-cpp": count(len(passed)),
-        "llama-cpp-tokens": f"{passed.tokens.min():,}",
-        "llama-cpp-leak": f"{passed.draft_leak_shows_from.max():.3f}",
+        "vllm-after": count(vllm.found_after),
+        "vllm-tv": interval(vllm, "tv", "tv_low", "tv_high"),
+    }
+    for engine, rows in sampling.groupby("engine"):
+        name = str(engine).replace("_", "-")
+        found |= {
+            f"{name}-version": str(rows.version.iloc[0]),
+            f"{name}-rows": count(len(rows)),
+            f"{name}-rejected": count((rows.verdict == "rejected").sum()),
+        }
+    passing = sampling[sampling.engine.isin(["llama_cpp", "onnxruntime", "transformers", "vllm_mended"])]
+    return found | {
+        "passing-tokens": f"{passing.tokens.min():,}",
+        "passing-leak": f"{passing.draft_leak_shows_from.max():.3f}",
     }
 
 
