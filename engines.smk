@@ -6,8 +6,6 @@
 import os
 import sys
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 from specnb.experiments.engines import rows
 
 ENGINE = str(config.get("engine") or "")  # `--config engine=` is None

@@ -11,7 +11,7 @@ from pathlib import Path
 SMOKE = str(config.get("smoke", "")) not in ("", "0")
 OUT = Path(os.environ.get("SPECNB_OUT") or ("build/smoke" if SMOKE else ".")).resolve()
 os.environ["SPECNB_OUT"] = str(OUT)
-# In every command, because Snakemake sets these variables to the cores of a job, which a timed one has all.
+# In the commands that measure: Snakemake sets these variables to the cores of a job, and a timed job has all of them.
 THREADS = "OMP_NUM_THREADS={0} MKL_NUM_THREADS={0}".format(os.environ.get("OMP_NUM_THREADS", 1))
 
 from specnb.experiments import run
@@ -49,7 +49,7 @@ for name in run.NAMES:
         params:
             name=name,
         shell:
-            "python -m specnb.experiments.run gather {params.name} {FLAG}"
+            "{THREADS} python -m specnb.experiments.run gather {params.name} {FLAG}"
 
 rule corpus:  # data/corpus.csv
     output:

@@ -133,6 +133,8 @@ def engines_table(results: Results) -> pd.DataFrame:
     every = results.table("engines")
     table = every[every.speculation != "none"]
     after = table.found_after.map(lambda n: "no" if pd.isna(n) else f"after {n:.0f}")
+    unsound = every.row[(every.speculation == "none") & (every.verdict == "rejected")]
+    after += table.control.isin(unsound).map({True: "*", False: ""})
     return pd.DataFrame(
         {
             "engine": table.engine.map(ENGINES),

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pandas as pd
 
@@ -67,35 +66,6 @@ class Results:
                 "pass it as `numbers` to `findings.verdict` in the notebook and run that again"
             )
         return named[name]
-
-
-def printed(notebook: Path, column: str) -> pd.DataFrame:
-    """The table with `column` among the committed outputs of `notebook`, as text: times are kept nowhere else."""
-    for output in _outputs(notebook):
-        html = "".join(output.get("data", {}).get("text/html", ()))
-        if f"<th>{column}</th>" in html:
-            table = ElementTree.fromstring(html[html.index("<table") : html.index("</table>")] + "</table>")
-            heading, *rows = ([cell.text or "" for cell in row] for row in table.iter("tr"))
-            return pd.DataFrame(rows, columns=heading).set_index(heading[0])
-    raise Missing(f"no output of {notebook.name} is a table with a column {column!r}; `make notebooks` runs it")
-
-
-def conditions(notebook: Path) -> tuple[str, str]:
-    """Machine and dtype that `measured_on` printed in `notebook`, as executed: those of the times that it has.
-
-    Raises `Missing` if it printed none.
-    """
-    line = re.compile(r"^(.+); \d+ threads?; torch \S+; (\w+)$", re.MULTILINE)
-    for output in _outputs(notebook):
-        if found := line.search("".join(output.get("text", ()))):
-            return found[1], found[2]
-    raise Missing(f"{notebook.name} does not print on which machine it measured; `make notebooks` runs it")
-
-
-def _outputs(notebook: Path) -> list[dict[str, Any]]:
-    """The committed outputs of `notebook`, in order."""
-    cells = json.loads(notebook.read_text("utf-8"))["cells"]
-    return [output for cell in cells for output in cell.get("outputs", ())]
 
 
 def with_minus(text: str) -> str:

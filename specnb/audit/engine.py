@@ -32,16 +32,16 @@ class Aim:
 
 @dataclass(frozen=True)
 class Engine:
-    """What is known of the engine. Rounding errors are no fault of a sampler; this says how large they may be.
+    """What is known of the engine, and how its rounding errors are measured, which are no fault of a sampler.
 
     dtype            in which the engine computes; None: unknown. Then tokens that bfloat16 would explain do not reject
                      exactness, and the outcome is `numerics`
     logit_tolerance  how far below the tokens kept the logit of a token may be, in place of a measurement
     control          sequences of the same engine, with the same settings, without speculation: what they deviate in is
                      the engine's own
-    draft_sampling   how its draft model is sampled; None: as the target
-    positions        at how many positions a model's pass over a sequence is compared with passes over one token, where
-                     rounding errors are measured
+    draft_sampling   how its draft model is sampled; None: as the target. Read by `audit`
+    positions        number of positions at which a forward pass over a sequence is compared with passes over one token,
+                     to measure rounding errors; 0: not measured
 
     Raises `ValueError` for a tolerance below 0, and `TypeError` for a dtype that is not one of floating point.
 

@@ -84,7 +84,8 @@ def generate(
     """`specnb.decoding.loop.generate` with `bug`; the tokens should have the distribution under `bug.claimed`.
 
     A bug of how draft tokens are sampled needs a model as `drafter`. `settings` are those of `loop.generate` except
-    sampling and rule. Raises what that raises, and `TypeError` for a drafter that cannot have the bug.
+    sampling and rule; the `batch_class` of `study` is the bug's. Raises what that raises, and
+    `TypeError` for a drafter that cannot have the bug.
     """
     changes_draft = bug.sampled or bug.q or (bug.draft_class and not bug.batch)
     if isinstance(drafter, PreTrainedModel):

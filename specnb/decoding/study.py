@@ -18,7 +18,7 @@ class Study:
     """What is recorded, or replaced, to study the loop of `generate`; nothing by default.
 
     rows         numbers of the prompts in place of 0, 1, ... The tokens of a prompt depend on the seed, its number, the
-                 prompt and the settings, and not on the batch, so that it can be generated again alone
+                 prompt and the settings, and not on the batch, so one prompt can be generated again alone
     timed        record the seconds of each part of a step; the host then waits for the device after each part
     keep_probs   return the target's distribution of every new token: that many tokens times the vocabulary
     batch_class  what makes the steps, for a loop that differs from this one: a subclass of `Batch`, the default, or of

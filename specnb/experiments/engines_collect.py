@@ -79,7 +79,7 @@ def collect(row: Row, python: str) -> Path:
     RAW.mkdir(parents=True, exist_ok=True)
     raw = RAW / f"{row.name}.jsonl"
     start, continued = time.perf_counter(), raw.exists() and raw.stat().st_size > 0
-    paths = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    paths = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     subprocess.run(command(row, python, raw), check=True, env=paths)
     seconds = None if continued else round(time.perf_counter() - start, 1)
     compress(raw, row.file)

@@ -1,7 +1,7 @@
 """The style of every figure: widths of a paper's columns, one colour for each meaning, reproducible files.
 
-Figures are saved as SVG and PDF without dates or random identifiers, and SVG without the last digits of places, so the
-same figure gives the same bytes on every processor.
+Figures are saved as SVG and PDF without dates or random identifiers, so the same figure gives the same bytes. Layouts
+differ in their last digits between processors, so places in SVG are rounded.
 """
 
 from __future__ import annotations

@@ -40,25 +40,3 @@ def test_numbers_as_printed() -> None:
 def test_one_machine_is_the_first() -> None:
     table = pd.DataFrame({"machine": ["b", "a", "b"], "ms": [1, 2, 3]})
     assert list(reading.one_machine(table).ms) == [1, 3]
-
-
-def test_a_printed_table_is_read_from_the_outputs_of_a_notebook(tmp_path: Path) -> None:
-    html = pd.DataFrame({"u": [4, 8], "measured": ["0.97 [0.60, 1.03]", "1.41"]}).to_html()
-    path = tmp_path / "06_beams.ipynb"
-    path.write_text(
-        json.dumps({"cells": [{"source": ""}, {"outputs": [{"data": {"text/html": html.splitlines(True)}}]}]})
-    )
-    table = reading.printed(path, "measured")
-    assert (list(table.u), list(table.measured)) == (["4", "8"], ["0.97 [0.60, 1.03]", "1.41"])
-    with pytest.raises(reading.Missing, match=r"no output of 06_beams\.ipynb is a table with a column 'speed'"):
-        reading.printed(path, "speed")
-
-
-def test_the_conditions_of_a_measurement_are_those_that_were_printed(tmp_path: Path) -> None:
-    line = ["A processor, 2 cores; 1 thread; torch 2.13.0+cpu; float64\n", "c 0.1\n"]
-    path = tmp_path / "06.ipynb"
-    path.write_text(json.dumps({"cells": [{"source": []}, {"outputs": [{"output_type": "stream", "text": line}]}]}))
-    assert reading.conditions(path) == ("A processor, 2 cores", "float64")
-    path.write_text(json.dumps({"cells": []}))
-    with pytest.raises(reading.Missing, match="on which machine"):
-        reading.conditions(path)

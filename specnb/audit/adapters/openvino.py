@@ -39,7 +39,7 @@ def convert(model: Path, out: Path) -> Path:
 
 
 def default_dtype(_target: str) -> str:
-    """The name of the dtype that OpenVINO computes in on this processor unless it is told one, for any model.
+    """The name of the dtype that OpenVINO computes in on this processor unless it is told one; no model changes it.
 
     The key-value cache has a precision of its own, in `KV_CACHE_PRECISION`, which may have fewer bits.
     """

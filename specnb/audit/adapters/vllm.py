@@ -47,7 +47,7 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
 
 
 def default_dtype(target: str) -> str:
-    """The name of the dtype that vLLM computes in unless it is told one: that of the model's weights, or half of it."""
+    """The name of the dtype that vLLM computes in unless it is told one: that of the model's weights, or 16 bits."""
     set_environment()
     from vllm.config import ModelConfig
 
