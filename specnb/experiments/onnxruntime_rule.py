@@ -31,7 +31,6 @@ def kept_probs(logits: Tensor, temperature: float, top_p: float) -> Tensor:
     while group < vocab:
         stops[..., group - 1] = False
         group *= GROWTH
-    stops[..., -1] = True
     before = stops.cumsum(-1) - stops.long() == 0  # no stop at an earlier token
     kept = p.where(before, 0.0)
     return torch.zeros_like(p).scatter(-1, order, kept / kept.sum(-1, keepdim=True))
