@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from specnb.audit import Aim, Auditor, Engine, audit, compare_command
+from specnb.audit import Auditor, Engine, compare_command
 from specnb.audit.adapters import collect_command
 from specnb.audit.claimed import ENGINE_ORDERS, NOT_AUDITED, claimed_sampling
 from specnb.audit.report import Report
@@ -126,7 +126,7 @@ def _audited(options: argparse.Namespace) -> Report:
     if options.numerics_positions < 0:
         raise ValueError(f"--numerics-positions is {options.numerics_positions}; give a number of positions, or 0")
     dtype = None if options.engine_dtype is None else DTYPES[options.engine_dtype]
-    engine = Engine(dtype, options.logit_tolerance, draft_sampling=draft_sampling, positions=options.numerics_positions)
+    engine = Engine(dtype, options.logit_tolerance, positions=options.numerics_positions)
     _require_device(options.device)
     if options.html is not None:
         _require_writable(options.html)
@@ -138,36 +138,15 @@ def _audited(options: argparse.Namespace) -> Report:
         None if name is None else _loaded(name, options) for name in (options.draft, options.alternative)
     )
     models = Models(target, sampling, draft, draft_sampling or sampling, suspected)
-    ignore, progress = tuple(options.ignore), True if sys.stderr is not None and sys.stderr.isatty() else _say
+    progress = True if sys.stderr is not None and sys.stderr.isatty() else _say
+    ignore, ends = tuple(options.ignore), (options.eos, options.max_new_tokens)
+    settings = Settings(options.delta, options.seed, *ends, ignore, options.stop, progress)
     try:
         engine = replace(engine, control=_completions(control, models))
         if sequences is None:
-            return audit_completions(
-                models,
-                _from_stdin(models, options.limit),
-                Settings(
-                    options.delta, options.seed, options.eos, options.max_new_tokens, ignore, options.stop,
-                    progress,
-                ),
-                engine,
-            )  # fmt: skip
-        _completions(sequences, models)
-        return audit(
-            target,
-            [one.tokens for one in sequences],
-            prompts=[one.prompt for one in sequences],
-            steps=None if sequences[0].steps is None else [one.steps or [] for one in sequences],
-            sampling=sampling,
-            draft=draft,
-            eos=options.eos,
-            max_new_tokens=options.max_new_tokens,
-            engine=engine,
-            aim=Aim(ignore, suspected),
-            delta=options.delta,
-            seed=options.seed,
-            stop=options.stop,
-            progress=progress,
-        )
+            return audit_completions(models, _from_stdin(models, options.limit), settings, engine)
+        given = _completions(sequences, models)
+        return audit_completions(models, given, settings, engine, expected=sum(len(one.tokens) for one in given))
     except Exception as error:
         raise ValueError(f"cannot audit {options.tokens} against {options.target}: {_one_line(error)}") from error
 

@@ -18,8 +18,8 @@ import pytest
 from tiny import llama
 
 from specnb import cli
-from specnb.audit import audit
 from specnb.audit.report import Report
+from specnb.audit.run import audit_completions
 from specnb.audit.token_file import Sequence, read_tokens
 from specnb.cli import main
 from specnb.decoding.loop import generate
@@ -313,7 +313,7 @@ def test_what_nobody_foresaw_is_no_verdict(
     def fail(*arguments: object, **settings: object) -> None:
         raise MemoryError("no room\nfor this")
 
-    monkeypatch.setattr(cli, "audit", fail)
+    monkeypatch.setattr(cli, "audit_completions", fail)
     assert f"{short} against {tiny}: MemoryError: no room for this" in refused(capsys, short, "--target", tiny)
 
 
@@ -321,21 +321,21 @@ def test_an_interrupt_is_no_verdict_either(
     tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before there is a report there is none; a report on a part exits with 1 only if it rejects."""
-    whole = audit
+    whole = audit_completions
 
-    def part(*arguments: object, **settings: object) -> Report:
-        return replace(whole(*arguments, **settings), interrupted=True)  # type: ignore[arg-type]
+    def part(*arguments: Any, **settings: Any) -> Report:
+        return replace(whole(*arguments, **settings), interrupted=True)
 
     def nothing(*arguments: object, **settings: object) -> None:
         raise KeyboardInterrupt
 
     arguments = ["audit", str(short), "--target", str(tiny)]
-    monkeypatch.setattr(cli, "audit", part)
+    monkeypatch.setattr(cli, "audit_completions", part)
     assert main(arguments) == 130
     assert "no deviation was found" in capsys.readouterr().out
     assert main([*arguments, "--eos", "2"]) == 1
     capsys.readouterr()
-    monkeypatch.setattr(cli, "audit", nothing)
+    monkeypatch.setattr(cli, "audit_completions", nothing)
     assert main(arguments) == 130
     assert capsys.readouterr() == ("", "specnb: interrupted before there was anything to report\n")
 
@@ -409,7 +409,7 @@ def test_sigterm_leaves_nothing_half_written(
     def terminate(*arguments: object, **settings: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    for module, name in ((cli, "audit"), (Path, "replace")):
+    for module, name in ((cli, "audit_completions"), (Path, "replace")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, terminate)
             assert main(["audit", str(short), "--target", str(tiny), "--html", str(page)]) == 143

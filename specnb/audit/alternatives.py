@@ -106,7 +106,7 @@ def _with_draft(p: Tensor, q: Tensor, sizes: Tensor) -> Named:
     correct, overlap = Verification(p, q), torch.minimum(p, q)
     yield "draft-leak", q[None]
     yield "no-residual", _completed(overlap, p)[None]
-    yield "redraw", _completed(p * q, p)[None]
+    yield "redraw", _completed(p * q / sizes, p)[None]  # in a pooled cell, of one token of it
     yield "residual-only", correct.residual[None]
     yield "greedy-draft", correct.emitted(sampled=_argmax(q))[None]
     yield "wrong-q", correct.emitted(sampled=_top(q))

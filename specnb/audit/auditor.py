@@ -24,8 +24,6 @@ POSITION_GROUPS = (0, 1, 4, 16, 64, 256, 1024)  # first position of each
 class Auditor:
     """Audits sequence after sequence; may be stopped after any of them without a higher false-alarm rate.
 
-    `found_after` is the number of tokens after which exactness was rejected, or None.
-
     delta           largest probability that an exact sampler is ever rejected
     seed            of the audit's own uniforms
     eos             tokens after which a sequence must end, `max_new_tokens` its length without one; each is checked
@@ -78,7 +76,7 @@ class Auditor:
         self.violations: dict[str, int] = {}
         self.violated_after: dict[str, int] = {}  # number of tokens after which the first of each kind is known
         self.impossible = ImpossibleTokens(numerics, undeclared)
-        self.found_after: int | None = None
+        self.crossed_after: int | None = None  # number of tokens after which the e-value passed 1/delta
         self.numerics_only = False
         self.tokens = self.sequences = self.offset = 0
         self.ended = self.wrong_length = False
@@ -160,25 +158,23 @@ class Auditor:
             return
         self.violations[name] = self.violations.get(name, 0) + count
         self.violated_after[name] = min(after, self.violated_after.get(name, after))
-        self.found_after = after if self.found_after is None else min(self.found_after, after)
 
     def _update_verdict(self, log_e: NDArray[np.float64]) -> None:
-        if self.found_after is not None:
-            if self.found_after > self.tokens:  # a violation in this row; the e-value may have passed 1/delta before it
-                before = self._crossed(log_e, self._nats)
-                self.found_after = min(self.found_after, before or self.found_after)
-            return
-        self.found_after = self._crossed(log_e, self._nats)
-        self.numerics_only = self.numerics_only or self._crossed(log_e, 0.0) is not None
+        if self.crossed_after is None:
+            self.crossed_after = self._crossed(log_e, self._nats)
+            self.numerics_only = self.numerics_only or self._crossed(log_e, 0.0) is not None
 
     def excuse_impossible(self) -> None:
         """Takes back that impossible tokens are violations: a control has as many, and as large ones."""
         self.impossible.excuse()
-        if self.violations.pop("impossible", 0):
-            del self.violated_after["impossible"]
-            enough = crossing(log_mean(np.concatenate(self.logs)), self.delta, self._nats)
-            left = [*self.violated_after.values(), *([] if enough is None else [enough])]
-            self.found_after = min(left, default=None)
+        self.violations.pop("impossible", None)
+        self.violated_after.pop("impossible", None)
+
+    @property
+    def found_after(self) -> int | None:
+        """The number of tokens after which exactness was rejected, or None."""
+        crossed = [] if self.crossed_after is None else [self.crossed_after]
+        return min([*self.violated_after.values(), *crossed], default=None)
 
     @property
     def first_violation(self) -> int | None:

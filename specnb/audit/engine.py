@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from transformers import PreTrainedModel
 
+from specnb.arguments import require_whole
 from specnb.audit.numerics import Numerics, given_numerics, measure_numerics
 from specnb.audit.teacher_forcing import Completion, Source
 from specnb.sampling.distributions import Sampling
@@ -43,7 +44,8 @@ class Engine:
     positions        number of positions at which a forward pass over a sequence is compared with passes over one token,
                      to measure rounding errors; 0: not measured
 
-    Raises `ValueError` for a tolerance below 0, and `TypeError` for a dtype that is not one of floating point.
+    Raises `ValueError` for a tolerance below 0 and for positions that are no whole number from 0, and `TypeError` for a
+    dtype that is not one of floating point.
 
     >>> Engine(logit_tolerance=-1)
     Traceback (most recent call last):
@@ -62,6 +64,7 @@ class Engine:
             raise TypeError(f"dtype is {self.dtype!r}; give a dtype of floating point, such as torch.bfloat16, or None")
         if self.logit_tolerance is not None and not 0 <= self.logit_tolerance <= torch.finfo(torch.float32).max:
             raise ValueError(f"logit_tolerance is {self.logit_tolerance}; it must be 0 or more, in units of logits")
+        require_whole(positions=(self.positions, 0))
 
     def numerics(
         self, target: Source, completions: Sequence[Completion], sampling: Sampling

@@ -211,12 +211,9 @@ def written_down(p: Array, before: Array, alone: Array, last: int, had: Array) -
     return found
 
 
-def written_down_with_draft(
-    p: Array, q: Array, raw: Array | None, alone: Array, held: Array
-) -> list[tuple[str, Array]]:
-    """`held` is the number of tokens in the cell of each: for "redraw" those of a pooled cell match one another."""
+def written_down_with_draft(p: Array, q: Array, raw: Array | None, alone: Array) -> list[tuple[str, Array]]:
     overlap, others = np.minimum(p, q), [tempered(q, power) for power in (0.5, 0.7, 1.4, 2.0)]
-    found = [("draft-leak", q), ("no-residual", completed(overlap, p)), ("redraw", completed(p * q * held, p))]
+    found = [("draft-leak", q), ("no-residual", completed(overlap, p)), ("redraw", completed(p * q, p))]
     found += [("residual-only", rest_of(p, q)), ("greedy-draft", emitted(p, q, best(q, alone)))]
     found += [("wrong-q", emitted(p, q, top_k(q, alone, k))) for k in (2, 5, 10, 20, 50, 100)]
     found += [("wrong-q", emitted(p, q, other)) for other in others]
@@ -260,7 +257,6 @@ def test_the_distributions_are_those_that_their_names_say(kind: str, vocab: int,
         assert all(probs.shape == seen.p.shape and probs.dtype == seen.p.dtype for _, probs in found)
         for at in (0, vocab // 2, vocab - 1):
             cell = np.repeat(np.arange(seen.p.shape[1]), seen.sizes[at].numpy())  # of each token
-            held = seen.sizes[at].numpy()[cell]
             alone = cell < seen.p.shape[1] - 2
             on_p, on_previous_p, on_q, on_raw = (
                 None if cells is None else (cells[at] / seen.sizes[at].clamp_min(1)).numpy()[cell]
@@ -271,7 +267,7 @@ def test_the_distributions_are_those_that_their_names_say(kind: str, vocab: int,
             assert on_q is not None
             last = int(np.flatnonzero(cell == int(seen.previous_cell[at]))[0])
             expected = written_down(on_p, on_previous_p, alone, last, had[at].numpy()[cell])
-            expected += written_down_with_draft(on_p, on_q, on_raw, alone, held)
+            expected += written_down_with_draft(on_p, on_q, on_raw, alone)
             assert [name for name, _ in found] == [name for name, _ in expected]
             for (name, probs), (_, own) in zip(found, expected, strict=True):
                 summed = np.bincount(cell, own, minlength=seen.p.shape[1])

@@ -256,6 +256,9 @@ def test_what_may_be_said_of_an_engine() -> None:
         words = f"logit_tolerance is {bad}; it must be 0 or more, in units of logits"
         with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
             Engine(logit_tolerance=bad)
+    for count in (-1, 2.5, True):
+        with pytest.raises(ValueError, match=f"^positions is {count}; it must be a whole number from 0$"):
+            Engine(positions=count)  # type: ignore[arg-type]
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         assert Engine(dtype).dtype == dtype
     for other in (torch.int64, torch.bool, "float32", 1):
