@@ -123,10 +123,10 @@ def engine_dtype(row: Row) -> torch.dtype:
     return dtype
 
 
-def audited(row: Row, completions: int | None = None) -> Report:
-    """The audit of a row's committed tokens, or of its first `completions`, with the draft model's distributions."""
+def audited(row: Row, part: slice = slice(None)) -> Report:
+    """The audit of a row's committed completions, or of `part` of them, with the draft model's distributions."""
     pair = load_pair(packed=False)
-    sequences = read_tokens(row.file)[:completions]
+    sequences = read_tokens(row.file)[part]
     return audit(
         pair.target, [one.tokens for one in sequences], prompts=[one.prompt for one in sequences],
         sampling=row.sampling, draft=pair.draft, eos=row.eos, max_new_tokens=NEW_TOKENS, delta=DELTA, progress=False,
@@ -143,7 +143,7 @@ def measure(item: str, completions: int | None, **_: Any) -> pd.DataFrame:
     """The line of the table for one row."""
     row = rows()[item]
     start = time.perf_counter()
-    report = audited(row, completions)
+    report = audited(row, slice(completions))
     return pd.DataFrame([line(row, report, time.perf_counter() - start)])
 
 

@@ -4,11 +4,13 @@ Tokens are sampled by the speculative rule itself from the distributions of the 
 target wrote, with several settings and two dtypes. Each audit samples them anew and uses the draft model's
 distributions, so that all of its tests take part. As for an engine that computes in bfloat16, the audit's own
 distributions are those of float32, and the difference is measured as every audit does it.
+
+The last setting is the committed tokens of the engines without speculation, cut into audits of as many tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,8 +24,10 @@ from specnb.audit.auditor import Auditor
 from specnb.audit.bets import Row
 from specnb.audit.claimed import claimed_probs
 from specnb.audit.numerics import Numerics, crossing, in_dtype, measure_numerics
+from specnb.audit.report import Report
 from specnb.audit.teacher_forcing import Completion, Models, batch_logits, cutoff_gaps, teacher_forced_rows
 from specnb.decoding.loop import generate
+from specnb.experiments import engines
 from specnb.models.loading import Pair, load_pair
 from specnb.sampling.distributions import Sampling, sample
 from specnb.sampling.verification import token_verification
@@ -31,6 +35,9 @@ from specnb.sampling.verification import token_verification
 PROMPTS = ("def ", "class ", "import ", "    return ", "for i in range(", "x = ", "from sympy import ", "assert ")
 LENGTH = 250
 RATES = (1e-1, 1e-2, 1e-3, 1e-6)
+
+CONTROLS = "engines without speculation"
+NOT_EXACT = ("onnxruntime-none-t07-p09",)  # data/findings/onnxruntime-genai-top-p.md
 
 TABLE = "false_alarms"
 SETTINGS: dict[str, Any] = {"audits": 200, "block": 100, "tokens": 5000}
@@ -92,16 +99,36 @@ def exact_engine(pair: Pair, setting: Setting, tokens: int, seed: int = 0) -> Ex
 def run_audits(engine: ExactEngine, seeds: Iterable[int], progress: bool = True) -> pd.DataFrame:
     """One audit for each of `seeds`: the decimal logarithm of its largest e-value, infinite after a violation; and
     `rejected_at`, the smallest of `RATES` at which it would have rejected the engine at any token, NaN for none."""
-    found = []
+    reports = {}
     for seed in tqdm(list(seeds), desc="audits", delay=3, leave=False, disable=not progress):
         auditor = Auditor(seed=seed, numerics=engine.numerics)
         for number in range(len(engine.rows)):
             auditor.add(resampled(engine, seed, number))
-        report = auditor.report(detect=False)
-        nats = 0.0 if engine.numerics is None else engine.numerics.nats
+        reports[seed] = auditor.report(detect=False)
+    return outcomes(reports)
+
+
+def outcomes(reports: Mapping[int, Report]) -> pd.DataFrame:
+    """The line of each report, by its number."""
+    found = []
+    for number, report in reports.items():
+        nats = 0.0 if report.numerics is None else report.numerics.nats
         rejected = [rate for rate in RATES if crossing(report.running * np.log(10), rate, nats) is not None]
-        found.append((seed, report.tokens, report.log10_e_peak, min(rejected, default=np.nan)))
+        found.append((number, report.tokens, report.log10_e_peak, min(rejected, default=np.nan)))
     return pd.DataFrame(found, columns=["seed", "tokens", "log10_e_peak", "rejected_at"])
+
+
+def controls() -> list[str]:
+    """The rows of `data/engines/rows.csv` without speculation, but those whose sampler is known not to be exact."""
+    plain = [row for row in engines.rows().values() if row.speculation == "none" and row.file.exists()]
+    return [row.name for row in plain if row.name not in NOT_EXACT]
+
+
+def audit_control(row: engines.Row, tokens: int, most: int | None = None) -> pd.DataFrame:
+    """The audits of an engine's committed completions, `most` of them, each of about `tokens` tokens."""
+    size = max(1, tokens // engines.NEW_TOKENS)
+    starts = range(0, row.completions, size)[:most]
+    return outcomes({number: engines.audited(row, slice(at, at + size)) for number, at in enumerate(starts)})
 
 
 def resampled(engine: ExactEngine, seed: int, number: int) -> Row:
@@ -119,12 +146,14 @@ def resampled(engine: ExactEngine, seed: int, number: int) -> Row:
 
 
 def items(audits: int, block: int, **_: Any) -> list[str]:
-    """Blocks of audits, named by their setting and the seed of the first."""
-    return [f"{name}-{first:05d}" for name in MIXED for first in range(0, audits, block)]
+    """Blocks of audits, named by their setting and the seed of the first, and the engines' rows."""
+    return [f"{name}-{first:05d}" for name in MIXED for first in range(0, audits, block)] + controls()
 
 
 def measure(item: str, audits: int, block: int, tokens: int) -> pd.DataFrame:
-    """A block of audits, one line for each."""
+    """A block of audits, one line for each; of an engine's row at most `audits`."""
+    if item in controls():
+        return audit_control(engines.rows()[item], tokens, audits).assign(setting=CONTROLS)
     name, _, first = item.rpartition("-")
     seeds = range(int(first), min(int(first) + block, audits))
     engine = exact_engine(load_pair(packed=False), MIXED[name], tokens)

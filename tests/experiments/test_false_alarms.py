@@ -10,8 +10,20 @@ import torch
 from samplers import sample_row, tables
 
 from specnb.audit.numerics import given_numerics
-from specnb.experiments import false_alarms
-from specnb.experiments.false_alarms import MIXED, ExactEngine, exact_engine, gather, items, resampled, run_audits
+from specnb.experiments import engines, false_alarms
+from specnb.experiments.false_alarms import (
+    CONTROLS,
+    MIXED,
+    NOT_EXACT,
+    ExactEngine,
+    controls,
+    exact_engine,
+    gather,
+    items,
+    measure,
+    resampled,
+    run_audits,
+)
 from specnb.models.loading import load_pair
 from specnb.sampling.distributions import Sampling
 
@@ -66,7 +78,21 @@ def test_a_token_that_rounding_keeps_is_explained_by_numerics_as_large() -> None
 
 
 def test_every_setting_has_its_items() -> None:
-    assert items(audits=4, block=2) == [f"{name}-0000{first}" for name in MIXED for first in (0, 2)]
+    blocks = [f"{name}-0000{first}" for name in MIXED for first in (0, 2)]
+    assert items(audits=4, block=2) == blocks + controls()
+
+
+def test_engines_without_speculation_are_audited_in_parts() -> None:
+    """Those whose sampler is known to be wrong are left out; the last part may be shorter."""
+    assert "llamacpp-none-t0" in controls()
+    assert set(NOT_EXACT) < set(engines.rows())
+    assert not {*NOT_EXACT, "vllm-draft-t1"} & set(controls())
+    found = measure("llamacpp-none-t0", audits=2, block=1, tokens=1300)  # 32 completions of at most 64 tokens
+    assert found.setting.eq(CONTROLS).all()
+    assert found.seed.tolist() == [0, 1]
+    assert found.tokens.iloc[0] > found.tokens.iloc[1] > 0
+    assert found.tokens.sum() == engines.audited(engines.rows()["llamacpp-none-t0"]).tokens
+    assert measure("llamacpp-none-t0", audits=1, block=1, tokens=1300).tokens.tolist() == found.tokens.tolist()[:1]
 
 
 @pytest.mark.parametrize("name", MIXED)
