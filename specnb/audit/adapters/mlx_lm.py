@@ -1,4 +1,4 @@
-"""mlx-lm: speculative generation with a draft model, or plain generation. On a CPU it makes a few tokens a second."""
+"""mlx-lm: speculative generation with a draft model, or plain generation."""
 
 from __future__ import annotations
 

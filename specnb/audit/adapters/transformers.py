@@ -43,3 +43,10 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
         ids = torch.tensor([request.prompt])
         made = target.generate(ids, attention_mask=torch.ones_like(ids), **arguments)
         yield made[0, ids.shape[1] :].tolist()
+
+
+def default_dtype(target: str) -> str:
+    """The name of the dtype of transformers' `dtype="auto"`, its default from version 5 on: that of the model's file."""
+    from transformers import AutoConfig
+
+    return str(AutoConfig.from_pretrained(target).dtype).removeprefix("torch.")

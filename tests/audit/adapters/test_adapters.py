@@ -224,6 +224,7 @@ def test_transformers_assisted_generation_keeps_the_prompt_apart() -> None:
     settings = Settings(speculation="draft", max_new_tokens=4)
     (tokens,) = transformers.generate(models, [Request([0, 5, 9], 1)], settings)
     assert len(tokens) == 4
+    assert transformers.default_dtype(str(models.target)) == "bfloat16"  # that of its file
 
 
 @pytest.mark.parametrize(("kind", "method", "sampled"), [
