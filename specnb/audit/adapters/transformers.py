@@ -46,7 +46,7 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
 
 
 def default_dtype(target: str) -> str:
-    """The name of the dtype of transformers' `dtype="auto"`, its default from version 5 on: that of the model's file."""
+    """The name of the dtype under `dtype="auto"`, transformers' default from version 5 on: that of the model's file."""
     from transformers import AutoConfig
 
     return str(AutoConfig.from_pretrained(target).dtype).removeprefix("torch.")
