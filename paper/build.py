@@ -71,8 +71,8 @@ def claims_table(results: Results) -> pd.DataFrame:
 
 
 ENGINES = {
-    "openvino": "OpenVINO", "llama_cpp": "llama.cpp", "transformers": "transformers", "vllm": "vLLM (CPU)",
-    "vllm_mended": "vLLM (CPU), mended", "onnxruntime": "ONNX Runtime", "mlx_lm": "mlx-lm",
+    "openvino": "OpenVINO", "llama_cpp": "llama.cpp", "transformers": "transformers", "vllm": "vLLM",
+    "vllm_mended": "vLLM, mended", "onnxruntime": "ONNX", "mlx_lm": "mlx-lm",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from paper.reading import (
     with_minus,
 )
 from specnb.experiments.detection import CAP, DELTA
+from specnb.experiments.false_alarms import CONTROLS
 from specnb.report.claims import CLAIMS, VERDICTS
 from specnb.report.results import UNCHECKED
 from specnb.theory import walltime_improvement
@@ -357,7 +358,8 @@ def audit(results: Results) -> Named:
     greedy = results.table("11_greedy_drafts").set_index("draft_tokens")
     large = bugs[bugs.tv >= LARGE]
     false_alarms = results.table("false_alarms")
-    settings = set(false_alarms.setting) - {"all"}
+    of_the_pair = false_alarms[~false_alarms.setting.isin(["all", CONTROLS]) & (false_alarms.delta == DELTA)]
+    of_engines = false_alarms[(false_alarms.setting == CONTROLS) & (false_alarms.delta == DELTA)]
     alarms = false_alarms[false_alarms.setting == "all"].set_index("delta")
     engines = {"vLLM V1": "vllm-one", "vLLM V2": "vllm-two", "TensorRT-LLM": "tensorrt", "transformers": "transformers"}
     return {
@@ -374,9 +376,10 @@ def audit(results: Results) -> Named:
         "large-found": count(large.found.sum()),
         "large-median": count(large["median"].median()),
         "exact-audits": count(alarms.audits[DELTA]),
-        "exact-tokens": count(alarms.tokens[DELTA] / alarms.audits[DELTA]),
-        "exact-settings": count(len(settings)),
-        "exact-rounded": count(sum("bfloat16" in name for name in settings)),
+        "exact-tokens": count(of_the_pair.tokens.sum() / of_the_pair.audits.sum()),
+        "exact-settings": count(len(of_the_pair)),
+        "exact-rounded": count(of_the_pair.setting.str.contains("bfloat16").sum()),
+        "exact-engines": count(of_engines.audits.sum()),
         "exact-found": count(alarms.alarms[DELTA]),
         "exact-often": f"{alarms.alarms.index.max():g}",
         "exact-often-found": count(alarms.alarms.iloc[0]),
@@ -490,7 +493,7 @@ def engines(results: Results) -> Named:
         found |= {f"{name}-rows": count(len(rows)), f"{name}-rejected": count((rows.verdict == "rejected").sum())}
         if engine != "vllm_mended":  # which has the version of vllm
             found[f"{name}-version"] = str(rows.version.iloc[0])
-    unaffected = sampling[sampling.engine.isin(["llama_cpp", "onnxruntime", "transformers", "vllm_mended"])]
+    unaffected = sampling[sampling.engine.isin(["llama_cpp", "mlx_lm", "onnxruntime", "transformers", "vllm_mended"])]
     return found | {
         "passing-tokens": f"{unaffected.tokens.min():,}",
         "passing-leak": f"{unaffected.draft_leak_shows_from.max():.3f}",
