@@ -50,6 +50,12 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
             yield answer["__verbose"]["tokens"]
 
 
+def default_dtype(_target: str) -> str:
+    """The name of the dtype of attention and of the key-value cache unless llama.cpp is told one; weights keep that of
+    their file, which is float32 here."""
+    return "float16"
+
+
 def _server(models: Models, settings: Settings, target: Path, draft: Path | None) -> Any:
     import xllamacpp as engine
 

@@ -209,6 +209,12 @@ def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(
     assert asked[0]["ignore_eos"] is False, "it would remove the end token from the distribution"
 
 
+def test_what_llama_cpp_computes_in_unless_it_is_told() -> None:
+    from specnb.audit.adapters.llama_cpp import default_dtype
+
+    assert default_dtype(str(TRAINED_PAIR / "target")) == "float16"
+
+
 def test_an_error_of_llama_cpp_is_not_taken_for_an_answer() -> None:
     from specnb.audit.adapters.llama_cpp import _answer
 
