@@ -2,6 +2,7 @@
 
     python -m specnb.experiments.run item detection no-residual part.csv
     python -m specnb.experiments.run gather detection
+    python -m specnb.experiments.run stale             the committed tables that other code has made
 
 An experiment is a module of this package that has the attributes of `Experiment`. Parts are stored by the digest of the
 experiment's code, so that parts of other code are never gathered. Beside each table, `data/results/<table>.record.json`
@@ -117,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs an item or gathers a table."""
     parser = argparse.ArgumentParser("python -m specnb.experiments.run", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("stale")
     for command in ("item", "gather"):
         options = commands.add_parser(command)
         options.add_argument("experiment", choices=NAMES)
@@ -125,7 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.add_argument("path", type=Path)
         options.add_argument("--smoke", action="store_true", help="small settings, to try the code")
     asked = parser.parse_args(arguments)
-    if asked.command == "item":
+    if asked.command == "stale":
+        print("\n".join(stale()) or "every table was made by the code that is here")
+    elif asked.command == "item":
         run_item(asked.experiment, asked.item, asked.path, asked.smoke)
     else:
         print(gather(asked.experiment, asked.smoke))

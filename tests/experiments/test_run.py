@@ -67,6 +67,13 @@ def test_a_table_of_other_code_is_stale(here: Path, monkeypatch: pytest.MonkeyPa
                            "it again"]  # fmt: skip
 
 
+def test_stale_tables_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for found, said in (([], "every table was made by the code that is here\n"), (["one", "two"], "one\ntwo\n")):
+        monkeypatch.setattr(run, "stale", lambda found=found: found)
+        main(["stale"])
+        assert capsys.readouterr().out == said
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_has_items_that_are_file_names(name: str) -> None:
     for smoke in (False, True):
