@@ -155,8 +155,6 @@ def _claimed(options: argparse.Namespace) -> Sampling:
     """The settings claimed. Raises `ValueError` for settings that cannot be claimed, by name."""
     names = ("temperature", "top_k", "top_p", "min_p", *NOT_AUDITED)
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if given.get("top_k") in (0, -1):  # off for engines, and a mistake here
-        Sampling(top_k=given["top_k"])
     return claimed_sampling(given, options.filter_order)
 
 
@@ -386,7 +384,7 @@ def _add_models(add: Add) -> None:
 
 def _add_claims(add: Add) -> None:
     add("--temperature", type=float, metavar="T", default=1.0, help="temperature; 0 is argmax (default: 1)")
-    add("--top-k", type=int, metavar="K", help="top-k (default: none)")
+    add("--top-k", type=int, metavar="K", help="top-k; 0: none (default)")
     add("--top-p", type=float, metavar="P", default=1.0, help="top-p (default: 1, none)")
     add("--min-p", type=float, metavar="P", default=0.0, help="min-p (default: 0, none)")
     orders = ", ".join(ENGINE_ORDERS)

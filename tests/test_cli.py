@@ -102,7 +102,7 @@ def test_bad_files_exit_with_2(content: str, words: str, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     "more",
     [
-        *(["--temperature", "-1"], ["--top-p", "0"], ["--top-k", "0"], ["--delta", "3"], ["--max-new-tokens", "0"]),
+        *(["--temperature", "-1"], ["--top-p", "0"], ["--top-k", "-2"], ["--delta", "3"], ["--max-new-tokens", "0"]),
         *(["--max-new-tokens", "-2"], ["--eos", "-1"], ["--eos", "4096"], ["--seed", "-1"]),
         *(["--device", "cuda:99"], ["--device", "nonsense"], ["--device", "meta"]),
     ],

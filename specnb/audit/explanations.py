@@ -131,6 +131,20 @@ def _bfloat16_gain(target: PreTrainedModel, sampling: Sampling, completions: Seq
     return gain
 
 
+def prompt_note(completions: Sequence[Completion]) -> list[str]:
+    """A note if most sequences have their prompt in the tokens too.
+
+    >>> prompt_note([Completion([5, 7], [5, 7, 1])])
+    ['the tokens of 1 of 1 sequences begin with their prompt; give the new tokens only']
+    """
+    twice = sum(len(one.prompt) > 1 and one.tokens[: len(one.prompt)] == one.prompt for one in completions)
+    if 2 * twice <= len(completions):
+        return []
+    return [
+        f"the tokens of {twice:,} of {len(completions):,} sequences begin with their prompt; give the new tokens only"
+    ]
+
+
 def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Completion]:
     """The `completions`, in their order, as far as `auditor` has audited them.
 
@@ -177,4 +191,4 @@ def rows_alone(report: Report, models: Models, completions: Sequence[Completion]
     kept = [completion for number, completion in enumerate(completions) if number not in shared]
     for row in teacher_forced_rows(models, kept):
         auditor.add(row)
-    return auditor.report(detect=False) if auditor.tokens else None
+    return auditor.report() if auditor.tokens else None

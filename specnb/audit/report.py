@@ -102,7 +102,7 @@ class Report:
     def verdict(self) -> str:
         """`rejected`, `dependent`, `numerics` or `not rejected`.
 
-        `dependent` is a rejection too: each row has the right distribution, as far as was tested, and rows share noise.
+        `dependent` is a rejection too: rows share noise, and those that share none with an earlier one do not deviate.
         """
         if self.rejected and self.rows_alone is not None and not self.rows_alone.rejected:
             return "dependent"
@@ -202,11 +202,21 @@ class Report:
         rows = "row shares" if alone.sequences == 1 else "rows share"
         found = "no deviation was found" if alone.verdict == "not rejected" else "deviations are explained by numerics"
         return [
-            f"DEPENDENT after {self._found_after}: each row has the right distribution, and rows share noise",
+            f"DEPENDENT after {self._found_after}: rows share noise; those that share none do not deviate",
             *self._diagnosis_lines(),
             f"  {alone.sequences:,} {rows} no noise with an earlier one: in {counted(alone.tokens, 'token')} {found} "
-            f"(largest e-value {_power(alone.log10_e_peak)})",
+            f"(largest e-value {_power(alone.log10_e_peak)}; {alone._largest_hidden})",
         ]
+
+    @property
+    def _largest_hidden(self) -> str:
+        """What `detectable` says of all its kinds together."""
+        figures = [value for value in self.detectable.values() if not math.isnan(value)]
+        if not figures:
+            return "too few tokens to find any kind of deviation"
+        if len(figures) < len(self.detectable):
+            return f"{len(self.detectable) - len(figures)} of {len(self.detectable)} kinds would not have been found"
+        return f"a deviation of any kind would have been found from a total variation of {max(figures):.2f} on"
 
     @property
     def _found_after(self) -> str:

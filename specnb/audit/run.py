@@ -14,7 +14,7 @@ from specnb.audit.auditor import Auditor, Ends
 from specnb.audit.bets import Row
 from specnb.audit.control import compare_with_control
 from specnb.audit.engine import Engine
-from specnb.audit.explanations import Remembered, audited, bfloat16_note, order_note, rows_alone
+from specnb.audit.explanations import Remembered, audited, bfloat16_note, order_note, prompt_note, rows_alone
 from specnb.audit.numerics import Numerics
 from specnb.audit.progress import Progress, shown
 from specnb.audit.report import Report, counted
@@ -200,7 +200,9 @@ def _with_control(
 
 
 def _explanations(report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion]) -> list[str]:
-    notes = _notes_on_eos(models.target, completions) if auditor.ends == set() else []
+    notes = prompt_note(completions)
+    if not notes and auditor.ends == set():
+        notes = _notes_on_eos(models.target, completions)
     if report.verdict == "not rejected":
         return notes
     suspicious = {one.sequence for one in (*report.impossible, *report.undeclared)}

@@ -162,6 +162,11 @@ class TwoSampleReport:
                 f"{counted(self.guessed.n, 'pair')}, 95% interval [{self.guessed.low:.1%}, {self.guessed.high:.1%}]; "
                 "chance gives 50%"
             ]
+        least = math.ceil(-math.log2(self.delta))
+        if not self.rejected and self.pairs < least:
+            lines += [
+                f"note: a pair at most doubles the e-value, so fewer than {least} pairs cannot reject at this rate"
+            ]
         if self.identical:
             lines += [f"note: {counted(self.identical, 'pair')} {'is' if self.identical == 1 else 'are'} identical"]
         if self.unpaired:

@@ -17,17 +17,20 @@ from specnb.audit import explanations
 from specnb.audit.auditor import Auditor
 from specnb.audit.bets import Row
 from specnb.audit.claimed import ENGINE_ORDERS, Claimed, claimed_probs
+from specnb.audit.engine import Engine
 from specnb.audit.explanations import (
     Remembered,
     audited,
     bfloat16_note,
     dependent_sequences,
     order_note,
+    prompt_note,
     rows_alone,
 )
 from specnb.audit.impossible import Impossible
 from specnb.audit.numerics import Numerics, in_dtype
 from specnb.audit.report import Report
+from specnb.audit.run import Settings, audit_completions
 from specnb.audit.teacher_forcing import Completion, Models, teacher_forced_rows
 from specnb.decoding.loop import generate
 from specnb.sampling.distributions import Sampling
@@ -285,6 +288,25 @@ def test_any_kind_of_dependence_counts_and_each_alone_must_be_gone() -> None:
     assert shared_noise(more) == {0, 1, 3, 4, 6, 7}
 
 
+def test_prompts_within_the_tokens_are_noticed() -> None:
+    """More than half of the sequences, with prompts of two tokens or more; then nothing is said of end tokens."""
+    twice, once, short = Completion([1, 0], [1, 0, 1]), Completion([1, 0], [1, 1, 0]), Completion([1], [1, 1])
+    assert prompt_note([twice, twice, once]) == [
+        "the tokens of 2 of 3 sequences begin with their prompt; give the new tokens only"
+    ]
+    assert prompt_note([twice, once]) == prompt_note([short, short]) == prompt_note([]) == []
+    model = llama()
+    model.config.eos_token_id = 1
+    notes = [
+        audit_completions(Models(model), [one] * 2, Settings(progress=False), Engine(positions=0)).notes
+        for one in (twice, once)
+    ]
+    assert notes == [
+        ["the tokens of 2 of 2 sequences begin with their prompt; give the new tokens only"],
+        ["2 sequences continue after the end token [1]; give eos if it ends them"],
+    ]
+
+
 def test_rows_alone_are_those_without_shared_noise() -> None:
     given = [Completion([at], [0, 1, 2]) for at in range(3)]
     models = Models(constant)
@@ -296,11 +318,12 @@ def test_rows_alone_are_those_without_shared_noise() -> None:
 
     kept = alone([0.0, 9.0, 0.0])
     assert kept is not None
-    assert (kept.tokens, kept.sequences, kept.verdict, kept.detectable) == (6, 2, "not rejected", {})
+    assert (kept.tokens, kept.sequences, kept.verdict) == (6, 2, "not rejected")
     wanted = Auditor()
     for row in teacher_forced_rows(Models(constant), [given[0], given[2]]):
         wanted.add(row)
     assert kept.by_alternative == wanted.report().by_alternative
+    assert kept.detectable == pytest.approx(wanted.report().detectable, nan_ok=True)
     assert alone([9.0, 9.0, 9.0]) is None  # there are none
     assert alone([1.0, 1.0, 1.0]) is None  # nobody knows which
     assert alone([0.0, 9.0, 0.0], violations={"wrong-length": 1}) is None  # the diagnosis is another one

@@ -322,10 +322,10 @@ TEXTS: dict[str, tuple[dict[str, Any], list[str]]] = {
         },
         [
             AUDITED,
-            "DEPENDENT after 1,000 tokens: each row has the right distribution, and rows share noise",
+            "DEPENDENT after 1,000 tokens: rows share noise; those that share none do not deviate",
             f"  looks like same-tokens (e-value 10^9.0): {ALTERNATIVES['same-tokens']}",
             "  1,500 rows share no noise with an earlier one: in 2,000 tokens no deviation was found (largest e-value "
-            "10^0.3)",
+            "10^0.3; 1 of 2 kinds would not have been found)",
             "e-value: 10^6.5, largest 10^7.0",
             TV,
         ],
@@ -335,15 +335,33 @@ TEXTS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "found_after": 1,
             "running": CROSSED,
             "running_by_alternative": {"same-tokens": np.full(4, 9.0)},
-            "rows_alone": report(tokens=1, numerics_only=True),
+            "rows_alone": report(tokens=1, numerics_only=True, detectable={"argmax": 0.25, "sharper": 0.125}),
             "numerics": None,
         },
         [
             AUDITED,
-            "DEPENDENT after 1 token: each row has the right distribution, and rows share noise",
+            "DEPENDENT after 1 token: rows share noise; those that share none do not deviate",
             f"  looks like same-tokens (e-value 10^9.0): {ALTERNATIVES['same-tokens']}",
             "  1 row shares no noise with an earlier one: in 1 token deviations are explained by numerics (largest "
-            "e-value 10^0.3)",
+            "e-value 10^0.3; a deviation of any kind would have been found from a total variation of 0.25 on)",
+            "e-value: 10^6.5, largest 10^7.0",
+            TV,
+        ],
+    ),
+    "rows that share noise, and a few tokens without": (
+        {
+            "found_after": 1,
+            "running": CROSSED,
+            "running_by_alternative": {"same-tokens": np.full(4, 9.0)},
+            "rows_alone": report(tokens=9, sequences=2, detectable={"argmax": float("nan")}),
+            "numerics": None,
+        },
+        [
+            AUDITED,
+            "DEPENDENT after 1 token: rows share noise; those that share none do not deviate",
+            f"  looks like same-tokens (e-value 10^9.0): {ALTERNATIVES['same-tokens']}",
+            "  2 rows share no noise with an earlier one: in 9 tokens no deviation was found (largest e-value 10^0.3; "
+            "too few tokens to find any kind of deviation)",
             "e-value: 10^6.5, largest 10^7.0",
             TV,
         ],

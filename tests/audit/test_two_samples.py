@@ -364,3 +364,12 @@ def test_the_command_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as refused:
         main(["compare", "one.jsonl"])
     assert refused.value.code == 2
+
+
+def test_too_few_pairs_are_said_to_be() -> None:
+    """A pair at most doubles the e-value: 19 pairs stay below a million, whatever the difference."""
+    one, other = [Sample("", (0, 0))] * 20, [Sample("", (1, 1))] * 20
+    for pairs, delta, said in ((19, 1e-6, True), (20, 1e-6, False), (6, 1e-2, True), (7, 1e-2, False)):
+        words = str(compare_samples(one[:pairs], other[:pairs], delta))
+        assert ("a pair at most doubles the e-value" in words) == said
+        assert (f"fewer than {pairs + 1} pairs cannot reject" in words) == said
