@@ -1,11 +1,13 @@
 # Tokens of other engines for the audit: `make engines`, `make engines ENGINE=openvino`.
 #
 # Every engine gets an environment of its own from pinned versions (data/engines/<engine>.txt). Each row of
-# data/engines/rows.csv is a job, and one that fails leaves the others alone (--keep-going). Tokens are committed, so a
+# data/engines/rows.csv is a job, and one that fails leaves the others alone (--keep-going). Converted models are compared
+# with the originals first (data/engines/converted.csv). Tokens are committed, so a
 # mark under build/engines/done stands for each file; `make experiments ONLY=engines` audits them, without any engine.
 import os
 import sys
 
+from specnb.experiments import engines_converted
 from specnb.experiments.engines import rows
 
 ENGINE = str(config.get("engine") or "")  # `--config engine=` is None
@@ -17,9 +19,16 @@ if not CHOSEN:
     raise ValueError(f"no row of data/engines/rows.csv is of engine {ENGINE!r}; there are {sorted({r.environment for r in rows().values()})}")
 
 
-def python(row):
+def python(engine):
     """transformers is in the project's own environment."""
-    return sys.executable if row.engine == "transformers" else f"build/engines/{row.environment}/bin/python"
+    return sys.executable if engine == "transformers" else f"build/engines/{engine}/bin/python"
+
+
+def needed(row):
+    """What must exist before a row is collected: the environment, and models whose conversion was checked."""
+    if row.environment in engines_converted.ENGINES:
+        return [f"build/engines/done/converted-{row.environment}.txt"]
+    return [] if row.engine == "transformers" else [f"build/engines/{row.environment}/installed.txt"]
 
 
 rule all:
@@ -39,16 +48,30 @@ for name in sorted({row.environment for row in CHOSEN} - {"transformers"}):
             "python -m venv {params.folder} && {params.folder}/bin/python -m pip install -q --no-deps -r {input} "
             "&& cp {input} {output}"
 
+for name in sorted({row.environment for row in CHOSEN} & {*engines_converted.ENGINES}):
+    rule:
+        name: f"converted_{name}"
+        input:
+            f"build/engines/{name}/installed.txt",
+        output:
+            touch(f"build/engines/done/converted-{name}.txt"),
+        params:
+            engine=name,
+            python=python(name),
+        threads: workflow.cores  # one after the other: they write one table
+        shell:
+            "python -m specnb.experiments.engines_converted {params.engine} {params.python:q}"
+
 for number, row in enumerate(CHOSEN):
     rule:
         name: row.name
         input:
-            [] if row.engine == "transformers" else f"build/engines/{row.environment}/installed.txt",
+            needed(row),
         output:
             touch(f"build/engines/done/{row.name}.txt"),
         params:
             row=row.name,
-            python=python(row),
+            python=python(row.environment),
         priority: -number
         threads: workflow.cores  # generations are timed
         shell:

@@ -56,7 +56,7 @@ def command(row: Row, python: str, out: Path) -> list[str]:
 
 def version(row: Row, python: str) -> str:
     """The version of the engine's package in its environment."""
-    return _answer(python, f"from importlib.metadata import version; print(version({adapter(row.engine).PACKAGE!r}))")
+    return answer(python, f"from importlib.metadata import version; print(version({adapter(row.engine).PACKAGE!r}))")
 
 
 def precision(row: Row, python: str) -> str:
@@ -64,10 +64,10 @@ def precision(row: Row, python: str) -> str:
     if row.dtype != "default":
         return row.dtype
     asked = f"default_dtype({str(TRAINED_PAIR / 'target')!r})"
-    return _answer(python, f"from specnb.audit.adapters.{row.environment} import default_dtype; print({asked})")
+    return answer(python, f"from specnb.audit.adapters.{row.environment} import default_dtype; print({asked})")
 
 
-def _answer(python: str, code: str) -> str:
+def answer(python: str, code: str) -> str:
     """The last line that `code` prints; engines print lines of their own before it."""
     paths = os.environ | {"PYTHONPATH": str(ROOT)}
     said = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, env=paths).stdout

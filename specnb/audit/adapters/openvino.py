@@ -49,24 +49,27 @@ def default_dtype(_target: str) -> str:
     return {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[name]
 
 
-def log_probs(folder: Path, prompt: Sequence[int]) -> list[list[float]]:
-    """Log-probabilities `(len(prompt), vocab)` of the converted model after each token of `prompt`, in float32."""
+def logits(models: Models, name: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Logits `(prompts, vocab)` of the converted model after each prompt, in float32."""
     import numpy as np
     import openvino
 
-    ids = np.array([list(prompt)], dtype=np.int64)
-    given = {
-        "input_ids": ids,
-        "attention_mask": np.ones_like(ids),
-        "position_ids": np.arange(ids.shape[1])[None],
-        "beam_idx": np.zeros(1, dtype=np.int32),
-    }
+    folder = convert(models.folder(name), models.cache / "openvino" / name)
     compiled = openvino.Core().compile_model(folder / "openvino_model.xml", "CPU", FLOAT32)
-    named = {port.get_any_name() for port in compiled.inputs}
-    made = compiled({name: value for name, value in given.items() if name in named})
-    logits = np.asarray(made["logits"][0], dtype=np.float64)
-    shifted = logits - logits.max(-1, keepdims=True)
-    return (shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))).tolist()  # type: ignore[no-any-return]
+    known = {port.get_any_name() for port in compiled.inputs}
+    made = []
+    for prompt in prompts:
+        ids = np.array([list(prompt)], dtype=np.int64)
+        given = {
+            "input_ids": ids,
+            "attention_mask": np.ones_like(ids),
+            "position_ids": np.arange(ids.shape[1])[None],
+            "beam_idx": np.zeros(1, dtype=np.int32),
+        }
+        request = compiled.create_infer_request()  # with a key-value cache of its own
+        answer = request.infer({name: value for name, value in given.items() if name in known})
+        made.append(answer["logits"][0, -1].tolist())
+    return made
 
 
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
