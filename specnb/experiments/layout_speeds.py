@@ -30,7 +30,7 @@ from specnb.measure.timing import Job, device_clock, time_round
 from specnb.models.loading import load_pair
 
 TABLE = "layout_speeds"
-SETTINGS: dict[str, Any] = {"largest": 16, "new_tokens": 24}
+SETTINGS: dict[str, Any] = {"largest": 16, "new_tokens": 64}
 SMOKE: dict[str, Any] = {"largest": 2, "new_tokens": 8}
 GAMMA, SEED = 4, 10
 LENGTHS = {"equal": (48, 48), "varied": (4, 92)}  # tokens of the shortest and of the longest prompt
