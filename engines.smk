@@ -2,8 +2,8 @@
 #
 # Every engine gets an environment of its own from pinned versions (data/engines/<engine>.txt). Each row of
 # data/engines/rows.csv is a job, and one that fails leaves the others alone (--keep-going). Converted models are compared
-# with the originals first (data/engines/converted.csv). Tokens are committed, so a
-# mark under build/engines/done stands for each file; `make experiments ONLY=engines` audits them, without any engine.
+# with the originals first (data/engines/converted.csv). Tokens are committed, so a mark under build/engines/done stands
+# for each file; `make experiments ONLY=engines` audits them, without any engine.
 import os
 import sys
 
@@ -14,7 +14,8 @@ ENGINE = str(config.get("engine") or "")  # `--config engine=` is None
 STANDARD = ("openvino", "llama_cpp", "transformers")  # together within 40 minutes on two cores; the others by name
 WANTED = (ENGINE,) if ENGINE else STANDARD
 LONGER = ("llamacpp-default-t1", "transformers-default-t1", "transformers-t07-p09")  # both kinds; beyond the 40 minutes
-CHOSEN = [row for row in rows().values() if row.environment in WANTED and (ENGINE or row.name.replace(f"-{row.speculation}", "") not in LONGER)]
+SETTING = {row: row.name.replace(f"-{row.speculation}", "") for row in rows().values()}
+CHOSEN = [row for row in SETTING if row.environment in WANTED and (ENGINE or SETTING[row] not in LONGER)]
 if not CHOSEN:
     raise ValueError(f"no row of data/engines/rows.csv is of engine {ENGINE!r}; there are {sorted({r.environment for r in rows().values()})}")
 
