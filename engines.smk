@@ -13,9 +13,11 @@ from specnb.experiments.engines import rows
 ENGINE = str(config.get("engine") or "")  # `--config engine=` is None
 STANDARD = ("openvino", "llama_cpp", "transformers")  # together within 40 minutes on two cores; the others by name
 WANTED = (ENGINE,) if ENGINE else STANDARD
-LONGER = ("llamacpp-default-t1", "transformers-default-t1", "transformers-t07-p09")  # both kinds; beyond the 40 minutes
-SETTING = {row: row.name.replace(f"-{row.speculation}", "") for row in rows().values()}
-CHOSEN = [row for row in SETTING if row.environment in WANTED and (ENGINE or SETTING[row] not in LONGER)]
+LONGER = {("llama_cpp", "default", 1.0), ("transformers", "default", 1.0), ("transformers", "float32", 0.9)}  # engine, dtype, top-p
+CHOSEN = [
+    row for row in rows().values()
+    if row.environment in WANTED and (ENGINE or (row.engine, row.dtype, row.top_p) not in LONGER)
+]
 if not CHOSEN:
     raise ValueError(f"no row of data/engines/rows.csv is of engine {ENGINE!r}; there are {sorted({r.environment for r in rows().values()})}")
 

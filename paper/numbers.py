@@ -358,8 +358,8 @@ def audit(results: Results) -> Named:
     greedy = results.table("11_greedy_drafts").set_index("draft_tokens")
     large = bugs[bugs.tv >= LARGE]
     false_alarms = results.table("false_alarms")
-    of_the_pair = false_alarms[~false_alarms.setting.isin(["all", CONTROLS]) & (false_alarms.delta == DELTA)]
-    of_engines = false_alarms[(false_alarms.setting == CONTROLS) & (false_alarms.delta == DELTA)]
+    by_setting = false_alarms[false_alarms.delta == DELTA].set_index("setting")
+    of_the_pair = by_setting.drop(index=["all", CONTROLS])
     alarms = false_alarms[false_alarms.setting == "all"].set_index("delta")
     engines = {"vLLM V1": "vllm-one", "vLLM V2": "vllm-two", "TensorRT-LLM": "tensorrt", "transformers": "transformers"}
     return {
@@ -378,8 +378,8 @@ def audit(results: Results) -> Named:
         "exact-audits": count(alarms.audits[DELTA]),
         "exact-tokens": count(of_the_pair.tokens.sum() / of_the_pair.audits.sum()),
         "exact-settings": count(len(of_the_pair)),
-        "exact-rounded": count(of_the_pair.setting.str.contains("bfloat16").sum()),
-        "exact-engines": count(of_engines.audits.sum()),
+        "exact-rounded": count(of_the_pair.index.str.contains("bfloat16").sum()),
+        "exact-engines": count(by_setting.audits[CONTROLS]),
         "exact-found": count(alarms.alarms[DELTA]),
         "exact-often": f"{alarms.alarms.index.max():g}",
         "exact-often-found": count(alarms.alarms.iloc[0]),

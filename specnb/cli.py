@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from specnb.audit import Auditor, Engine, compare_command
+from specnb.audit import Engine, compare_command
 from specnb.audit.adapters import collect_command
 from specnb.audit.claimed import ENGINE_ORDERS, NOT_AUDITED, claimed_sampling
 from specnb.audit.report import Report
@@ -121,7 +121,10 @@ def _one_line(error: BaseException) -> str:
 def _audited(options: argparse.Namespace) -> Report:
     """The report. Everything that can be checked without a model is checked before one is loaded."""
     sampling, draft_sampling = _claimed(options), _draft_sampling(options)
-    Auditor(options.delta, options.seed, options.eos, options.max_new_tokens, ignore=options.ignore)
+    progress = True if sys.stderr is not None and sys.stderr.isatty() else _say
+    ignore, ends = tuple(options.ignore), (options.eos, options.max_new_tokens)
+    settings = Settings(options.delta, options.seed, *ends, ignore, options.stop, progress)
+    settings.auditor()  # raises for bad settings
     _require_limit(options.limit)
     if options.numerics_positions < 0:
         raise ValueError(f"--numerics-positions is {options.numerics_positions}; give a number of positions, or 0")
@@ -138,9 +141,6 @@ def _audited(options: argparse.Namespace) -> Report:
         None if name is None else _loaded(name, options) for name in (options.draft, options.alternative)
     )
     models = Models(target, sampling, draft, draft_sampling or sampling, suspected)
-    progress = True if sys.stderr is not None and sys.stderr.isatty() else _say
-    ignore, ends = tuple(options.ignore), (options.eos, options.max_new_tokens)
-    settings = Settings(options.delta, options.seed, *ends, ignore, options.stop, progress)
     try:
         engine = replace(engine, control=_completions(control, models))
         if sequences is None:

@@ -54,9 +54,9 @@ def command(row: Row, python: str, out: Path) -> list[str]:
     return [python, "-m", "specnb.audit.adapters", row.engine, *named]
 
 
-def version(row: Row, python: str) -> str:
+def version(engine: str, python: str) -> str:
     """The version of the engine's package in its environment."""
-    return answer(python, f"from importlib.metadata import version; print(version({adapter(row.engine).PACKAGE!r}))")
+    return answer(python, f"from importlib.metadata import version; print(version({adapter(engine).PACKAGE!r}))")
 
 
 def precision(row: Row, python: str) -> str:
@@ -86,7 +86,7 @@ def collect(row: Row, python: str) -> Path:
     record = {
         "engine": row.engine,
         "package": adapter(row.engine).PACKAGE,
-        "version": version(row, python),
+        "version": version(row.engine, python),
         "settings": row._asdict(),
         "gamma": GAMMA,
         "computes_in": precision(row, python),

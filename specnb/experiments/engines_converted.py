@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from specnb.audit.adapters.__main__ import adapter
 from specnb.audit.adapters.tokens_out import read_prompts
 from specnb.experiments import engine_prompts
 from specnb.experiments.corpus import DATA
-from specnb.experiments.engines_collect import answer
+from specnb.experiments.engines_collect import answer, version
 from specnb.models.loading import TRAINED_PAIR
 from specnb.report.claims import ROOT
 from specnb.report.results import write
@@ -73,7 +72,7 @@ def differences(one: Tensor, other: Tensor) -> dict[str, float]:
 def check(engine: str, python: str, table: Path = TABLE) -> None:
     """Writes the lines of `engine` to `table`. Raises `ValueError` for a model further off than `LIMIT`."""
     prompts = read_prompts(engine_prompts.FILE)[:PROMPTS]
-    version = answer(python, f"from importlib.metadata import version; print(version({adapter(engine).PACKAGE!r}))")
+    label = {"engine": engine, "version": version(engine, python)}
     lines = []
     for name in MODELS:
         apart = differences(converted_logits(engine, python, name, prompts), original_logits(name, prompts))
@@ -82,11 +81,10 @@ def check(engine: str, python: str, table: Path = TABLE) -> None:
                 f"the {name} as converted for {engine} has a total variation of {apart['total_variation']:.2g} to the "
                 f"checkpoint; the limit is {LIMIT:g}, because an audit could take more for an error of the sampler"
             )
-        lines.append({"engine": engine, "version": version, "model": name, "prompts": len(prompts)} | apart)
-    others = pd.read_csv(table) if table.exists() else pd.DataFrame(columns=[*lines[0]])
-    every = pd.concat([others[others.engine != engine], pd.DataFrame(lines)]) if len(others) else pd.DataFrame(lines)
-    ordered = every.sort_values("engine", kind="stable")
-    write(table, ordered.to_csv(index=False, lineterminator="\n", float_format="%.2g"))
+        lines.append(label | {"model": name, "prompts": len(prompts)} | apart)
+    others = pd.read_csv(table).query("engine != @engine").to_dict("records") if table.exists() else []
+    every = pd.DataFrame([*others, *lines]).sort_values("engine", kind="stable")
+    write(table, every.to_csv(index=False, lineterminator="\n", float_format="%.2g"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

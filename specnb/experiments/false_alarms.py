@@ -10,7 +10,7 @@ The last setting is the committed tokens of the engines without speculation, cut
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -99,19 +99,21 @@ def exact_engine(pair: Pair, setting: Setting, tokens: int, seed: int = 0) -> Ex
 def run_audits(engine: ExactEngine, seeds: Iterable[int], progress: bool = True) -> pd.DataFrame:
     """One audit for each of `seeds`: the decimal logarithm of its largest e-value, infinite after a violation; and
     `rejected_at`, the smallest of `RATES` at which it would have rejected the engine at any token, NaN for none."""
-    reports = {}
-    for seed in tqdm(list(seeds), desc="audits", delay=3, leave=False, disable=not progress):
+
+    def report(seed: int) -> Report:
         auditor = Auditor(seed=seed, numerics=engine.numerics)
         for number in range(len(engine.rows)):
             auditor.add(resampled(engine, seed, number))
-        reports[seed] = auditor.report(detect=False)
-    return outcomes(reports)
+        return auditor.report(detect=False)
+
+    bar = tqdm(list(seeds), desc="audits", delay=3, leave=False, disable=not progress)
+    return outcomes((seed, report(seed)) for seed in bar)
 
 
-def outcomes(reports: Mapping[int, Report]) -> pd.DataFrame:
-    """The line of each report, by its number."""
+def outcomes(reports: Iterable[tuple[int, Report]]) -> pd.DataFrame:
+    """The line of each report, by its number; they may come one at a time: each holds e-values of all its tokens."""
     found = []
-    for number, report in reports.items():
+    for number, report in reports:
         nats = 0.0 if report.numerics is None else report.numerics.nats
         rejected = [rate for rate in RATES if crossing(report.running * np.log(10), rate, nats) is not None]
         found.append((number, report.tokens, report.log10_e_peak, min(rejected, default=np.nan)))
@@ -128,7 +130,7 @@ def audit_control(row: engines.Row, tokens: int, most: int | None = None) -> pd.
     """The audits of an engine's committed completions, `most` of them, each of about `tokens` tokens."""
     size = max(1, tokens // engines.NEW_TOKENS)
     starts = range(0, row.completions, size)[:most]
-    return outcomes({number: engines.audited(row, slice(at, at + size)) for number, at in enumerate(starts)})
+    return outcomes((number, engines.audited(row, slice(at, at + size))) for number, at in enumerate(starts))
 
 
 def resampled(engine: ExactEngine, seed: int, number: int) -> Row:

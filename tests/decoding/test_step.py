@@ -464,11 +464,11 @@ def test_the_hidden_states_that_a_drafter_names_are_kept_and_cleared() -> None:
 def test_a_drafter_is_told_of_all_rows_at_first_and_then_of_those_that_begin_anew() -> None:
     started: list[tuple[list[int] | None, list[int]]] = []
 
-    class Told(TemplateDrafter):
+    class Recording(TemplateDrafter):
         def start(self, context: Context, rows: Tensor | None = None) -> None:
             started.append((None if rows is None else rows.tolist(), context.lengths.tolist()))
 
-    batch = chain_batch(drafter=Told(torch.full((4, 4), 0.25)))
+    batch = chain_batch(drafter=Recording(torch.full((4, 4), 0.25)))
     batch.clear([])
     batch.enter([0, 1, 2], PROMPTS, uniforms(0, range(3), 5, 2), 5)
     batch.enter([2, 0], [[1], [3, 3]], uniforms(0, [3, 4], 5, 2), 5)
@@ -479,11 +479,11 @@ def test_a_drafter_is_told_of_all_rows_at_first_and_then_of_those_that_begin_ane
 def test_a_drafter_is_told_the_outcome_of_each_step_and_the_tokens_emitted() -> None:
     updates: list[tuple[list[int], list[int]]] = []
 
-    class Told(TemplateDrafter):
+    class Recording(TemplateDrafter):
         def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
             updates.append((outcome.accepted.tolist(), context.lengths.tolist()))
 
-    batch = chain_batch(drafter=Told(torch.full((4, 4), 0.25)))
+    batch = chain_batch(drafter=Recording(torch.full((4, 4), 0.25)))
     batch.clear([])
     batch.enter([0, 1, 2], PROMPTS, uniforms(0, range(3), 5, 2), 5)
     batch.step()

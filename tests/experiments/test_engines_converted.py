@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from specnb.experiments import engines_converted
+from specnb.experiments import engines_collect, engines_converted
 from specnb.experiments.engines import rows
 from specnb.experiments.engines_converted import ENGINES, LIMIT, MODELS, PROMPTS, TABLE, check, differences, main
 
@@ -24,7 +24,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     def answer(python: str, code: str) -> str:
         return "1.2" if "metadata" in code else json.dumps(made[-1].tolist())
 
-    monkeypatch.setattr(engines_converted, "answer", answer)
+    for module in (engines_collect, engines_converted):
+        monkeypatch.setattr(module, "answer", answer)
     monkeypatch.setattr(engines_converted, "original_logits", lambda name, prompts: TRUE)
     return made
 

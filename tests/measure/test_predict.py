@@ -113,8 +113,8 @@ def test_a_drafter_that_proposes_all_its_tokens_at_once_pays_for_one_forward_pas
 @given(gamma=st.integers(1, 20), rate=st.floats(0.01, 1))
 def test_gamma_follows_from_the_acceptance_length_and_the_acceptance_rate(gamma: int, rate: float) -> None:
     both = predict(tokens_per_step=1 + gamma * rate, acceptance_rate=rate, gpu="A10")
-    told = predict(acceptance_rate=rate, gamma=gamma, gpu="A10")
-    assert both.speedup.value == pytest.approx(told.speedup.value)
+    by_rate = predict(acceptance_rate=rate, gamma=gamma, gpu="A10")
+    assert both.speedup.value == pytest.approx(by_rate.speedup.value)
 
 
 def test_the_width_of_the_weights_counts_without_a_gpu_too() -> None:
