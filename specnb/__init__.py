@@ -17,7 +17,7 @@ Folders, each of which imports only from those listed before it:
     measure/       statistics, acceptance, cost, speed-up, the recommended gamma
     audit/         is a sampler lossless? Its tokens against the target's distributions, and the known bugs
     report/        results, figures and views of a step
-    cli.py         the command `specnb`
+    cli/           the command `specnb`
     experiments/   long runs whose tables are committed; not part of the installed package
 
 >>> import specnb

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from tiny import llama
 
-from specnb import cli
 from specnb.audit.report import Report
 from specnb.audit.run import audit_completions
 from specnb.audit.token_file import Sequence, read_tokens
+from specnb.cli import audit as cli_audit
 from specnb.cli import main
 from specnb.decoding.loop import generate
 from specnb.models.loading import TRAINED_PAIR, load_pair
@@ -69,6 +69,19 @@ def test_the_command_is_installed_and_says_what_it_takes() -> None:
     ).stdout
     for option in ("TOKENS.jsonl", "--target", "--draft", "--temperature", "--top-k", "--top-p", "--delta", "--json"):
         assert option in asked
+
+
+@pytest.mark.parametrize("arguments", [["audit", "--help"], ["collect", "--help"], ["compare", "--help"], ["audit"]])
+def test_options_are_read_before_torch_is_imported(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from specnb.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    sys.exit(any(name in sys.modules for name in ("torch", "transformers", "numpy", "scipy", "pandas")))
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -196,7 +209,7 @@ def test_every_option_reaches_the_audit_of_a_pipe(
     more: list[object], tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report is that on the same lines in a file, and is not that without the options."""
-    monkeypatch.setattr(cli, "lines_of", lambda descriptor: iter(short.read_bytes().split(b"\n")))
+    monkeypatch.setattr(cli_audit, "lines_of", lambda descriptor: iter(short.read_bytes().split(b"\n")))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: 0))
 
     def outcome(*arguments: object) -> tuple[dict[str, object], Any]:
@@ -229,7 +242,7 @@ def test_settings_are_checked_before_a_model_is_loaded(
     def load(*arguments: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(cli, "load_model", load)
+    monkeypatch.setattr(cli_audit, "load_model", load)
     bad = {"--delta": "2", "--max-new-tokens": "0", "--eos": "-1", "--seed": "-1", "--device": "tpu", "--top-p": "2"}
     for option, value in bad.items():
         assert value in refused(capsys, short, "--target", "some/name", option, value)
@@ -313,7 +326,7 @@ def test_what_nobody_foresaw_is_no_verdict(
     def fail(*arguments: object, **settings: object) -> None:
         raise MemoryError("no room\nfor this")
 
-    monkeypatch.setattr(cli, "audit_completions", fail)
+    monkeypatch.setattr(cli_audit, "audit_completions", fail)
     assert f"{short} against {tiny}: MemoryError: no room for this" in refused(capsys, short, "--target", tiny)
 
 
@@ -330,12 +343,12 @@ def test_an_interrupt_is_no_verdict_either(
         raise KeyboardInterrupt
 
     arguments = ["audit", str(short), "--target", str(tiny)]
-    monkeypatch.setattr(cli, "audit_completions", part)
+    monkeypatch.setattr(cli_audit, "audit_completions", part)
     assert main(arguments) == 130
     assert "no deviation was found" in capsys.readouterr().out
     assert main([*arguments, "--eos", "2"]) == 1
     capsys.readouterr()
-    monkeypatch.setattr(cli, "audit_completions", nothing)
+    monkeypatch.setattr(cli_audit, "audit_completions", nothing)
     assert main(arguments) == 130
     assert capsys.readouterr() == ("", "specnb: interrupted before there was anything to report\n")
 
@@ -409,7 +422,7 @@ def test_sigterm_leaves_nothing_half_written(
     def terminate(*arguments: object, **settings: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    for module, name in ((cli, "audit_completions"), (Path, "replace")):
+    for module, name in ((cli_audit, "audit_completions"), (Path, "replace")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, terminate)
             assert main(["audit", str(short), "--target", str(tiny), "--html", str(page)]) == 143

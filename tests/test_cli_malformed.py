@@ -24,9 +24,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import llama
 
-from specnb import cli
 from specnb.audit.token_file import read_tokens
-from specnb.cli import main
+from specnb.cli import audit as cli_audit
+from specnb.cli import main, output
 from specnb.models.loading import load_model
 
 EXAMPLES = int(os.environ.get("SPECNB_EXAMPLES", "40"))
@@ -53,7 +53,7 @@ def loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`model`, which the command then reads once for each dtype: loading takes most of the time of an example."""
     read = functools.cache(load_model)
     monkeypatch.setattr(
-        cli,
+        cli_audit,
         "load_model",
         lambda name, *given, **more: (read if name == str(model) else load_model)(name, *given, **more),
     )
@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> tuple[int, str, str]:
             status = main(arguments)
         except SystemExit as left:
             status = int(str(left.code))
-    if status in (cli.INTERRUPTED, cli.TERMINATED):  # not by an example
+    if status in (output.INTERRUPTED, output.TERMINATED):  # not by an example
         raise KeyboardInterrupt
     shown = [line for line in err.getvalue().splitlines(keepends=True) if not line.startswith("specnb: audited ")]
     return status, out.getvalue(), "".join(shown)  # a slow machine shows progress
@@ -177,7 +177,7 @@ def test_files_of_tokens(content: bytes, loaded: Path, tmp_path: Path) -> None:
 @many
 def test_lines_of_a_pipe(content: bytes, loaded: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "lines_of", lambda descriptor: iter(content.split(b"\n")))
+        patch.setattr(cli_audit, "lines_of", lambda descriptor: iter(content.split(b"\n")))
         patch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: 0))
         require_sane(tmp_path, ["-", "--target", str(loaded)])
 

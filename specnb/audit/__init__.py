@@ -9,7 +9,7 @@ From the bottom up; each module imports only from those before it:
     bets, evidence, distance   the bets on one sequence; test martingales; a lower bound on the total variation
     teacher_forcing, numerics  a target's distributions along existing sequences; its numerical error
     engine, impossible         what is known of an engine's rounding errors; tokens of probability zero, and their cause
-    claimed                    the settings claimed: filters in any order, min-p, what is refused
+    setting_names, claimed     the settings claimed: filters in any order, min-p, what is refused
     report, auditor            the report; the audit sequence by sequence
     control, explanations      the comparison with the engine without speculation; what may explain a finding
     progress, run, api         the progress shown; the audit of sequences as they arrive; `audit` and `assert_exact`

@@ -14,31 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from specnb.audit.setting_names import ENGINE_ORDERS, FILTERS, NOT_AUDITED
 from specnb.sampling.distributions import Sampling, standardise
-
-FILTERS = ("temperature", "top-k", "top-p", "min-p")
-"""The filters, in the order of `Sampling`, which is that of transformers."""
-ENGINE_ORDERS = {
-    "transformers": FILTERS,
-    "vllm": ("temperature", "min-p", "top-k", "top-p"),
-    "llama.cpp": ("top-k", "top-p", "min-p", "temperature"),
-    "mlx-lm": ("top-p", "min-p", "top-k", "temperature"),
-}
-"""The order of each engine's default, by its name; other versions and settings may have another."""
-NOT_AUDITED: dict[str, Any] = {
-    "repetition_penalty": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "no_repeat_ngram_size": 0,
-    "logit_bias": None,
-    "bad_words": None,
-    "allowed_token_ids": None,
-    "grammar": None,
-    "typical_p": 1,
-    "xtc_probability": 0,
-    "mirostat": 0,
-}
-"""Settings that the audit cannot claim, with the value that switches each off."""
 
 
 @dataclass(frozen=True)

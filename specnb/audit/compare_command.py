@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from specnb.audit.token_file import LINE, TEXT_LINE, read_samples
-from specnb.audit.two_samples import compare_samples
 
 EXAMPLES = f"""\
 A line of either file is {LINE}
@@ -50,6 +50,8 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compares the two files; returns the exit status. Raises what `read_samples` and `compare_samples` raise."""
     samples, reference = read_samples(options.samples), read_samples(options.reference)
-    report = compare_samples(samples, reference, options.delta, options.stop)
+    two_samples = import_module("specnb.audit.two_samples")  # needs scipy, which takes a second
+    report = two_samples.compare_samples(samples, reference, options.delta, options.stop)
     print(json.dumps(report.to_dict(), indent=1) if options.json else report)
-    return int(report.rejected)
+    status: int = int(report.rejected)
+    return status

@@ -18,9 +18,10 @@ import pandas as pd
 import torch
 
 from specnb.audit.api import audit
-from specnb.audit.claimed import ENGINE_ORDERS, Claimed, other_orders
+from specnb.audit.claimed import Claimed, other_orders
 from specnb.audit.engine import Engine
 from specnb.audit.report import Report
+from specnb.audit.setting_names import ENGINE_ORDERS
 from specnb.audit.token_file import read_tokens
 from specnb.experiments.corpus import DATA
 from specnb.models.loading import load_pair

@@ -15,9 +15,6 @@ from tiny import llama
 
 from specnb.audit import Engine, audit
 from specnb.audit.claimed import (
-    ENGINE_ORDERS,
-    FILTERS,
-    NOT_AUDITED,
     Claimed,
     CutoffGap,
     claimed_probs,
@@ -25,6 +22,7 @@ from specnb.audit.claimed import (
     cutoff_gap,
     other_orders,
 )
+from specnb.audit.setting_names import ENGINE_ORDERS, FILTERS, NOT_AUDITED
 from specnb.sampling.distributions import Sampling, sample, standardise
 
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.0, -1.0], dtype=torch.float64)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from specnb.audit import explanations
 from specnb.audit.auditor import Auditor
 from specnb.audit.bets import Row
-from specnb.audit.claimed import ENGINE_ORDERS, Claimed, claimed_probs
+from specnb.audit.claimed import Claimed, claimed_probs
 from specnb.audit.engine import Engine
 from specnb.audit.explanations import (
     Remembered,
@@ -31,6 +31,7 @@ from specnb.audit.impossible import Impossible
 from specnb.audit.numerics import Numerics, in_dtype
 from specnb.audit.report import Report
 from specnb.audit.run import Settings, audit_completions
+from specnb.audit.setting_names import ENGINE_ORDERS
 from specnb.audit.teacher_forcing import Completion, Models, teacher_forced_rows
 from specnb.decoding.loop import generate
 from specnb.sampling.distributions import Sampling

@@ -1,7 +1,7 @@
 """llama.cpp: its own server in this process, through the package xllamacpp, with a draft model, n-grams, or neither.
 
 Requests name the filters in llama.cpp's own order, the temperature last (`llama.cpp` in `ENGINE_ORDERS` of
-`specnb.audit.claimed`). In the order of transformers, temperature first, top-p keeps other tokens.
+`specnb.audit.setting_names`). In the order of transformers, temperature first, top-p keeps other tokens.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from specnb.audit.adapters import gguf
 from specnb.audit.adapters.__main__ import ENGINES, adapter, main
 from specnb.audit.adapters.settings import SPECULATIONS, Models, Request, Settings, requests
 from specnb.audit.adapters.tokens_out import compress, read_prompts
-from specnb.audit.claimed import ENGINE_ORDERS
+from specnb.audit.setting_names import ENGINE_ORDERS
 from specnb.audit.token_file import read_tokens
 from specnb.models.loading import TRAINED_PAIR
 

@@ -1,0 +1,7 @@
+"""`python -m specnb.cli`: the same as the command `specnb`."""
+
+import sys
+
+from specnb.cli import main
+
+sys.exit(main())
