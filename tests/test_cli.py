@@ -197,6 +197,21 @@ def test_every_option_reaches_the_audit(tiny: Path, short: Path, capsys: pytest.
     assert "draft-leak" in report_of(capsys, short, "--target", tiny, "--draft", tiny)[1]["log10_e_by_alternative"]
 
 
+def test_of_sequences_with_one_seed_the_first_is_audited(
+    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = '{"prompt": [1], "tokens": [2, 3], "seed": %s}\n'
+    short.write_text(line % 5 + line % 6 + line % 5)
+    _, report = report_of(capsys, short, "--target", tiny, "--control", short)
+    assert (report["tokens"], report["sequences"]) == (4, 2)
+    assert report["notes"] == [
+        "1 sequence repeats a seed that is declared before and may share its random numbers; left out of the audit"
+    ]
+    monkeypatch.setattr(cli_audit, "lines_of", lambda descriptor: iter(short.read_bytes().split(b"\n")))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: 0))
+    assert report_of(capsys, "-", "--target", tiny, "--control", short)[1] == report
+
+
 @pytest.mark.parametrize(
     "more",
     [

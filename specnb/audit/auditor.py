@@ -88,7 +88,7 @@ class Auditor:
         if not row.continues:
             self.sequences, self.offset = self.sequences + 1, 0
             self.ended = self.wrong_length = False
-            self.bets.begin(row.prompt)
+            self.bets.begin(row.prompt, row.batch)
         end_tokens(self.ends, row.p.shape[1])
         row = self._until_eos(row)
         if len(row.tokens) == 0:

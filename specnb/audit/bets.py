@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ LAGS = (1, 2, 3, 4, 5, 6)
 STREAM = int.from_bytes(b"specnb.audit", "big")
 """Keeps the audit's uniforms apart from those of a sampler that is seeded with the same small number."""
 EARLY, LATE = 4, 32  # bets are also made on the first 4 tokens of a sequence alone, and on those from offset 32 on
-PROMPTS_KEPT = 1000
-"""Different prompts whose last sequence is remembered, for comparison with the next sequence of the same prompt."""
+KEPT = 1000
+"""Different prompts, and batches, whose last sequence is remembered for comparison with the next one of the same."""
 TOP_P_BETS = [number for number, edge in enumerate(pit.EDGES) if edge >= 0.5]
 """The fixed bets along p that put all mass on the likeliest part of p, as an unclaimed top-p does."""
 
@@ -48,6 +48,7 @@ class Row:
     cutoff_gaps  offset in the sequence -> `CutoffGap`, of tokens that p makes impossible
     continues    whether it continues the sequence of the row before
     more         whether the next row continues it
+    batch        a number or name that sequences generated together share; None if that is unknown
 
     >>> Row([1, 0], torch.full((2, 2), 0.5)).tokens
     [1, 0]
@@ -63,6 +64,7 @@ class Row:
     cutoff_gaps: Mapping[int, CutoffGap] = field(default_factory=dict)
     continues: bool = False
     more: bool = False
+    batch: int | str | None = None
 
 
 def steps_between(steps: Sequence[int], start: int, stop: int) -> list[int]:
@@ -111,16 +113,18 @@ class Bets:
         self.previous_p: Tensor | None = None  # p before the last token judged, `(1, vocab)`
         self.references: tuple[_History, _History] = (_History(), _History())
         self.last_with_prompt: dict[tuple[int, ...], _History] = {}
+        self.last_in_batch: dict[int | str | None, _History] = {}
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Begins a new sequence. What is kept of earlier ones does not grow with the vocabulary."""
+    def begin(self, prompt: Sequence[int], batch: int | str | None = None) -> None:
+        """Begins a new sequence. What is kept of earlier ones does not grow with the vocabulary.
+
+        It is compared with the last one of its batch, or with the one before where there is none or that is unknown.
+        """
         self.frequencies.begin()
         before, self.sequence, self.previous_p = self.sequence, _History(prompt=list(prompt)), None
-        self.references = (before, self.last_with_prompt.get(tuple(prompt), _History()))
-        self.last_with_prompt.pop(tuple(prompt), None)
-        self.last_with_prompt[tuple(prompt)] = self.sequence
-        if len(self.last_with_prompt) > PROMPTS_KEPT:
-            del self.last_with_prompt[next(iter(self.last_with_prompt))]  # the one seen longest ago
+        with_prompt = _exchanged(self.last_with_prompt, tuple(prompt), self.sequence)
+        in_batch = None if batch is None else _exchanged(self.last_in_batch, batch, self.sequence)
+        self.references = (in_batch or before, with_prompt or _History())
 
     def bets_on(self, row: Row) -> RowBets:
         """The bets on `row`, a piece of the sequence begun last, whose tokens and distributions have been checked."""
@@ -201,7 +205,7 @@ class Bets:
         self, collected: _Collected, tokens: Tensor, p_interval: Interval, q_interval: Interval | None
     ) -> None:
         """Compares with the tokens a few positions before, and with two earlier sequences at the same offset: the
-        one before, and the last one with the same prompt."""
+        last one of the batch, or the one before, and the last one with the same prompt."""
         start, n = len(self.sequence.tokens), len(tokens)
         for model, interval in enumerate((p_interval, q_interval)):
             if interval is None:
@@ -240,6 +244,15 @@ class Bets:
         after, longest = np.array(context, dtype=np.int64).reshape(-1, 2).T
         masks += [position == 0, (position > 0) & (position < longest - 1), (position > 0) & (position == longest - 1)]
         return np.stack([*masks, (position == 0) & (after > 0)], axis=1), position
+
+
+def _exchanged(last: dict[Any, _History], key: Any, sequence: _History) -> _History | None:
+    """The last sequence of `key`, which `sequence` becomes now; forgets the key seen longest ago."""
+    before = last.pop(key, None)
+    last[key] = sequence
+    if len(last) > KEPT:
+        del last[next(iter(last))]
+    return before
 
 
 class _Collected(NamedTuple):

@@ -27,11 +27,12 @@ LOGITS = 2**23
 
 
 class Completion(NamedTuple):
-    """A prompt, the tokens generated after it, and the number of tokens emitted by each step, if known."""
+    """A prompt, the tokens generated after it, and if known the tokens emitted by each step, and the batch."""
 
     prompt: list[int]
     tokens: list[int]
     steps: list[int] | None = None
+    batch: int | str | None = None
 
 
 def vocabulary(source: Source, prompt: Sequence[int]) -> int:
@@ -73,7 +74,7 @@ def teacher_forced_rows(models: Models, completions: Iterable[Completion | None]
         rows = _rows(models, [completion for completion in batch if completion.tokens], vocab)
         for completion in batch:
             if not completion.tokens:
-                yield Row([], torch.empty(0, vocab), prompt=completion.prompt)
+                yield Row([], torch.empty(0, vocab), prompt=completion.prompt, batch=completion.batch)
                 continue
             yield (row := next(rows))
             while row.more:
@@ -120,6 +121,7 @@ def _row(
         raw=as_p(draft_logits, Sampling()) if models.draft_sampling != Sampling() else None,
         suspected=as_p(suspected_logits, models.sampling),
         prompt=completion.prompt,
+        batch=completion.batch,
         steps=_steps(completion, start, len(tokens)),
         cutoff_gaps={start + at: gap for at, gap in cutoff_gaps(tokens, p, logits, models.sampling).items()},
         continues=start > 0,

@@ -1,4 +1,9 @@
-"""Reads generated sequences from a file of JSON lines: `{"prompt": [ids], "tokens": [ids]}`, and `steps` if known."""
+"""Reads generated sequences from a file of JSON lines: `{"prompt": [ids], "tokens": [ids]}`.
+
+A line may also have `steps`, the number of tokens emitted by each step; `batch`, a name or number that sequences
+generated together share; and `seed`, a number that the random numbers of the sequence, or of its batch, were seeded
+with.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +26,14 @@ LARGEST = 2**63 - 1  # of int64, the dtype of token ids
 
 
 class Sequence(NamedTuple):
-    """One sequence of a file: its file and line, prompt, tokens, and the number of tokens emitted by each step."""
+    """One sequence of a file: its file and line, prompt and tokens, and the rest of its line, where that is given."""
 
     where: str
     prompt: list[int]
     tokens: list[int]
     steps: list[int] | None = None
+    batch: int | str | None = None
+    seed: int | None = None
 
 
 def read_tokens(file: Path) -> list[Sequence]:
@@ -40,12 +47,48 @@ def read_tokens(file: Path) -> list[Sequence]:
     >>> file.write_text('{"prompt": [1], "tokens": [5, 7]}')
     33
     >>> read_tokens(file)
-    [Sequence(where='tokens.jsonl, line 1', prompt=[1], tokens=[5, 7], steps=None)]
+    [Sequence(where='tokens.jsonl, line 1', prompt=[1], tokens=[5, 7], steps=None, batch=None, seed=None)]
     """
     sequences = [_sequence(entries, where) for entries, where in _entries(file, LINE)]
     for sequence in sequences:
         require_alike(sequences[0], sequence)
     return sequences
+
+
+class Seeds:
+    """The seeds declared so far: a second sequence or batch of a seed may have the random numbers of the first.
+
+    Sequences that share random numbers are not independent, whatever the engine does, and an audit needs independent
+    ones. So `repeated` says which to leave out. Those of one batch may share its seed.
+
+    >>> seeds = Seeds()
+    >>> one = Sequence("line 1", [1], [5], seed=7)
+    >>> seeds.repeated(one), seeds.repeated(one._replace(where="line 2"))
+    (False, True)
+    >>> seeds.count
+    1
+    """
+
+    def __init__(self) -> None:
+        self.batch_of: dict[int, int | str | None] = {}
+        self.count = 0
+
+    def repeated(self, sequence: Sequence) -> bool:
+        """Whether an earlier sequence, not of the same batch, declares the seed of `sequence`; counts those."""
+        if sequence.seed is None:
+            return False
+        known = sequence.seed in self.batch_of
+        batch = self.batch_of.setdefault(sequence.seed, sequence.batch)
+        again = known and (sequence.batch is None or sequence.batch != batch)
+        self.count += again
+        return again
+
+    def note(self) -> list[str]:
+        """What the report says of the sequences left out."""
+        if not self.count:
+            return []
+        some = "1 sequence repeats" if self.count == 1 else f"{self.count:,} sequences repeat"
+        return [f"{some} a seed that is declared before and may share its random numbers; left out of the audit"]
 
 
 class Sample(NamedTuple):
@@ -136,15 +179,20 @@ def read_line(line: bytes, where: str) -> Sequence:
 
 def _sequence(entries: dict[str, Any], where: str) -> Sequence:
     prompt, tokens = (_integers(entries, key, where) for key in ("prompt", "tokens"))
+    batch, seed = entries.get("batch"), entries.get("seed")
+    if batch is not None and type(batch) not in (int, str):
+        raise ValueError(f"{where}: 'batch' is {_short(json.dumps(batch))}; give a number or a name, or leave it out")
+    if seed is not None and type(seed) is not int:
+        raise ValueError(f"{where}: 'seed' is {_short(json.dumps(seed))}; give an integer, or leave it out")
     if "steps" not in entries:
-        return Sequence(where, prompt, tokens)
+        return Sequence(where, prompt, tokens, None, batch, seed)
     steps = _integers(entries, "steps", where)
     if sum(steps) != len(tokens):
         total = _short(str(sum(steps)))
         raise ValueError(
             f"{where}: steps add up to {total} for {len(tokens)} tokens; give the number of tokens of each step"
         )
-    return Sequence(where, prompt, tokens, steps)
+    return Sequence(where, prompt, tokens, steps, batch, seed)
 
 
 def _parsed(line: bytes, where: str) -> dict[str, Any]:

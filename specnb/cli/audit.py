@@ -23,8 +23,8 @@ from specnb.audit.report import Report
 from specnb.audit.run import Settings, audit_completions, require_models
 from specnb.audit.setting_names import NOT_AUDITED
 from specnb.audit.teacher_forcing import Completion, Models
+from specnb.audit.token_file import Seeds, read_tokens
 from specnb.audit.token_file import Sequence as Line
-from specnb.audit.token_file import read_tokens
 from specnb.audit.token_stream import lines_of, read_stream
 from specnb.cli.output import INTERRUPTED, one_line
 from specnb.models.loading import load_model
@@ -59,8 +59,9 @@ def _audited(options: argparse.Namespace) -> Report:
     if options.html is not None:
         _require_writable(options.html)
         _require_other_file(options.html, options)
-    sequences = None if options.tokens == STDIN else read_tokens(options.tokens)[: options.limit]
-    control = [] if options.control is None else read_tokens(options.control)
+    seeds, seeds_of_control = Seeds(), Seeds()
+    sequences = None if options.tokens == STDIN else _independent(read_tokens(options.tokens)[: options.limit], seeds)
+    control = [] if options.control is None else _independent(read_tokens(options.control), seeds_of_control)
     target = _loaded(options.target, options)
     draft, suspected = (
         None if name is None else _loaded(name, options) for name in (options.draft, options.alternative)
@@ -69,9 +70,11 @@ def _audited(options: argparse.Namespace) -> Report:
     try:
         engine = replace(engine, control=_completions(control, models))
         if sequences is None:
-            return audit_completions(models, _from_stdin(models, options.limit), settings, engine)
-        given = _completions(sequences, models)
-        return audit_completions(models, given, settings, engine, expected=sum(len(one.tokens) for one in given))
+            report = audit_completions(models, _from_stdin(models, options.limit, seeds), settings, engine)
+        else:
+            given, expected = _completions(sequences, models), sum(len(one.tokens) for one in sequences)
+            report = audit_completions(models, given, settings, engine, expected)
+        return replace(report, notes=[*report.notes, *seeds.note()])
     except Exception as error:
         raise ValueError(f"cannot audit {options.tokens} against {options.target}: {one_line(error)}") from error
 
@@ -98,18 +101,24 @@ def _require_limit(limit: int | None) -> None:
 
 def _completions(sequences: Sequence[Line], models: Models) -> list[Completion]:
     """The sequences, checked. Raises `ValueError`, with file and line, for one that a model cannot judge."""
-    completions = [Completion(one.prompt, one.tokens, one.steps) for one in sequences]
+    completions = [Completion(one.prompt, one.tokens, one.steps, one.batch) for one in sequences]
     if completions:
         require_models(models, completions, [one.where for one in sequences])
     return completions
 
 
-def _from_stdin(models: Models, limit: int | None) -> Iterator[Completion | None]:
+def _independent(sequences: Sequence[Line], seeds: Seeds) -> list[Line]:
+    """Without those that repeat a seed."""
+    return [one for one in sequences if not seeds.repeated(one)]
+
+
+def _from_stdin(models: Models, limit: int | None, seeds: Seeds) -> Iterator[Completion | None]:
     if sys.stdin is None:
         raise ValueError("stdin is closed; give a file, or a pipe that writes to this command")
     count = 0
     for sequence in read_stream(lines_of(sys.stdin.fileno())):
-        yield None if sequence is None else _completions([sequence], models)[0]
+        if sequence is None or not seeds.repeated(sequence):
+            yield None if sequence is None else _completions([sequence], models)[0]
         count += sequence is not None
         if count == limit:
             return

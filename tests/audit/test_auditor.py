@@ -1036,7 +1036,7 @@ def test_steps_between_two_tokens(steps: list[int], start: int, stop: int, parts
 
 def test_a_row_has_nothing_but_tokens_and_distributions_by_default() -> None:
     row = Row([0], HALF[:1])
-    assert (row.q, row.raw, row.suspected, row.prompt, row.steps) == (None, None, None, (), None)
+    assert (row.q, row.raw, row.suspected, row.prompt, row.steps, row.batch) == (None, None, None, (), None, None)
     assert (dict(row.cutoff_gaps), row.continues, row.more) == ({}, False, False)
     assert Row([0], HALF[:1]).cutoff_gaps is not row.cutoff_gaps
     with pytest.raises(FrozenInstanceError):
@@ -1044,7 +1044,7 @@ def test_a_row_has_nothing_but_tokens_and_distributions_by_default() -> None:
 
 
 def test_the_prompts_seen_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specnb.audit.bets.PROMPTS_KEPT", 3)
+    monkeypatch.setattr("specnb.audit.bets.KEPT", 3)
     bets, kept = Bets(), []
     for prompt in (0, 1, 2, 0, 3, 4, 0):
         last = bets.sequence
@@ -1054,6 +1054,34 @@ def test_the_prompts_seen_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPa
         assert bets.references[1] is not bets.sequence
         assert bets.last_with_prompt[(prompt,)] is bets.sequence
     assert kept == [[0], [0, 1], [0, 1, 2], [1, 2, 0], [2, 0, 3], [0, 3, 4], [3, 4, 0]]
+
+
+def test_a_sequence_is_compared_with_the_last_one_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specnb.audit.bets.KEPT", 2)
+    bets = Bets()
+    made = [bets.sequence]
+    for batch, expected in (("a", 0), ("b", 1), ("a", 1), ("b", 2), (None, 4), ("c", 5), ("a", 6)):
+        bets.begin([len(made)], batch)
+        assert bets.references[0] is made[expected]  # of a batch seen long ago: the one before
+        made.append(bets.sequence)
+
+
+def rows_of_two_samplers(batch: tuple[str | None, str | None]) -> list[Row]:
+    """Eight times two rows of either sampler in turn; the two of a sampler have the same tokens, two lines apart."""
+    p = torch.full((12, 4), 0.25, dtype=torch.float64)
+    rows = []
+    for seed in range(8):
+        generator = np.random.default_rng(seed)
+        first, second = (generator.integers(4, size=12).tolist() for _ in range(2))
+        rows += [Row(first, p, prompt=(seed, 0), batch=batch[0]), Row(second, p, prompt=(seed, 1), batch=batch[1])]
+        rows += [Row(first, p, prompt=(seed, 2), batch=batch[0]), Row(second, p, prompt=(seed, 3), batch=batch[1])]
+    return rows
+
+
+def test_shared_noise_of_a_batch_is_found_wherever_its_rows_are() -> None:
+    declared, unknown = (audited(rows_of_two_samplers(batch)) for batch in (("a", "b"), (None, None)))
+    assert declared.report().diagnosis in {"same-tokens", "noise-of-texts"}
+    assert unknown.found_after is None
 
 
 def test_the_tokens_that_occurred_before_each_token() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specnb.audit import token_file
-from specnb.audit.token_file import Sample, Sequence, read_line, read_samples, read_tokens
+from specnb.audit.token_file import Sample, Seeds, Sequence, read_line, read_samples, read_tokens
 
 GOOD = '{"prompt": [1], "tokens": [2]}'
 
@@ -61,6 +61,9 @@ def test_a_byte_order_mark_and_gzip_make_no_difference(tmp_path: Path) -> None:
         ('{"prompt": [1], "tokens": [2], "steps": [-1, 2]}', "line 2: 'steps' has -1"),
         ('{"prompt": [1], "tokens": [2], "steps": [2]}', "line 2: steps add up to 2 for 1 tokens"),
         ('{"prompt": [1], "tokens": [2], "steps": [1]}', "line 2: give steps in all lines or in none"),
+        ('{"prompt": [1], "tokens": [2], "seed": "7"}', "line 2: 'seed' is \"7\"; give an integer"),
+        ('{"prompt": [1], "tokens": [2], "seed": true}', "line 2: 'seed' is true"),
+        ('{"prompt": [1], "tokens": [2], "batch": [3]}', "line 2: 'batch' is .3.; give a number or a name"),
         ("[" * 100_000, "line 2 is nested too deeply"),
         (b'{"prompt": [1], "tokens": [2]}\0', "line 2 is not JSON"),
         ('"' + "a" * 1000 + '"', r"line 2 is \"aaa.*[.][.][.]; each line"),
@@ -139,6 +142,27 @@ def test_the_whole_message_of_a_bad_line(tmp_path: Path, line: str | bytes, word
         read_tokens(write(tmp_path, f"{GOOD}\n\n".encode() + content))
     with pytest.raises(ValueError, match=f"^{re.escape(where.replace('tokens.jsonl, line 3', 'here') + words)}$"):
         read_line(content, "here")
+
+
+def test_batch_and_seed_of_a_line(tmp_path: Path) -> None:
+    lines = [
+        '{"prompt": [1], "tokens": [2], "seed": 7, "batch": "a"}',
+        '{"prompt": [1], "tokens": [2], "steps": [1], "seed": null, "batch": 3}',
+    ]
+    for line, batch, seed in zip(lines, ("a", 3), (7, None), strict=True):
+        (one,) = read_tokens(write(tmp_path, line))
+        assert (one.batch, one.seed) == (batch, seed)
+
+
+def test_a_repeated_seed_is_one_outside_its_batch() -> None:
+    one = Sequence("line 1", [1], [2])
+    seeds = Seeds()
+    assert seeds.note() == []
+    given = [(None, None), (None, None), (7, None), (7, None), (8, "a"), (8, "a"), (8, "b"), (8, None), (0, 0), (0, 0)]
+    found = [seeds.repeated(one._replace(seed=seed, batch=batch)) for seed, batch in given]
+    assert found == [False, False, False, True, False, False, True, True, False, False]
+    assert seeds.count == 3
+    assert seeds.note()[0].startswith("3 sequences repeat a seed")
 
 
 def test_a_line_alone() -> None:
