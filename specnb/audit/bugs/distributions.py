@@ -14,7 +14,7 @@ from specnb.sampling.distributions import Sampling, normalise
 COLD = Sampling(0.7)
 COOL = Sampling(0.9)
 ROUNDED = 0.25
-CAP = 5.0
+CAP = 8.0
 SMOOTHED = 0.05
 SHARDS = 2
 
