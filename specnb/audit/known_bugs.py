@@ -1,7 +1,7 @@
 """The registry of known bugs, and `generate` with one of them.
 
-`KNOWN_BUGS` are the bug suite: bugs of a step and of the loop, which `generate` can run. `HELD_OUT_BUGS` are more of
-them, which no bet of the audit was designed for; `LATEST_BUGS` say of each whether it is held out. `registry` has all,
+`KNOWN_BUGS` are the bug suite: bugs of a step and of the loop, which `generate` can run. `MORE_BUGS` are more bugs of a
+step, which it can run too; no bet of the audit was designed for those of them in `HELD_OUT_BUGS`. `registry` has all,
 and those of batch layouts. Beam search, tree attention and stand-alone samplers have known bugs too, in the tests
 alone.
 """
@@ -15,13 +15,15 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.audit.bugs.acceptance import ACCEPTANCE_BUGS
 from specnb.audit.bugs.bug import Bug, KnownBug
-from specnb.audit.bugs.later import HELD_OUT_BUGS as HELD_OUT_BUGS
-from specnb.audit.bugs.later import LATER_BUGS
-from specnb.audit.bugs.latest import LATEST_BUGS as LATEST_BUGS
+from specnb.audit.bugs.distributions import DISTRIBUTION_BUGS
+from specnb.audit.bugs.filters import FILTER_BUGS
 from specnb.audit.bugs.layout import LAYOUT_BUGS
 from specnb.audit.bugs.loop import LOOP_BUGS, Reseeded
+from specnb.audit.bugs.replacement import REPLACEMENT_BUGS
 from specnb.audit.bugs.step import FILTERS, step_bugs
+from specnb.audit.bugs.uniforms import UNIFORM_BUGS
 from specnb.decoding import loop
 from specnb.decoding.study import Study
 from specnb.drafting.base import Context, Drafter, Proposal
@@ -43,6 +45,10 @@ def known_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
 
 
 KNOWN_BUGS = known_bugs()
+MORE_BUGS = ACCEPTANCE_BUGS | REPLACEMENT_BUGS | UNIFORM_BUGS | DISTRIBUTION_BUGS | FILTER_BUGS
+"""More bugs of a step by name, those that a bet was designed for included."""
+HELD_OUT_BUGS = {name: bug for name, bug in MORE_BUGS.items() if bug.held_out}
+"""Those of them that no bet was designed for: they judge the audit's power."""
 EXACT = Bug("exact", "nothing", "-", "step", lossless=True)
 """No bug at all, for comparison."""
 
@@ -53,7 +59,7 @@ def registry() -> list[KnownBug]:
     >>> sorted({bug.kind for bug in registry()})
     ['layout', 'loop', 'step']
     """
-    return [*KNOWN_BUGS.values(), *LATER_BUGS.values(), *LATEST_BUGS.values(), *LAYOUT_BUGS.values()]
+    return [*KNOWN_BUGS.values(), *MORE_BUGS.values(), *LAYOUT_BUGS.values()]
 
 
 class BuggyDrafter(ModelDrafter):

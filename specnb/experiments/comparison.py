@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from specnb.audit.auditor import Auditor
 from specnb.audit.bets import Row
 from specnb.audit.bugs.bug import Bug
-from specnb.audit.bugs.later import LATER_BUGS
 from specnb.audit.known_bugs import EXACT, known_bugs
+from specnb.audit.known_bugs import MORE_BUGS as LATER_BUGS
 from specnb.experiments import relatives
 from specnb.experiments.compared_samples import (
     LENGTH,

@@ -9,7 +9,7 @@ from chains import audit_of, sampled_rows, zipf_tables
 from torch import Tensor
 
 from specnb.audit.alternatives import MIN_P, TOP_P, alternative_distributions
-from specnb.audit.bugs.latest import biased, suppressed
+from specnb.audit.bugs.filters import biased, suppressed
 from specnb.audit.claimed import Claimed, claimed_probs
 from specnb.audit.condensed import condense_distributions
 from specnb.audit.frequencies import Frequencies

@@ -9,12 +9,19 @@ from all_known_bugs import ALL_KNOWN_BUGS
 from tiny import gpt2, llama, near_copy
 
 from specnb.audit.bugs.bug import Bug, Kind
-from specnb.audit.bugs.later import LATER_BUGS
-from specnb.audit.bugs.latest import LATEST_BUGS
 from specnb.audit.bugs.layout import LAYOUT_BUGS
 from specnb.audit.bugs.loop import LOOP_BUGS, Reseeded, WithoutLastToken
 from specnb.audit.bugs.step import FILTERS, step_bugs
-from specnb.audit.known_bugs import EXACT, KNOWN_BUGS, BuggyDrafter, generate, known_bugs, registry
+from specnb.audit.known_bugs import (
+    EXACT,
+    HELD_OUT_BUGS,
+    KNOWN_BUGS,
+    MORE_BUGS,
+    BuggyDrafter,
+    generate,
+    known_bugs,
+    registry,
+)
 from specnb.decoding import loop
 from specnb.decoding.study import Study
 from specnb.drafting.base import Context
@@ -49,6 +56,12 @@ def test_every_bug_generates_and_leaves_the_loop_as_it_is(name: str) -> None:
     assert loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens == before
 
 
+@pytest.mark.parametrize("name", MORE_BUGS)
+def test_every_further_bug_generates(name: str) -> None:
+    made = generate(MORE_BUGS[name], TARGET, PROMPTS, DRAFT, **SETTINGS)
+    assert [len(tokens) for tokens in made.tokens] == [8, 8]
+
+
 def test_a_bug_of_drafting_needs_the_model_itself() -> None:
     with pytest.raises(TypeError, match="greedy-draft-soft-q changes how a draft model is sampled"):
         generate(KNOWN_BUGS["greedy-draft-soft-q"], TARGET, PROMPTS, ModelDrafter(DRAFT), **SETTINGS)
@@ -59,6 +72,12 @@ def test_every_bug_is_described_once() -> None:
     assert len({(bug.kind, bug.name) for bug in ALL_KNOWN_BUGS}) == len(ALL_KNOWN_BUGS)
     assert {bug.kind for bug in ALL_KNOWN_BUGS} == set(get_args(Kind))
     assert len({bug.description for bug in KNOWN_BUGS.values()}) == len(KNOWN_BUGS)
+
+
+def test_half_of_the_bugs_are_held_out() -> None:
+    assert set(HELD_OUT_BUGS) <= set(MORE_BUGS)
+    assert not any(bug.held_out for bug in KNOWN_BUGS.values())
+    assert len(HELD_OUT_BUGS) >= len(KNOWN_BUGS | MORE_BUGS) / 2
 
 
 def test_every_bug_of_the_loop_changes_a_part_of_it() -> None:
@@ -174,7 +193,7 @@ def test_the_suite_and_the_registry_have_every_bug() -> None:
     assert list(suite) == list(KNOWN_BUGS) == list(step_bugs(FILTERS) | LOOP_BUGS)
     assert suite["reseeded"].batch is Reseeded
     assert suite["no-residual"].batch is None
-    groups = (KNOWN_BUGS, LATER_BUGS, LATEST_BUGS, LAYOUT_BUGS)
+    groups = (KNOWN_BUGS, MORE_BUGS, LAYOUT_BUGS)
     assert registry() == [bug for group in groups for bug in group.values()]
     assert Bug("exact", "nothing", "-", "step", lossless=True) == EXACT
     assert EXACT.lossless

@@ -1,4 +1,6 @@
-"""Known bugs of a step: what implementations have got wrong, each as one change of a correct step.
+"""The bug suite of a step: what implementations have got wrong, each as one change of a correct step.
+
+The bets of the audit were designed with these. More bugs of a step are in the modules beside this one, by theme.
 
 `specnb.audit.bugs.step_deviation` enumerates a step with a bug; `specnb.audit.known_bugs.generate` runs it in the loop.
 """
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specnb.audit.bugs.bug import Bug, Change
+from specnb.audit.bugs.parts import at_position, without_bonus
 from specnb.sampling.distributions import Sampling, normalise, one_hot, residual, sample, standardise
 from specnb.sampling.verification import Outcome, exact_match, lenient_verification, token_verification
 
@@ -79,13 +82,13 @@ def p_mutated(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final:
 def redraw(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """Exact match, but at a mismatch the target's token is sampled a second time."""
     accepted = exact_match(p, q, draft_tokens, accept, final).accepted
-    return Outcome(accepted, sample(_at_position(p, accepted), final))
+    return Outcome(accepted, sample(at_position(p, accepted), final))
 
 
 def no_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """After a rejection p itself is sampled."""
     accepted = token_verification(p, q, draft_tokens, accept, final).accepted
-    return Outcome(accepted, sample(_at_position(p, accepted), final))
+    return Outcome(accepted, sample(at_position(p, accepted), final))
 
 
 def inverted_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
@@ -93,15 +96,14 @@ def inverted_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor
     accepted = token_verification(p, q, draft_tokens, accept, final).accepted
     padded_q = torch.cat([q, p[..., -1:, :]], dim=-2)
     p_or_zero = torch.cat([p[..., :-1, :], torch.zeros_like(p[..., -1:, :])], dim=-2)
-    wrong = residual(_at_position(padded_q, accepted), _at_position(p_or_zero, accepted))
+    wrong = residual(at_position(padded_q, accepted), at_position(p_or_zero, accepted))
     return Outcome(accepted, sample(wrong, final))
 
 
 def soft_greedy(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """All tokens are argmaxes, that of the residual too; the acceptance test reads p and q at temperature 1."""
     accepted = token_verification(p, q, draft_tokens, accept, final).accepted
-    after = torch.cat([q, torch.zeros_like(p[..., :1, :])], dim=-2)
-    return Outcome(accepted, residual(_at_position(p, accepted), _at_position(after, accepted)).argmax(dim=-1))
+    return Outcome(accepted, residual(at_position(p, accepted), at_position(without_bonus(q), accepted)).argmax(dim=-1))
 
 
 def merged_children(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
@@ -236,10 +238,6 @@ def step_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
         ),
     ]
     return {one.name: one for one in bugs}
-
-
-def _at_position(distributions: Tensor, position: Tensor) -> Tensor:
-    return distributions.take_along_dim(position[..., None, None], dim=-2).squeeze(-2)
 
 
 def _accept_prob(p: Tensor, q: Tensor) -> Tensor:
