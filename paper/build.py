@@ -132,7 +132,6 @@ def engines_table(results: Results) -> pd.DataFrame:
     """Released engines as the audit sees them, one row per engine, kind of speculation and settings."""
     every = results.table("engines")
     table = every[every.speculation != "none"]
-    table = pd.concat([rows for _, rows in table.groupby("engine", sort=False)])  # engine by engine
     after = table.found_after.map(lambda n: "no" if pd.isna(n) else f"after {n:.0f}")
     unsound = every.row[(every.speculation == "none") & (every.verdict == "rejected")]
     after += table.control.isin(unsound).map({True: "*", False: ""})

@@ -173,12 +173,16 @@ class Report:
         """What the outcome "no deviation was found" rules out, kind by kind."""
         if not self.detectable:
             return []
-        found = [value for _, value in self._figures if not math.isnan(value)]
         lines = ["would have been found with probability 0.9 from this total variation per token on, each kind alone:"]
         lines += [f"  {_distance(value):<6}  {name}: {KINDS[name]}" for name, value in self._figures]
-        if found:
-            lines += [f"  {max(found):.4f}  any one of the kinds with a figure"]
+        if self._found:
+            lines += [f"  {max(self._found):.4f}  any one of the kinds with a figure"]
         return [*lines, "  (mixed into every token alike; none: not at this length)", f"not covered: {NOT_COVERED}"]
+
+    @property
+    def _found(self) -> list[float]:
+        """The figures of `detectable` for the kinds that would have been found at all."""
+        return [value for value in self.detectable.values() if not math.isnan(value)]
 
     @property
     def _figures(self) -> list[tuple[str, float]]:
@@ -211,12 +215,12 @@ class Report:
     @property
     def _largest_hidden(self) -> str:
         """What `detectable` says of all its kinds together."""
-        figures = [value for value in self.detectable.values() if not math.isnan(value)]
-        if not figures:
+        if not self._found:
             return "too few tokens to find any kind of deviation"
-        if len(figures) < len(self.detectable):
-            return f"{len(self.detectable) - len(figures)} of {len(self.detectable)} kinds would not have been found"
-        return f"a deviation of any kind would have been found from a total variation of {max(figures):.2f} on"
+        missed = len(self.detectable) - len(self._found)
+        if missed:
+            return f"{missed} of {len(self.detectable)} kinds would not have been found"
+        return f"a deviation of any kind would have been found from a total variation of {max(self._found):.2f} on"
 
     @property
     def _found_after(self) -> str:
