@@ -63,7 +63,7 @@ _BUGS = [
               p=stale_temperatures),
     _held_out("temperature-at-1", "verification has a temperature of 1 whatever is claimed", "lattice#388",
               claimed=COLD, p=sampled_as(Sampling())),
-    _held_out("temperature-off-by-3%", "the temperature is 0.97 in place of 1", "-", p=sampled_as(Sampling(0.97))),
+    _held_out("temperature-off-by-3-percent", "the temperature is 0.97 in place of 1", "-", p=sampled_as(Sampling(0.97))),
     _held_out("compounded-temperature", "the temperature is applied once more at each position of a step",
               "CodonTransformer#20 (plain sampling)", claimed=COOL, p=compounded_temperature),
     _held_out("rounded-logits", f"the target's logits are rounded to multiples of {ROUNDED}", "coarse quantisation",
