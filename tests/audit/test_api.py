@@ -600,19 +600,19 @@ def test_each_model_must_know_every_completion() -> None:
 
 @pytest.mark.parametrize(("expected", "of"), [(None, ""), (5000, " of 5,000")])
 def test_lines_of_progress(expected: int | None, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After 3 seconds, then every 10, and at the rejection once."""
+    """After half a second, then every 10, and at the rejection once."""
     now, said = [100.0], list[str]()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with progress.shown(said.append, expected) as show:
         for at, given in [
-            (102.9, (10, 0.0, None)),
-            (103.0, (20, -0.5, None)),
-            (112.9, (30, 0.0, None)),
-            (113.0, (4000, 1.25, None)),
-            (114.0, (4010, 6.5, 3999)),
-            (114.1, (4020, 6.5, 3999)),
-            (123.9, (4030, 6.5, 3999)),
-            (124.0, (4040, math.inf, 3999)),
+            (100.4, (10, 0.0, None)),
+            (100.5, (20, -0.5, None)),
+            (110.4, (30, 0.0, None)),
+            (110.5, (4000, 1.25, None)),
+            (111.5, (4010, 6.5, 3999)),
+            (111.6, (4020, 6.5, 3999)),
+            (121.4, (4030, 6.5, 3999)),
+            (121.5, (4040, math.inf, 3999)),
         ]:
             now[0] = at
             show(*given)
@@ -651,7 +651,7 @@ def test_the_bar_has_the_tokens_and_the_e_value(visible: bool, monkeypatch: pyte
         show(35, -2.0, 30)
     given, bar = made
     assert given == {
-        "total": 50, "desc": "audit", "unit": "token", "delay": 3.0, "leave": False, "disable": not visible
+        "total": 50, "desc": "audit", "unit": "token", "delay": 0.5, "leave": False, "disable": not visible
     }  # fmt: skip
     assert bar.n == 35
     assert bar.said == [("e = 10^1.2", False), ("e = 10^-2.0", False), "closed"]

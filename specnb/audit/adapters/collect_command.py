@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from specnb.audit.adapters.__main__ import add_settings, settings_of
 from specnb.audit.adapters.openai_server import PARALLEL, RETRIES, collect
@@ -56,5 +60,11 @@ def run(options: argparse.Namespace) -> int:
     """Collects what the options ask for; returns the exit status 0. Raises what `collect` raises."""
     more: dict[str, Any] = {"model": options.model, "extra": options.extra, "count": options.count}
     more |= {"parallel": options.parallel, "retries": options.retries}
+    if sys.stderr is not None and sys.stderr.isatty():
+        more |= {"say": None, "bar": _bar}
     collect(options.url, options.prompts, options.out, settings_of(options), **more)
     return 0
+
+
+def _bar(completions: Iterator[list[int]], total: int) -> Iterator[list[int]]:
+    yield from tqdm(completions, total=total, desc="collect", unit="completion", leave=False)

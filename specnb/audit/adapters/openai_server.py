@@ -12,7 +12,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ MOST = 10_000_000  # completions: all their prompts are in memory
 MOST_RETRIES = 20  # the last would come after days
 TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 BLOCK = 64  # requests waiting at most, so that memory does not grow with the number of prompts
+
+Bar = Callable[[Iterator[list[int]], int], Iterable[list[int]]]
 
 # What the servers call the same thing; each ignores the names that it does not know.
 ASK_FOR_IDS = {
@@ -49,6 +51,7 @@ def collect(
     retries: int = RETRIES,
     wait: float = 1.0,
     say: Callable[[str], None] | None = to_stderr,
+    bar: Bar | None = None,
 ) -> int:
     """Collects completions into the file `out`, in the form that `specnb audit` reads; returns how many were added.
 
@@ -60,6 +63,8 @@ def collect(
     parallel   requests that are sent at the same time
     retries    further attempts after a refused connection, a time-out, or a status that says to try again, each after
                twice the time of the one before, the first after `wait` seconds
+    say        gets a line about the progress now and then
+    bar        shows the progress too: it is given the completions to come and their number, and passes them on
 
     Called again with the same arguments it continues `out`. Raises `ValueError` for an answer without token ids and for
     a request that the server refuses, `OSError` where it cannot be reached.
@@ -89,7 +94,8 @@ def collect(
             for start in range(0, len(rest), BLOCK):
                 yield from pool.map(completion, rest[start : start + BLOCK])
 
-    write_tokens(out, [one.prompt for one in rest], completions(), say)
+    made = completions() if bar is None else bar(completions(), len(rest))
+    write_tokens(out, [one.prompt for one in rest], made, say)
     return len(rest)
 
 

@@ -1,6 +1,7 @@
 """`collect` against a small server on this machine: retries, resuming, refusals, and answers without token ids."""
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -90,6 +91,21 @@ def test_the_command_collects(server: Server, tmp_path: Path, capsys: pytest.Cap
     prompts.write_text("nothing\n")
     assert cli.main(given) == 2
     assert "prompts.jsonl, line 1 is not JSON" in capsys.readouterr().err
+
+
+def test_the_command_shows_a_bar_on_a_terminal_and_lines_elsewhere(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+    for terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        out = tmp_path / f"{terminal}.jsonl"
+        assert cli.main(["collect", "--url", server.url, "--prompts", str(prompts), "--out", str(out)]) == 0
+        words = capsys.readouterr().err
+        assert ("completion" in words) == terminal
+        assert (f"of {len(PROMPTS)} prompts" in words) != terminal
+        assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
 
 
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
