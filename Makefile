@@ -9,12 +9,12 @@ ifneq ($(shell test -d "$$HOME" && test -w "$$HOME" && echo yes),yes)
 export HOME := $(shell mkdir -p "$(CURDIR)/build/home")$(CURDIR)/build/home
 endif
 # Results of these targets are committed; those of explorations go to build/own.
-bench bench-gpu distilled notebooks paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
+bench bench-gpu distilled features notebooks paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
 NBVAL = pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: environment reproduce test fast wheel compared nbval lint lab docs bench bench-gpu experiments engines models distilled notebooks paper lock clean
+.PHONY: environment reproduce test fast wheel compared nbval lint lab docs bench bench-gpu experiments engines models distilled features notebooks paper lock clean
 
 reproduce: environment  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
 	snakemake --cores $(CORES) --quiet rules host
@@ -65,6 +65,9 @@ models: environment  ## train the pair anew (PRESET=cpu takes about an hour on t
 
 distilled: environment  ## train copies of the draft for acceptance, with several objectives; run again, it goes on
 	python -m specnb.experiments.distillation
+
+features: environment  ## train heads that draft from the target's features, and their control; run again, it goes on
+	python -m specnb.experiments.feature_drafts
 
 notebooks: environment  ## execute the notebooks in place, as they are committed
 	python -m specnb.experiments.notebooks

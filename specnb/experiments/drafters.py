@@ -31,6 +31,7 @@ from specnb.decoding.record import StepRecord
 from specnb.decoding.study import Study
 from specnb.drafting.base import Drafter
 from specnb.drafting.fallback import FallbackDrafter
+from specnb.drafting.features import FeatureDrafter, ParallelHeadsDrafter
 from specnb.drafting.hierarchical import HierarchicalDrafter
 from specnb.drafting.mixture import MixtureDrafter
 from specnb.drafting.model import ModelDrafter
@@ -45,7 +46,8 @@ from specnb.experiments.training import encode
 from specnb.machine import machine
 from specnb.measure.statistics import Estimate, ratio_of_medians, ratio_of_sums
 from specnb.measure.timing import run_round
-from specnb.models.loading import Pair, load_pair
+from specnb.models.draft_heads import load_head
+from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.sampling.distributions import Sampling
 
 TABLE = "drafters"
@@ -72,6 +74,9 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
     documents = [pair.encode(text) for text in corpus.read("train", limit=min(counted_files, COPIED_FILES))]
     suffix, skip = SuffixDrafter(documents, vocab), SkipGramDrafter(tokens, 4, vocab)
     copy = partial(PromptLookupDrafter, vocab)
+    heads: dict[str, Any] = {
+        name: load_head(TRAINED_PAIR / f"draft-{name}", pair.target.dtype) for name in ("recurrent", "parallel")
+    }
 
     def model(sampling: Sampling) -> ModelDrafter:
         return ModelDrafter(pair.draft, sampling)
@@ -92,6 +97,8 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
         "draft model, bandit": Entry(lambda s: BanditDrafter(model(s), (2, 4, 6), 0.1), 6),
         "mixture of copy and model": Entry(lambda s: MixtureDrafter(copy(shortest=2), model(s), 0.3), 4),
         "copy, otherwise model": Entry(lambda s: FallbackDrafter(copy(shortest=4), model(s)), 4),
+        "from features": Entry(partial(FeatureDrafter, pair.target, heads["recurrent"]), 4),
+        "parallel heads": Entry(partial(ParallelHeadsDrafter, pair.target, heads["parallel"]), 4),
         "hierarchical": Entry(lambda s: HierarchicalDrafter(model(s), NgramDrafter(counted[2], s), 2), 4),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.chain import ChainDrafter
 from specnb.drafting.early_exit import early_exit
 from specnb.drafting.fallback import FallbackDrafter
+from specnb.drafting.features import FeatureDrafter, ParallelHeadsDrafter
 from specnb.drafting.hierarchical import HierarchicalDrafter
 from specnb.drafting.mixture import MixtureDrafter
 from specnb.drafting.model import ModelDrafter
@@ -29,7 +31,9 @@ from specnb.drafting.stopping import BanditDrafter, HighEntropy, LowConfidence, 
 from specnb.drafting.suffix import SuffixDrafter
 from specnb.drafting.template import TemplateDrafter
 from specnb.drafting.uniform import UniformDrafter
+from specnb.models.draft_heads import ParallelHeads, RecurrentHead
 
+Head = TypeVar("Head", RecurrentHead, ParallelHeads)
 COUNTED = np.random.default_rng(0).integers(0, VOCAB, 60)
 
 
@@ -75,9 +79,11 @@ WITH_MODEL: dict[str, Callable[[], Drafter]] = {
     "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
     "other vocabulary": lambda: other_vocabulary(),
     "hierarchical": lambda: HierarchicalDrafter(near("llama"), far("llama"), inner_gamma=2),
+    "from features": lambda: FeatureDrafter(near_model("llama"), random_head(RecurrentHead(8, 16))),
+    "parallel heads": lambda: ParallelHeadsDrafter(near_model("llama"), random_head(ParallelHeads(8, 16, 2))),
     "hierarchical over a table": lambda: HierarchicalDrafter(near("gpt2"), TemplateDrafter(table()), inner_gamma=1),
 }
-"""Name -> makes a drafter that has the cache of a model."""
+"""Name -> makes a drafter that has the cache of a model, or reads its features."""
 
 COMBINED: dict[str, Callable[[], Drafter]] = {
     "stopped twice": lambda: StoppingDrafter(StoppingDrafter(near("gpt2"), LowConfidence(0.4)), UnlikelySoFar(0.3)),
@@ -115,6 +121,15 @@ def near(architecture: str) -> ModelDrafter:
     model = near_model(architecture)
     model.set_attn_implementation("eager")
     return ModelDrafter(model)
+
+
+def random_head(head: Head) -> Head:
+    """The head with random weights, large enough that its distributions depend on what it reads."""
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.normal_(generator=random)
+    return head
 
 
 def words(vocabulary: str) -> PreTrainedTokenizerFast:

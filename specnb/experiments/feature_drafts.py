@@ -1,0 +1,147 @@
+"""Does drafting from the target's features accept more than drafting from tokens? `make features`.
+
+Three drafts are trained on the same batches for the same objective (`specnb.experiments.feature_training`): a recurrent
+head and parallel heads, which read the target's last hidden state, and as their control a model of tokens of the shape
+of the shipped draft. One line of `data/results/feature_drafts.csv` for each draft, depth and kind of sequence, on
+held-out files at temperature 1:
+
+- `alpha`: mean acceptance probability of draft token number `depth` of a step, at every position after the first
+  `PROMPT` tokens, given the tokens before it; depth "all" is the mean over depths, at all of which the control is the
+  same
+- `over_control`: difference to the control at the same positions
+
+Both with 95% intervals over files. The command saves the two heads as `data/pair/draft-recurrent` and `draft-parallel`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.experiments import run
+from specnb.experiments.bench.tables import columns
+from specnb.experiments.distillation import OWN, TEXT, held_out_windows, sums_per_file
+from specnb.experiments.distillation_training import PROMPT, sampled
+from specnb.experiments.feature_training import DEPTHS, Parallel, Plan, Recurrent, Student, train
+from specnb.measure.statistics import ratio_of_sums
+from specnb.models.checkpoints import write_checksums
+from specnb.models.draft_heads import save_head
+from specnb.models.loading import TRAINED_PAIR, load_pair
+from specnb.report.results import ROOT, out  # type: ignore[attr-defined]
+from specnb.report.source_digest import digest, module_digest
+from specnb.sampling.distributions import overlap
+
+TABLE = "feature_drafts"
+PLAN: dict[str, Any] = {"steps": 1200, "compiled": True}
+SETTINGS: dict[str, Any] = {"plan": PLAN, "per_file": 4, "sampled_per_file": 2}
+SMOKE_PLAN: dict[str, Any] = {"steps": 2, "rows": 2, "length": 40, "hidden": 8, "compiled": False}
+SMOKE: dict[str, Any] = {"plan": SMOKE_PLAN, "per_file": 1, "sampled_per_file": 1, "files": 9}
+CONTROL = "of tokens"
+ALL = "all"
+
+
+def items(**_: Any) -> list[str]:
+    """One item: all students are trained together."""
+    return [ALL]
+
+
+def trained(plan: Plan) -> dict[str, Student]:
+    """The students of `plan`, from its checkpoint where that is complete."""
+    key = digest(f"{module_digest(ROOT, 'specnb.experiments.feature_training')} {plan}".encode())
+    return train(load_pair(packed=False), plan, out() / "build" / "features" / key)
+
+
+@torch.inference_mode()
+def betas(target: PreTrainedModel, students: Mapping[str, Student], sequences: Tensor) -> dict[str, Tensor]:
+    """beta `(DEPTHS, n, length - PROMPT)` of each student's draft tokens along `sequences` `(n, length)`."""
+    found: dict[str, list[Tensor]] = {name: [] for name in students}
+    for rows in sequences.split(8):
+        seen = target(input_ids=rows[:, :-1], use_cache=False, output_hidden_states=True)
+        p = torch.softmax(seen.logits[:, PROMPT - 1 :], dim=-1)
+        for name, student in students.items():
+            parts = student(rows[:, :-1], seen.hidden_states[-1])
+            of_depths = [
+                overlap(p, torch.softmax(logits[:, PROMPT - 1 - (at.start or 0) :], dim=-1)) for logits, at in parts
+            ]
+            found[name].append(torch.stack(of_depths).expand(DEPTHS, -1, -1))
+    return {name: torch.cat(parts, dim=1) for name, parts in found.items()}
+
+
+def lines(found: Mapping[str, Tensor], numbers: NDArray[Any]) -> pd.DataFrame:
+    """A line for each draft and depth; `numbers` `(n,)` are the files of the sequences."""
+    made = []
+    depths = {ALL: slice(None)} | {str(k + 1): slice(k, k + 1) for k in range(DEPTHS)}
+    for name, beta in found.items():
+        over = beta - found[CONTROL]
+        for depth, at in depths.items():
+            line: dict[str, Any] = {"draft": name, "depth": depth}
+            for quantity, values in (("alpha", beta), ("over_control", over)):
+                line |= columns(quantity, ratio_of_sums(*sums_per_file(values[at].mean(dim=0), numbers)))
+            made.append(line | {"files": len(np.unique(numbers)), "positions": beta[0].numel()})
+    return pd.DataFrame(made)
+
+
+def measure(
+    item: str, plan: Mapping[str, Any], per_file: int, sampled_per_file: int, files: int | None = None
+) -> pd.DataFrame:
+    """Trains the students and measures them."""
+    pair, chosen = load_pair(packed=False), Plan(**plan)
+    students = trained(chosen)
+    torch.set_num_threads(chosen.threads)
+    text, numbers = held_out_windows(pair, chosen.length + 1, per_file, files)
+    prompts, prompt_numbers = held_out_windows(pair, chosen.length + 1, sampled_per_file, files)
+    own = sampled(pair.target, prompts[:, :PROMPT], chosen.length + 1, 1.0, chosen.seed)
+    parts = [
+        lines(betas(pair.target, students, sequences), of).assign(along=along)
+        for along, sequences, of in ((TEXT, text, numbers), (OWN, own, prompt_numbers))
+    ]
+    sizes = {name: sum(weight.numel() for weight in student.parameters()) for name, student in students.items()}
+    table = pd.concat(parts, ignore_index=True)
+    return table.assign(
+        parameters=table.draft.map(sizes), steps=chosen.steps, tokens=chosen.steps * chosen.rows * chosen.length
+    )
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table."""
+    return parts
+
+
+def ship(plan: Plan, folder: Path = TRAINED_PAIR) -> list[Path]:
+    """Saves the heads beside the pair; returns their folders."""
+    made = []
+    for name, student in trained(plan).items():
+        if isinstance(student, Recurrent | Parallel):
+            made.append(folder / f"draft-{name}")
+            save_head(student.head, made[-1])
+            note = {
+                "of": "data/pair/target", "objective": "total variation", "steps": plan.steps,
+                "tokens": plan.steps * plan.rows * plan.length, "seed": plan.seed,
+                "parameters": sum(weight.numel() for weight in student.parameters()),
+            }  # fmt: skip
+            (made[-1] / "training.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+            write_checksums(made[-1])
+    return made
+
+
+def main() -> None:
+    """Trains, measures, writes the table with its record, and saves the heads."""
+    (part,) = run.parts(TABLE)
+    if not part.exists():
+        run.run_item(TABLE, ALL, part)
+    table = pd.read_csv(run.gather(TABLE))
+    print(table[["draft", "depth", "along", "alpha", "over_control", "parameters"]].round(4).to_string(index=False))
+    print("saved:", *ship(Plan(**PLAN)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Trains heads that draft from the target's features, and a draft model of tokens as their control.
+
+All students start from random weights and learn the same objective on the same batches in one process: the total
+variation between their distribution and the target's, which is the probability that a draft token is rejected, after a
+beginning with forward KL, whose gradient does not vanish far from the target. The target's forward pass is made once
+for each batch and serves all. An interrupted training continues from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from specnb.experiments import corpus
+from specnb.experiments.objectives import forward_kl, total_variation
+from specnb.experiments.training import Budget, build, encode, optimizers, rate, windows
+from specnb.models.draft_heads import ParallelHeads, RecurrentHead
+from specnb.models.loading import Pair
+
+DEPTHS = 4  # draft tokens that a student learns to propose
+EVERY = 2  # at each depth every second position is learnt from
+CHECKPOINT = "students.pt"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`steps` updates on `rows` sequences of `length` tokens; `hidden` units in the heads' layers.
+
+    For the fraction `begin` of the steps the objective is forward KL, and it becomes total variation over as many more.
+    `compiled` needs a C++ compiler.
+    """
+
+    steps: int
+    rows: int = 16
+    length: int = 256
+    hidden: int = 320
+    begin: float = 0.1
+    rate: float = 0.5  # of that of the first training
+    save_every: int = 50
+    seed: int = 17
+    compiled: bool = True
+    threads: int = 2
+
+
+class Part(NamedTuple):
+    """Logits `(batch, n, vocab)` of a student for the tokens that follow the tokens `at` of each row, at one depth."""
+
+    logits: Tensor
+    at: slice
+
+
+class Student(nn.Module):
+    """A draft in training. Its forward pass gives its logits along `tokens` `(batch, length)`, depth by depth.
+
+    `states` `(batch, length, width)` are the target's last hidden states. Draft token k of a step follows the k - 1
+    before it, which here are those of the text. Of each depth every `every`th position is computed.
+    """
+
+    def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
+        raise NotImplementedError
+
+
+class Recurrent(Student):
+    """`RecurrentHead` on the states."""
+
+    def __init__(self, pair: Pair, hidden: int) -> None:
+        super().__init__()
+        self.head = RecurrentHead(pair.target.config.hidden_size, hidden)
+        self.frozen = (pair.target.get_input_embeddings(), pair.target.get_output_embeddings())
+
+    def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
+        embedding, output = self.frozen
+        found, state = [], states
+        for depth in range(1, DEPTHS + 1):
+            state = self.head(state[:, : tokens.shape[1] - depth], embedding(tokens[:, depth:]))
+            first = depth % every
+            logits = output(self.head.features(state[:, first::every]))
+            found.append(Part(logits, slice(depth + first, None, every)))
+        return found
+
+
+class Parallel(Student):
+    """`ParallelHeads` on the states."""
+
+    def __init__(self, pair: Pair, hidden: int) -> None:
+        super().__init__()
+        self.head = ParallelHeads(pair.target.config.hidden_size, hidden, DEPTHS)
+        self.frozen = (pair.target.get_output_embeddings(),)
+
+    def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
+        (output,), n, found = self.frozen, tokens.shape[1], []
+        features = self.head(states)
+        for depth in range(1, DEPTHS + 1):
+            first = depth % every
+            logits = output(features[:, first : n - depth : every, depth - 1])
+            found.append(Part(logits, slice(depth + first, None, every)))
+        return found
+
+
+class OfTokens(Student):
+    """A model of the shape of the shipped draft, which reads tokens alone: the same at all depths, so one is learnt."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__()
+        self.head = build("draft", pair.tokenizer.eos_token_id)
+
+    def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
+        return [Part(self.head(input_ids=tokens, use_cache=False).logits, slice(None))]
+
+
+def students_of(pair: Pair, plan: Plan) -> dict[str, Student]:
+    """The students by name, with random weights."""
+    torch.manual_seed(plan.seed)
+    return {
+        "recurrent": Recurrent(pair, plan.hidden),
+        "parallel": Parallel(pair, plan.hidden),
+        "of tokens": OfTokens(pair),
+    }
+
+
+def loss_of(student: Student, tokens: Tensor, states: Tensor, log_p: Tensor, share: Tensor) -> Tensor:
+    """The objective, a mean over depths: `share` of it is total variation, the rest forward KL."""
+    with torch.autocast(tokens.device.type, torch.bfloat16):
+        parts = student(tokens, states, EVERY)
+    total, unused = torch.zeros(()), tokens[:, :0]
+    for logits, at in parts:
+        q, p = logits.float(), log_p[:, at]
+        total = total + share * total_variation(q, p, unused) + (1 - share) * forward_kl(q, p, unused)
+    return total / len(parts)
+
+
+@torch.no_grad()
+def features(target: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The target's last hidden states `(batch, length, width)` and log-probabilities `(batch, length, vocab)`."""
+    with torch.autocast(tokens.device.type, torch.bfloat16):
+        found = target(input_ids=tokens, use_cache=False, output_hidden_states=True)
+    return found.hidden_states[-1].float(), torch.log_softmax(found.logits.float(), dim=-1)
+
+
+def train(pair: Pair, plan: Plan, folder: Path) -> dict[str, Student]:
+    """The students of `plan`, in evaluation mode; what is in `folder` is not done again."""
+    torch.set_num_threads(plan.threads)
+    students, usual = students_of(pair, plan), Budget(0, 0)
+    budget = Budget(0, 0, muon_rate=plan.rate * usual.muon_rate, adam_rate=plan.rate * usual.adam_rate)
+    chosen = {name: optimizers(student, budget) for name, student in students.items()}
+    full = {name: [one.param_groups[0]["lr"] for one in several] for name, several in chosen.items()}
+    compiled = partial(torch.compile, dynamic=False) if plan.compiled else lambda function: function
+    losses = {name: compiled(loss_of) for name in students}
+    seen = compiled(features)
+    begin = _restored(folder / CHECKPOINT, students, chosen)
+    text = encode(pair.tokenizer, corpus.read("train"))
+    batches = enumerate(islice(windows(text, plan.rows, plan.length, plan.seed), plan.steps))
+    with tqdm(islice(batches, begin, None), initial=begin, total=plan.steps, unit="step", mininterval=5) as bar:
+        for step, window in bar:
+            tokens = window[:, : plan.length]
+            states, log_p = seen(pair.target, tokens)
+            share = torch.tensor(min(1.0, max(0.0, step / (plan.begin * plan.steps) - 1)))
+            shown = {}
+            for name, student in students.items():
+                value = losses[name](student, tokens, states, log_p, share)
+                value.backward()
+                nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+                for optimizer, base in zip(chosen[name], full[name], strict=True):
+                    optimizer.param_groups[0]["lr"] = base * rate(step, plan.steps)
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+                shown[name] = f"{float(value.detach()):.3f}"
+            bar.set_postfix(shown, refresh=False)
+            if (step + 1) % plan.save_every == 0 or step + 1 == plan.steps:
+                _save(folder / CHECKPOINT, step + 1, students, chosen)
+    for student in students.values():
+        student.eval()
+    return students
+
+
+Optimizers = Mapping[str, list[torch.optim.Optimizer]]
+
+
+def _save(file: Path, step: int, students: Mapping[str, Student], chosen: Optimizers) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    state: dict[str, Any] = {
+        name: {"student": student.state_dict(), "optimizers": [one.state_dict() for one in chosen[name]]}
+        for name, student in students.items()
+    }
+    torch.save({"step": step} | state, file.with_suffix(".partial"))
+    file.with_suffix(".partial").replace(file)
+
+
+def _restored(file: Path, students: Mapping[str, Student], chosen: Optimizers) -> int:
+    if not file.exists():
+        return 0
+    saved = torch.load(file, weights_only=True)
+    for name, student in students.items():
+        student.load_state_dict(saved[name]["student"])
+        for optimizer, state in zip(chosen[name], saved[name]["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+    return int(saved["step"])

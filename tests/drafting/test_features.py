@@ -1,0 +1,125 @@
+"""Drafters that read the target's features: exact by enumeration, the numbers of their networks, and bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from distributions_for_tests import distribution_pair
+from drafter_kinds import random_head
+from tiny import llama
+from torch import Tensor
+
+from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.enumeration import drafter_step_distribution
+from specnb.drafting.features import FeatureDrafter, ParallelHeadsDrafter
+from specnb.models.draft_heads import ParallelHeads, RecurrentHead, load_head, save_head
+from specnb.sampling.distributions import Sampling, one_hot
+from specnb.sampling.enumeration import completed, joint_distribution
+
+VOCAB, WIDTH, HIDDEN, GAMMA = 4, 8, 16, 2
+STATES = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(3))
+
+
+def recurrent() -> FeatureDrafter:
+    return FeatureDrafter(llama(), random_head(RecurrentHead(WIDTH, HIDDEN)))
+
+
+def parallel(count: int = GAMMA) -> ParallelHeadsDrafter:
+    return ParallelHeadsDrafter(llama(), random_head(ParallelHeads(WIDTH, HIDDEN, count)))
+
+
+class Given(Drafter):
+    """A drafter whose hidden states are made from the tokens, as there is no target in an enumeration.
+
+    With `bug` it proposes the most probable tokens and reports the distributions that they were not sampled from.
+    """
+
+    vocab = VOCAB
+
+    def __init__(self, drafter: Drafter, bug: bool = False) -> None:
+        self.drafter, self.bug = drafter, bug
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        states = STATES[context.tokens.clamp_min(0)].cumsum(dim=1)
+        draft_tokens, q = self.drafter.propose(context._replace(hidden_states=states), uniforms)
+        return Proposal(q.argmax(dim=-1) if self.bug else draft_tokens, q)
+
+
+def deviation(drafter: Drafter) -> float:
+    p, _ = distribution_pair("dense", VOCAB, 0)
+    emitted = drafter_step_distribution(drafter, p, (3, 1, 2), GAMMA)
+    return float((completed(emitted, p, GAMMA + 1) - joint_distribution(p, GAMMA + 1)).abs().sum()) / 2
+
+
+@pytest.mark.parametrize("make", [recurrent, parallel])
+def test_a_step_has_the_target_s_joint_distribution(make: type[Drafter]) -> None:
+    assert deviation(Given(make())) < 1e-6
+    assert deviation(Given(make(), bug=True)) > 0.005
+
+
+@torch.no_grad()
+def test_each_token_continues_the_state_of_those_before() -> None:
+    drafter = recurrent()
+    states, tokens = torch.randn(2, 3, WIDTH), torch.tensor([[1, 2, 0], [3, 0, 1]])
+    lengths, uniforms = torch.tensor([3, 2]), torch.rand(2, 3, dtype=torch.float64)
+    found = drafter.propose(Context(tokens, lengths, states), uniforms)
+    for row, length in enumerate(lengths.tolist()):
+        state, newest = states[row, length - 2], tokens[row, length - 1]
+        for position in range(3):
+            state = drafter.head(state, drafter.embedding(newest))
+            logits = drafter.output(drafter.head.features(state))
+            assert torch.allclose(found.q[row, position], torch.softmax(logits, -1).to(found.q.dtype), atol=1e-6)
+            newest = found.draft_tokens[row, position]
+
+
+@torch.no_grad()
+def test_all_heads_read_one_state_and_none_comes_after_the_last() -> None:
+    drafter = parallel(2)
+    states = torch.randn(1, 2, WIDTH)
+    context = Context(torch.tensor([[1, 2]]), torch.tensor([2]), states)
+    found = drafter.propose(context, torch.full((1, 4), 0.5, dtype=torch.float64))
+    logits = drafter.output(drafter.heads(states[:, 0]))
+    assert torch.allclose(found.q[:, :2], torch.softmax(logits, -1).to(found.q.dtype), atol=1e-6)
+    assert (found.draft_tokens[:, :2] >= 0).all()
+    assert (found.draft_tokens[:, 2:] == -1).all()
+    assert (found.q[:, 2:] == 0).all()
+    one = drafter.propose(context, torch.full((1, 1), 0.5, dtype=torch.float64))
+    assert torch.equal(one.q, found.q[:, :1])
+
+
+def test_a_new_head_leaves_the_state_as_it_is() -> None:
+    state = torch.randn(3, WIDTH)
+    assert torch.equal(RecurrentHead(WIDTH, HIDDEN)(state, torch.randn(3, WIDTH)), state)
+
+
+def test_settings_are_applied_to_the_drafts() -> None:
+    drafter = FeatureDrafter(llama(), random_head(RecurrentHead(WIDTH, HIDDEN)), Sampling(temperature=0))
+    context = Context(torch.tensor([[1, 2]]), torch.tensor([2]), torch.randn(1, 2, WIDTH))
+    found = drafter.propose(context, torch.rand(1, 2, dtype=torch.float64))
+    assert torch.equal(found.q, one_hot(found.draft_tokens, VOCAB, found.q.dtype))
+
+
+def test_a_head_is_saved_and_loaded(tmp_path: Path) -> None:
+    for head in (random_head(RecurrentHead(WIDTH, HIDDEN, layers=1)), random_head(ParallelHeads(WIDTH, HIDDEN, 3))):
+        save_head(head, tmp_path)
+        found = load_head(tmp_path)
+        assert type(found) is type(head)
+        assert found.settings == head.settings
+        for name, weight in head.state_dict().items():
+            assert torch.equal(found.state_dict()[name], weight.bfloat16().float())
+    (tmp_path / "config.json").write_text('{"kind": "other"}')
+    with pytest.raises(ValueError, match="a head of kind 'other'; it must be one of recurrent, parallel"):
+        load_head(tmp_path)
+
+
+def test_bad_heads_are_refused() -> None:
+    with pytest.raises(TypeError, match="it must be a RecurrentHead"):
+        FeatureDrafter(llama(), ParallelHeads(WIDTH, HIDDEN, 2))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="it must be a ParallelHeads"):
+        ParallelHeadsDrafter(llama(), RecurrentHead(WIDTH, HIDDEN))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="width 4, and LlamaForCausalLM has 8; give the head that was trained"):
+        FeatureDrafter(llama(), RecurrentHead(4, HIDDEN))
+    with pytest.raises(ValueError, match="there are no hidden states"):
+        recurrent().propose(Context(torch.tensor([[1, 2]]), torch.tensor([2])), torch.rand(1, 1))

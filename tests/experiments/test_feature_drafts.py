@@ -1,0 +1,111 @@
+"""Training of drafts from features: what a step of a student means, resuming, and the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specnb.drafting.base import Context
+from specnb.drafting.features import FeatureDrafter, ParallelHeadsDrafter
+from specnb.experiments import feature_drafts, feature_training
+from specnb.experiments.feature_drafts import ALL, CONTROL, betas, lines
+from specnb.experiments.feature_training import DEPTHS, Parallel, Plan, Recurrent, features, loss_of, students_of, train
+from specnb.models.loading import Pair, load_pair
+from specnb.sampling.distributions import overlap
+
+PLAN = Plan(steps=4, rows=2, length=40, hidden=8, save_every=2, compiled=False)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair(packed=False)
+
+
+@torch.no_grad()
+def test_a_student_computes_what_its_drafter_proposes(pair: Pair) -> None:
+    """Along the tokens of a text: draft token k of the step whose newest token is at t + 1."""
+    students = students_of(pair, PLAN)
+    tokens = torch.randint(4096, (1, 12), generator=torch.Generator().manual_seed(0))
+    states, _ = features(pair.target, tokens)
+    one, several = students["recurrent"], students["parallel"]
+    assert isinstance(one, Recurrent)
+    assert isinstance(several, Parallel)
+    for head in (one.head, several.head):
+        for weight in head.parameters():
+            weight.normal_(std=0.2)
+    drafters = {
+        "recurrent": FeatureDrafter(pair.target, one.head),
+        "parallel": ParallelHeadsDrafter(pair.target, several.head),
+    }
+    for name, drafter in drafters.items():
+        parts = students[name](tokens, states)
+        for t in (0, 5):
+            first = drafter.propose(Context(tokens, torch.tensor([t + 2]), states), torch.rand(1, 1)).q[0, 0]
+            assert torch.allclose(torch.softmax(parts[0].logits[0, t], -1), first.float(), atol=1e-5)
+            assert parts[0].at.start == 1
+        assert [part.logits.shape[1] for part in parts] == [11, 10, 9, 8]
+
+
+@torch.no_grad()
+def test_the_loss_is_the_mean_over_the_positions_learnt_from(pair: Pair) -> None:
+    student = students_of(pair, PLAN)["of tokens"]
+    tokens = torch.randint(4096, (2, 20), generator=torch.Generator().manual_seed(1))
+    states, log_p = features(pair.target, tokens)
+    q = torch.softmax(student(tokens, states)[0].logits, dim=-1)
+    found = float(loss_of(student, tokens, states, log_p, torch.tensor(1.0)))
+    assert found == pytest.approx(1 - float(overlap(log_p.exp(), q).mean()), abs=2e-3)  # the loss is in bfloat16
+
+
+def test_training_goes_on_where_it_stopped(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(pair, PLAN, tmp_path / "whole")
+
+    def stopped(file: Path, step: int, *rest: object) -> None:
+        save(file, step, *rest)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    save = feature_training._save
+    with monkeypatch.context() as patch:
+        patch.setattr(feature_training, "_save", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train(pair, PLAN, tmp_path / "parts")
+    parts = train(pair, PLAN, tmp_path / "parts")
+    for name, student in whole.items():
+        for key, weight in student.state_dict().items():
+            assert torch.allclose(weight, parts[name].state_dict()[key], atol=1e-6)
+
+
+@torch.no_grad()
+def test_betas_of_every_depth_are_at_the_same_positions(pair: Pair) -> None:
+    students = students_of(pair, PLAN)
+    sequences = torch.randint(4096, (2, 41), generator=torch.Generator().manual_seed(2))
+    found = betas(pair.target, students, sequences)
+    assert {name: tuple(beta.shape) for name, beta in found.items()} == dict.fromkeys(students, (DEPTHS, 2, 9))
+    assert torch.equal(found[CONTROL][0], found[CONTROL][3])
+    states = pair.target(input_ids=sequences[:, :-1], output_hidden_states=True)
+    student = students["recurrent"]
+    assert isinstance(student, Recurrent)
+    p = torch.softmax(states.logits[0, 35], dim=-1)
+    state = states.hidden_states[-1][0, 35 - 2]  # depth 2: two tokens after the state
+    for token in sequences[0, 34:36]:
+        state = student.head(state, pair.target.get_input_embeddings()(token))
+    q = torch.softmax(pair.target.get_output_embeddings()(student.head.features(state)), dim=-1)
+    assert float(found["recurrent"][1, 0, 35 - 31]) == pytest.approx(float(overlap(p, q)), abs=1e-5)
+
+
+def test_lines_have_every_depth_and_the_difference_to_the_control() -> None:
+    beta = torch.arange(DEPTHS * 16 * 3, dtype=torch.float32).reshape(DEPTHS, 16, 3) / 1000
+    table = lines({"recurrent": beta, CONTROL: torch.zeros_like(beta)}, np.arange(16) // 2)
+    assert table.depth.tolist() == [ALL, "1", "2", "3", "4"] * 2
+    mine = table[table.draft == "recurrent"].set_index("depth")
+    assert mine.alpha[ALL] == pytest.approx(float(beta.mean()))
+    assert mine.over_control["2"] == pytest.approx(float(beta[1].mean()))
+
+
+def test_heads_are_saved_beside_the_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
+    folders = feature_drafts.ship(Plan(**feature_drafts.SMOKE_PLAN), tmp_path)
+    assert [folder.name for folder in folders] == ["draft-recurrent", "draft-parallel"]
+    assert all((folder / "SHA256SUMS").exists() for folder in folders)
