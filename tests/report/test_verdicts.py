@@ -557,6 +557,25 @@ WORLDS: dict[str, tuple[str, World, list[tuple[str, World]]]] = {
             ("refuted", {"over_control_low": [-0.02, -0.02], "over_control_high": [-0.01, 0.0]}),
         ],
     ),
+    "medusa-heads": (
+        "holds",
+        {"exact": True, "tokens_per_step_low": [1.3, 1.2], "speed_up_low": [1.1, 1.05]},
+        [
+            ("conditional", {"speed_up_low": [1.1, 0.9]}),
+            ("open", {"speed_up_low": [0.9, 1.0]}),
+            ("refuted", {"tokens_per_step_low": [1.3, 1.0]}),
+            ("refuted", {"exact": False}),
+        ],
+    ),
+    "eagle-features": (
+        "holds",
+        {"over_control_low": [0.02, 0.01], "over_control_high": [0.04, 0.03]},
+        [
+            ("conditional", {"over_control_low": [0.02, -0.01]}),
+            ("open", {"over_control_low": [-0.02, 0.0]}),
+            ("refuted", {"over_control_low": [-0.05, -0.04], "over_control_high": [-0.01, 0.0]}),
+        ],
+    ),
 }
 
 CASES = [

@@ -95,3 +95,28 @@ def optimise_alpha(
     if not np.any(above) and np.any(high > 0):
         return "open"
     return named(bool(np.all(above)), holds_if=bool(np.any(above)))
+
+
+def medusa_heads(exact: bool, tokens_per_step_low: ArrayLike, speed_up_low: ArrayLike) -> str:
+    """Whether the distribution is kept; for each kind of text the lower ends of the tokens per step and of the speed
+    over plain decoding.
+
+    `conditional` on the kinds of text with a speed-up, where others have none; without any it is open, as long as
+    target passes are saved.
+    """
+    saves, faster = bool(np.all(np.asarray(tokens_per_step_low) > 1)), np.asarray(speed_up_low) > 1
+    if exact and saves and not np.any(faster):
+        return "open"
+    return named(exact and saves and bool(np.all(faster)), holds_if=exact and saves and bool(np.any(faster)))
+
+
+def eagle_features(over_control_low: ArrayLike, over_control_high: ArrayLike) -> str:
+    """For each kind of sequence the interval of alpha from features minus alpha of a draft of tokens, which learnt the
+    same objective from the same batches and has at least as many parameters.
+
+    `conditional` on the sequences with a difference above zero, where others have none.
+    """
+    low, high = np.asarray(over_control_low), np.asarray(over_control_high)
+    if not np.any(low > 0) and np.any(high > 0):
+        return "open"
+    return named(bool(np.all(low > 0)), holds_if=bool(np.any(low > 0)))
