@@ -130,6 +130,7 @@ def card(pair: Pair, table: pd.DataFrame) -> str:
             for text in samples(pair, ['def is_connected(G):\n    """', "class Polygon(GeometrySet):\n    def "])
         ],
         *_distilled(),
+        *_heads(),
         "The weights are bfloat16; they know nothing but this text, and are for studying decoding only.",
         "The text they learned from is under the BSD licences of its packages.",
     ]
@@ -150,6 +151,26 @@ def _distilled() -> list[str]:
         "from specnb.models.loading import TRAINED_PAIR",
         "",
         f'pair = load_pair(draft=TRAINED_PAIR / "{folder.name}")',
+        "```",
+        "",
+    ]
+
+
+def _heads() -> list[str]:
+    if not (TRAINED_PAIR / "draft-recurrent").exists():
+        return []
+    return [
+        "`draft-recurrent` and `draft-parallel` draft from the target's last hidden state (`make features`, notebook",
+        "08). To use one:",
+        "",
+        "```python",
+        "from specnb import load_pair",
+        "from specnb.drafting.features import FeatureDrafter",
+        "from specnb.models.draft_heads import load_head",
+        "from specnb.models.loading import TRAINED_PAIR",
+        "",
+        "pair = load_pair()",
+        'drafter = FeatureDrafter(pair.target, load_head(TRAINED_PAIR / "draft-recurrent"))',
         "```",
         "",
     ]
