@@ -156,6 +156,33 @@ def acceptance(results: Results) -> Named:
     }
 
 
+def features(results: Results) -> Named:
+    """Acceptance of drafts that read the target's features, along sequences of the target."""
+    table = results.table("feature_drafts")
+    rows = table[table.along == "samples of the target"].astype({"depth": str}).set_index(["draft", "depth"])
+
+    def alpha(draft: str, depth: str = "all") -> str:
+        return interval(rows.loc[(draft, depth)], "alpha", "alpha_low", "alpha_high")
+
+    found = {name.replace(" ", "-"): alpha(name) for name in ("recurrent", "parallel", "of tokens")}
+    first_last = {
+        f"{name}-{at}": f"{rows.alpha[name, depth]:.2f}"
+        for name in ("recurrent", "parallel")
+        for at, depth in (("first", "1"), ("last", "4"))
+    }
+    over = rows.loc[("recurrent", "all")]
+    return (
+        found
+        | first_last
+        | {
+            "over": interval(over, "over_control", "over_control_low", "over_control_high", digits=3),
+            "seen": f"{over.tokens / 1e6:.1f}",
+            "recurrent-size": f"{over.parameters / 1e6:.1f}",
+            "size": f"{rows.parameters['of tokens', 'all'] / 1e6:.1f}",
+        }
+    )
+
+
 def speed(results: Results) -> Named:
     moves = results.table("18_optimum_moves").set_index("v")
     table4, choice = results.table("03_table4"), results.table("03_gamma_choice")
@@ -526,6 +553,7 @@ PARTS = {
     "exact": exactness,
     "tokens": tokens,
     "alpha": acceptance,
+    "features": features,
     "speed": speed,
     "clock": clock,
     "batch": batches,

@@ -205,7 +205,9 @@ def test_of_sequences_with_one_seed_the_first_is_audited(
     _, report = report_of(capsys, short, "--target", tiny, "--control", short)
     assert (report["tokens"], report["sequences"]) == (4, 2)
     assert report["notes"] == [
-        "1 sequence repeats a seed that is declared before and may share its random numbers; left out of the audit"
+        "1 sequence repeats a seed that is declared before and may share its random numbers; left out of the audit",
+        "of the control, 1 sequence repeats a seed that is declared before and may share its random numbers; left out "
+        "of the audit",
     ]
     monkeypatch.setattr(cli_audit, "lines_of", lambda descriptor: iter(short.read_bytes().split(b"\n")))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: 0))

@@ -16,7 +16,8 @@ from specnb.audit.token_file import LINE, TEXT_LINE, read_samples
 EXAMPLES = f"""\
 A line of either file is {LINE}
 or {TEXT_LINE}. Sequences of the same prompt are paired; use many prompts, and the same number of sequences of each in
-both files. All sequences must be sampled independently, and the seeds of the two files must differ.
+both files. All sequences must be sampled independently, and the seeds of the two files must differ; seeds that lines
+declare are not read here.
 
 examples:
   specnb compare speculative.jsonl plain.jsonl

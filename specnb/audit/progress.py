@@ -9,10 +9,7 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-FIRST, EVERY = (
-    0.5,
-    10.0,
-)  # seconds until the first line, and between lines: importing and loading have taken some before
+FIRST, EVERY = 0.5, 10.0  # seconds until the first line, and between lines
 
 Progress = bool | Callable[[str], None]
 """True: a bar on stderr. False: nothing. A function: gets a line now and then, and one at a rejection."""

@@ -1,7 +1,7 @@
 """Reads generated sequences from a file of JSON lines: `{"prompt": [ids], "tokens": [ids]}`.
 
-A line may also have `steps`, the number of tokens emitted by each step; `batch`, a name or number that sequences
-generated together share; and `seed`, a number that the random numbers of the sequence, or of its batch, were seeded
+A line may also have `steps`, the number of tokens emitted by each step; `batch`, a name or integer that sequences
+generated together share; and `seed`, an integer that the random numbers of the sequence, or of its batch, were seeded
 with.
 """
 

@@ -74,7 +74,8 @@ def _audited(options: argparse.Namespace) -> Report:
         else:
             given, expected = _completions(sequences, models), sum(len(one.tokens) for one in sequences)
             report = audit_completions(models, given, settings, engine, expected)
-        return replace(report, notes=[*report.notes, *seeds.note()])
+        of_control = [f"of the control, {note}" for note in seeds_of_control.note()]
+        return replace(report, notes=[*report.notes, *seeds.note(), *of_control])
     except Exception as error:
         raise ValueError(f"cannot audit {options.tokens} against {options.target}: {one_line(error)}") from error
 

@@ -15,8 +15,9 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 EXAMPLES = """\
 The file has one sequence per line: {line}.
-Optional: "steps": [number of tokens emitted by each step]; "batch": a number or name of the sequences that were
-generated together; "seed": a number. A file may be compressed (.gz). "-" reads lines from a pipe and audits them while
+Optional: "steps": [number of tokens emitted by each step]; "batch": a whole number or a name of the sequences that
+were generated together, which are compared with each other; "seed": a whole number. Of sequences with one seed and not
+one batch only the first is audited. A file may be compressed (.gz). "-" reads lines from a pipe and audits them while
 they arrive.
 
 examples:

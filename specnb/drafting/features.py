@@ -21,7 +21,8 @@ class FeatureDrafter(Drafter):
     """Draft tokens sampled one after the other from `head`, which continues the state of `target` token by token.
 
     The embeddings and the output head are those of `target`, which must be the model that verifies. Raises `TypeError`
-    for a head that is no `RecurrentHead`, and `ValueError` for one of another width.
+    for a head that is no `RecurrentHead`, a target that the loop cannot run and a `sampling` that is no `Sampling`, and
+    `ValueError` for a head of another width, dtype or device.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> target = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -59,7 +60,8 @@ class ParallelHeadsDrafter(Drafter):
     """Draft tokens sampled independently of each other, each from its own head of `heads` on the state of `target`.
 
     Proposes as many tokens as there are heads, and none after them. The newest token is not read, so the first head
-    predicts the token after it from the state that the newest was sampled from. Raises what `FeatureDrafter` raises.
+    predicts the token after it from the state that the newest was sampled from. Raises the same as `FeatureDrafter`,
+    for heads that are no `ParallelHeads`.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> target = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -103,4 +105,10 @@ def _require_head(target: PreTrainedModel, head: object, kind: type) -> None:
         raise ValueError(
             f"the head reads states of width {width}, and {type(target).__name__} has {target.config.hidden_size}; "
             "give the head that was trained for this target"
+        )
+    own, its = next(head.parameters()), target.dtype  # type: ignore[attr-defined]  # both kinds are modules
+    if own.dtype != its or own.device != target.device:
+        raise ValueError(
+            f"the head is {own.dtype} on {own.device}, and the target {its} on {target.device}; "
+            "give head.to(target.device, target.dtype)"
         )

@@ -61,7 +61,8 @@ class Student(nn.Module):
     """A draft in training. Its forward pass gives its logits along `tokens` `(batch, length)`, depth by depth.
 
     `states` `(batch, length, width)` are the target's last hidden states. Draft token k of a step follows the k - 1
-    before it, which here are those of the text. Of each depth every `every`th position is computed.
+    before it, which here are those of the text. Heads compute every `every`th position of each depth; a model of
+    tokens, which has one depth, computes them all.
     """
 
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:

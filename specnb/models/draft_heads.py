@@ -92,7 +92,10 @@ def save_head(head: RecurrentHead | ParallelHeads, folder: Path) -> None:
 
 
 def load_head(folder: Path, dtype: torch.dtype = torch.float32) -> RecurrentHead | ParallelHeads:
-    """The head that `save_head` wrote to `folder`. Raises `ValueError` for another folder, and `OSError`.
+    """The head that `save_head` wrote to `folder`.
+
+    Raises `ValueError` for another kind of head, `OSError` for a file that is not there, and what torch raises for
+    weights that do not fit.
 
     >>> import tempfile
     >>> save_head(ParallelHeads(8, 16, 3), folder := Path(tempfile.mkdtemp()))

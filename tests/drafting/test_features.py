@@ -121,5 +121,7 @@ def test_bad_heads_are_refused() -> None:
         ParallelHeadsDrafter(llama(), RecurrentHead(WIDTH, HIDDEN))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="width 4, and LlamaForCausalLM has 8; give the head that was trained"):
         FeatureDrafter(llama(), RecurrentHead(4, HIDDEN))
+    with pytest.raises(ValueError, match=r"torch.float64 on cpu, and the target torch.float32 on cpu; give head.to"):
+        FeatureDrafter(llama(), RecurrentHead(WIDTH, HIDDEN).double())
     with pytest.raises(ValueError, match="there are no hidden states"):
         recurrent().propose(Context(torch.tensor([[1, 2]]), torch.tensor([2])), torch.rand(1, 1))

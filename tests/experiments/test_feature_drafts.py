@@ -46,7 +46,26 @@ def test_a_student_computes_what_its_drafter_proposes(pair: Pair) -> None:
             first = drafter.propose(Context(tokens, torch.tensor([t + 2]), states), torch.rand(1, 1)).q[0, 0]
             assert torch.allclose(torch.softmax(parts[0].logits[0, t], -1), first.float(), atol=1e-5)
             assert parts[0].at.start == 1
+            if name == "parallel":  # the others do not depend on the tokens drafted before
+                q = drafter.propose(Context(tokens, torch.tensor([t + 2]), states), torch.rand(1, DEPTHS)).q[0]
+                for k, part in enumerate(parts):
+                    assert torch.allclose(torch.softmax(part.logits[0, t], -1), q[k].float(), atol=1e-5)
         assert [part.logits.shape[1] for part in parts] == [11, 10, 9, 8]
+
+
+@torch.no_grad()
+def test_positions_that_are_learnt_from_are_some_of_all(pair: Pair) -> None:
+    tokens = torch.randint(4096, (2, 13), generator=torch.Generator().manual_seed(4))
+    states, log_p = features(pair.target, tokens)
+    for name in ("recurrent", "parallel"):
+        student = students_of(pair, PLAN)[name]
+        for weight in student.parameters():
+            weight.normal_(std=0.2)
+        for depth, (some, every) in enumerate(zip(student(tokens, states, 2), student(tokens, states), strict=True), 1):
+            whole = torch.full_like(log_p, torch.nan)
+            whole[:, every.at] = every.logits
+            assert torch.allclose(some.logits, whole[:, some.at], atol=1e-5)
+            assert every.at.start == depth
 
 
 @torch.no_grad()

@@ -67,4 +67,4 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _bar(completions: Iterator[list[int]], total: int) -> Iterator[list[int]]:
-    yield from tqdm(completions, total=total, desc="collect", unit="completion", leave=False)
+    yield from tqdm(completions, total=total, desc="collect", unit="completion")
