@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,8 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compares the two files; returns the exit status. Raises what `read_samples` and `compare_samples` raise."""
     samples, reference = read_samples(options.samples), read_samples(options.reference)
-    two_samples = import_module("specnb.audit.two_samples")  # needs scipy, which takes a second
-    report = two_samples.compare_samples(samples, reference, options.delta, options.stop)
+    from specnb.audit.two_samples import compare_samples  # needs scipy, which takes a second
+
+    report = compare_samples(samples, reference, options.delta, options.stop)
     print(json.dumps(report.to_dict(), indent=1) if options.json else report)
-    status: int = int(report.rejected)
-    return status
+    return int(report.rejected)

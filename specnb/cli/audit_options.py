@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +66,9 @@ def add_to(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    status: int = import_module("specnb.cli.audit").run(options)  # takes seconds: it needs torch and transformers
-    return status
+    from specnb.cli import audit  # takes seconds: it needs torch and transformers
+
+    return audit.run(options)
 
 
 Add = Callable[..., Any]
