@@ -10,7 +10,7 @@ import torch
 
 from specnb.drafting.base import Context
 from specnb.drafting.features import FeatureDrafter, ParallelHeadsDrafter
-from specnb.experiments import feature_drafts, feature_training
+from specnb.experiments import corpus, feature_drafts, feature_training
 from specnb.experiments.feature_drafts import ALL, CONTROL, betas, lines
 from specnb.experiments.feature_training import DEPTHS, Parallel, Plan, Recurrent, features, loss_of, students_of, train
 from specnb.models.loading import Pair, load_pair
@@ -22,6 +22,13 @@ PLAN = Plan(steps=4, rows=2, length=40, hidden=8, save_every=2, compiled=False)
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     return load_pair(packed=False)
+
+
+@pytest.fixture(autouse=True)
+def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To encode the whole corpus would take most of the time."""
+    read = corpus.read
+    monkeypatch.setattr(corpus, "read", lambda split: read(split, limit=10))
 
 
 @torch.no_grad()
