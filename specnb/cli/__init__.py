@@ -4,9 +4,8 @@
     audit          what it does
     output         exit statuses, errors as one line, and the report on stdout
 
-`specnb collect` and `specnb compare` are added by modules of their own. torch,
-transformers and scipy, which take seconds, are imported after the options have been read, by the commands that need
-them.
+`specnb collect` and `specnb compare` are added by modules of their own. torch, transformers and scipy, which take
+seconds, are imported after the options have been read, by the commands that need them.
 
 Exit status 0: no deviation was found. 1: exactness is rejected. 2: no verdict, and one line on stderr says why and
 names the file. 130: interrupted (Ctrl-C), 143: terminated (SIGTERM), both with the report on the tokens so far, if
