@@ -1,16 +1,17 @@
 """Does drafting from the target's features accept more than drafting from tokens? `make features`.
 
-Three drafts are trained on the same batches for the same objective (`specnb.experiments.feature_training`): a recurrent
-head and parallel heads, which read the target's last hidden state, and as their control a model of tokens of the shape
-of the shipped draft. One line of `data/results/feature_drafts.csv` for each draft, depth and kind of sequence, on
-held-out files at temperature 1:
+Four drafts are trained on the same batches for the same objective (`specnb.experiments.feature_training`): an attention
+head, a recurrent head and parallel heads, which read the target's hidden states, and as their control a model of tokens
+of the shape of the shipped draft. One line of `data/results/feature_drafts.csv` for each draft, depth and kind of
+sequence, on held-out files at temperature 1:
 
 - `alpha`: mean acceptance probability of draft token number `depth` of a step, at every position after the first
   `PROMPT` tokens, given the tokens before it; depth "all" is the mean over depths, at all of which the control is the
   same
 - `over_control`: difference to the control at the same positions
 
-Both with 95% intervals over files. The command saves the two heads as `data/pair/draft-recurrent` and `draft-parallel`.
+Both with 95% intervals over files. The command saves the heads as `data/pair/draft-attention`, `draft-recurrent` and
+`draft-parallel`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ from specnb.experiments import run
 from specnb.experiments.bench.tables import columns
 from specnb.experiments.distillation import OWN, TEXT, held_out_windows, sums_per_file
 from specnb.experiments.distillation_training import PROMPT, sampled
-from specnb.experiments.feature_training import DEPTHS, Parallel, Plan, Recurrent, Student, train
+from specnb.experiments.feature_training import (
+    DEPTHS,
+    Attention,
+    Parallel,
+    Plan,
+    Recurrent,
+    Student,
+    states_of,
+    train,
+)
 from specnb.measure.statistics import ratio_of_sums
 from specnb.models.checkpoints import write_checksums
 from specnb.models.draft_heads import save_head
@@ -41,9 +51,9 @@ from specnb.report.source_digest import digest, module_digest
 from specnb.sampling.distributions import overlap
 
 TABLE = "feature_drafts"
-PLAN: dict[str, Any] = {"steps": 1200, "compiled": True}
+PLAN: dict[str, Any] = {"steps": 3200, "compiled": True}
 SETTINGS: dict[str, Any] = {"plan": PLAN, "per_file": 4, "sampled_per_file": 2}
-SMOKE_PLAN: dict[str, Any] = {"steps": 2, "rows": 2, "length": 40, "hidden": 8, "compiled": False}
+SMOKE_PLAN: dict[str, Any] = {"steps": 2, "rows": 2, "length": 40, "hidden": 8, "wide": 8, "compiled": False}
 SMOKE: dict[str, Any] = {"plan": SMOKE_PLAN, "per_file": 1, "sampled_per_file": 1, "files": 9}
 CONTROL = "of tokens"
 ALL = "all"
@@ -61,14 +71,17 @@ def trained(plan: Plan) -> dict[str, Student]:
 
 
 @torch.inference_mode()
-def betas(target: PreTrainedModel, students: Mapping[str, Student], sequences: Tensor) -> dict[str, Tensor]:
+def betas(
+    target: PreTrainedModel, students: Mapping[str, Student], sequences: Tensor, layers: tuple[int, ...]
+) -> dict[str, Tensor]:
     """beta `(DEPTHS, n, length - PROMPT)` of each student's draft tokens along `sequences` `(n, length)`."""
     found: dict[str, list[Tensor]] = {name: [] for name in students}
     for rows in sequences.split(8):
         seen = target(input_ids=rows[:, :-1], use_cache=False, output_hidden_states=True)
         p = torch.softmax(seen.logits[:, PROMPT - 1 :], dim=-1)
+        states = states_of(seen.hidden_states, layers)
         for name, student in students.items():
-            parts = student(rows[:, :-1], seen.hidden_states[-1])
+            parts = student(rows[:, :-1], states)
             of_depths = [
                 overlap(p, torch.softmax(logits[:, PROMPT - 1 - (at.start or 0) :], dim=-1)) for logits, at in parts
             ]
@@ -101,7 +114,7 @@ def measure(
     prompts, prompt_numbers = held_out_windows(pair, chosen.length + 1, sampled_per_file, files)
     own = sampled(pair.target, prompts[:, :PROMPT], chosen.length + 1, 1.0, chosen.seed)
     parts = [
-        lines(betas(pair.target, students, sequences), of).assign(along=along)
+        lines(betas(pair.target, students, sequences, chosen.layers), of).assign(along=along)
         for along, sequences, of in ((TEXT, text, numbers), (OWN, own, prompt_numbers))
     ]
     sizes = {name: sum(weight.numel() for weight in student.parameters()) for name, student in students.items()}
@@ -120,7 +133,7 @@ def ship(plan: Plan, folder: Path = TRAINED_PAIR) -> list[Path]:
     """Saves the heads beside the pair; returns their folders."""
     made = []
     for name, student in trained(plan).items():
-        if isinstance(student, Recurrent | Parallel):
+        if isinstance(student, Attention | Recurrent | Parallel):
             made.append(folder / f"draft-{name}")
             save_head(student.head, made[-1])
             note = {

@@ -1,6 +1,7 @@
-"""Small networks that draft from the target's last hidden state, with the target's own embeddings and output head.
+"""Small networks that draft from the target's hidden states, with the target's own embeddings and output head.
 
-    RecurrentHead   continues the hidden state token by token, so that a draft token depends on those before it
+    RecurrentHead   continues the last hidden state token by token, so that a draft token depends on those before it
+    AttentionHead   a transformer layer that also sees the states and tokens before
     ParallelHeads   one network for each position, so that all draft tokens come from one call
 
 `state` is the input of the target's output head at the token before the newest one: the newest was sampled from it.
@@ -9,6 +10,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -25,8 +27,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 class RecurrentHead(nn.Module):
     """state' = state + f(state, embedding of the newest token), in `layers` gated layers of `hidden` units.
 
-    The recurrent draft of ReDrafter (arXiv:2403.09919) and, with other layers, of Hydra (arXiv:2402.05109). EAGLE
-    (arXiv:2401.15077) has a transformer layer in its place, which also sees the states before.
+    The recurrent draft of ReDrafter (arXiv:2403.09919) and, with other layers, of Hydra (arXiv:2402.05109).
 
     >>> head = RecurrentHead(width=8, hidden=16)
     >>> head(torch.ones(3, 8), torch.ones(3, 8)).shape
@@ -56,6 +57,75 @@ class RecurrentHead(nn.Module):
         return _normalised(state) * self.scale
 
 
+class AttentionHead(nn.Module):
+    """One transformer layer over pairs of a token's embedding and the target's states at the token before it.
+
+    The draft of EAGLE (arXiv:2401.15077), with states of several layers as in EAGLE-3 (arXiv:2503.01840): `layers` of
+    the target, numbered as in `output_hidden_states` of transformers. Where the target has not computed its states yet,
+    the head's own state stands in for them. How far away a token is, is subtracted from its attention score, times a
+    slope of each of the `heads` (Press et al., arXiv:2108.12409), and 0 for half of them.
+
+    >>> head = AttentionHead(width=8, hidden=16, heads=2, layers=(1, -1))
+    >>> states = head.combined(torch.ones(3, 5, 16))
+    >>> head(states, torch.ones(3, 5, 8), lambda query, key, value: value).shape
+    torch.Size([3, 5, 8])
+    """
+
+    slopes: Tensor
+
+    def __init__(self, width: int, hidden: int, heads: int, layers: Sequence[int]) -> None:
+        super().__init__()
+        self.settings = {"width": width, "hidden": hidden, "heads": heads, "layers": list(layers)}
+        self.heads, self.layers = heads, tuple(layers)
+        self.combine = nn.Linear(len(layers) * width, width, bias=False)
+        self.enter = nn.Linear(2 * width, width, bias=False)
+        self.attention = nn.Linear(width, 3 * width, bias=False)
+        self.leave = nn.Linear(width, width, bias=False)
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+        self.scale = nn.Parameter(torch.ones(width))
+        near = heads - heads // 2
+        slopes = [0.0] * (heads // 2) + [4.0 ** (1 - near + head) for head in range(near)]
+        self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
+        nn.init.zeros_(self.leave.weight)
+        nn.init.zeros_(self.down.weight)
+
+    def combined(self, states: Tensor) -> Tensor:
+        """One state `(..., width)` of the target's states `(..., layers * width)`."""
+        each = states.unflatten(-1, (len(self.layers), -1))
+        return self.combine(_normalised(each).flatten(-2))  # type: ignore[no-any-return]
+
+    def forward(self, state: Tensor, embedded: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """The states `(batch, n, width)` of n tokens with the embeddings `embedded`, given those before them, `state`.
+
+        `attend` gets query, key and value of these tokens, all `(batch, heads, n, width / heads)`, and returns what
+        the queries read, of the same shape.
+        """
+        entered = self.enter(torch.cat([_normalised(state), _normalised(embedded)], dim=-1))
+        each = self.attention(_normalised(entered)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = (part.transpose(1, 2) for part in each.unbind(dim=2))
+        seen = entered + self.leave(attend(query, key, value).transpose(1, 2).flatten(2))
+        normalised = _normalised(seen)
+        return seen + self.down(silu(self.gate(normalised)) * self.up(normalised))  # type: ignore[no-any-return]
+
+    def bias(self, distance: Tensor) -> Tensor:
+        """What is added to the scores `(batch, heads, n, slots)` of tokens at `distance` `(batch, n, slots)`.
+
+        That is minus infinity, or nearly, where the distance is negative: there is a token after the one that looks.
+
+        >>> AttentionHead(width=8, hidden=16, heads=2, layers=(-1,)).bias(torch.tensor([[[2, 0]]]))[:, :, 0].tolist()
+        [[[-0.0, -0.0], [-2.0, -0.0]]]
+        """
+        dtype = self.scale.dtype
+        near = -self.slopes[:, None, None] * distance[:, None]
+        return near.to(dtype).masked_fill_(distance[:, None] < 0, torch.finfo(dtype).min)
+
+    def features(self, state: Tensor) -> Tensor:
+        """The input `(..., width)` of the target's output head, for the distribution of the next token."""
+        return _normalised(state) * self.scale
+
+
 class ParallelHeads(nn.Module):
     """`count` heads, one for each draft token: all of them read the same state, as in Medusa (arXiv:2401.10774).
 
@@ -77,12 +147,11 @@ class ParallelHeads(nn.Module):
         return _normalised(state[..., None, :] + torch.stack(each, dim=-2)) * self.scale
 
 
-KINDS: dict[str, type[RecurrentHead] | type[ParallelHeads]] = {
-    "recurrent": RecurrentHead, "parallel": ParallelHeads,
-}  # fmt: skip
+Head = RecurrentHead | AttentionHead | ParallelHeads
+KINDS: dict[str, type[Head]] = {"recurrent": RecurrentHead, "attention": AttentionHead, "parallel": ParallelHeads}
 
 
-def save_head(head: RecurrentHead | ParallelHeads, folder: Path) -> None:
+def save_head(head: Head, folder: Path) -> None:
     """Writes the weights in bfloat16, the settings, and their checksums."""
     folder.mkdir(parents=True, exist_ok=True)
     (kind,) = (name for name, made in KINDS.items() if isinstance(head, made))
@@ -91,7 +160,7 @@ def save_head(head: RecurrentHead | ParallelHeads, folder: Path) -> None:
     write_checksums(folder)
 
 
-def load_head(folder: Path, dtype: torch.dtype = torch.float32) -> RecurrentHead | ParallelHeads:
+def load_head(folder: Path, dtype: torch.dtype = torch.float32) -> Head:
     """The head that `save_head` wrote to `folder`.
 
     Raises `ValueError` for another kind of head, `OSError` for a file that is not there, and what torch raises for

@@ -80,7 +80,7 @@ def test_all_heads_read_one_state_and_none_comes_after_the_last() -> None:
     states = torch.randn(1, 2, WIDTH)
     context = Context(torch.tensor([[1, 2]]), torch.tensor([2]), states)
     found = drafter.propose(context, torch.full((1, 4), 0.5, dtype=torch.float64))
-    logits = drafter.output(drafter.heads(states[:, 0]))
+    logits = drafter.output(drafter.head(states[:, 0]))
     assert torch.allclose(found.q[:, :2], torch.softmax(logits, -1).to(found.q.dtype), atol=1e-6)
     assert (found.draft_tokens[:, :2] >= 0).all()
     assert (found.draft_tokens[:, 2:] == -1).all()

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from specnb.drafting.base import Context
-from specnb.drafting.features import FeatureDrafter, ParallelHeadsDrafter
+from specnb.drafting.features import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
 from specnb.experiments import corpus, feature_drafts, feature_training
 from specnb.experiments.feature_drafts import ALL, CONTROL, betas, lines
-from specnb.experiments.feature_training import DEPTHS, Parallel, Plan, Recurrent, features, loss_of, students_of, train
+from specnb.experiments.feature_training import (
+    DEPTHS,
+    Attention,
+    Parallel,
+    Plan,
+    Recurrent,
+    Student,
+    features,
+    loss_of,
+    students_of,
+    train,
+)
 from specnb.models.loading import Pair, load_pair
 from specnb.sampling.distributions import overlap
 
-PLAN = Plan(steps=4, rows=2, length=40, hidden=8, save_every=2, compiled=False)
+PLAN = Plan(steps=4, rows=2, length=40, hidden=8, wide=8, save_every=2, compiled=False)
+DRAFTERS: dict[str, Any] = {
+    "attention": AttentionDrafter, "recurrent": FeatureDrafter, "parallel": ParallelHeadsDrafter,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -31,55 +46,58 @@ def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "read", lambda split: read(split, limit=10))
 
 
-@torch.no_grad()
-def test_a_student_computes_what_its_drafter_proposes(pair: Pair) -> None:
-    """Along the tokens of a text: draft token k of the step whose newest token is at t + 1."""
+def with_random_weights(pair: Pair) -> dict[str, Student]:
+    """Students whose distributions depend on what they read."""
     students = students_of(pair, PLAN)
+    generator = torch.Generator().manual_seed(3)
+    for name in ("attention", "recurrent", "parallel"):
+        for weight in students[name].parameters():
+            weight.normal_(std=0.2, generator=generator)
+    return students
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["attention", "recurrent", "parallel"])
+def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str) -> None:
+    """Along the tokens of a text, in steps whose newest token is at `newest`. Each step drafts the text's own tokens,
+    so that the uniform that samples a token is looked for."""
+    student = with_random_weights(pair)[name]
+    assert isinstance(student, Attention | Recurrent | Parallel)
+    drafter = DRAFTERS[name](pair.target, student.head)
     tokens = torch.randint(4096, (1, 12), generator=torch.Generator().manual_seed(0))
-    states, _ = features(pair.target, tokens)
-    one, several = students["recurrent"], students["parallel"]
-    assert isinstance(one, Recurrent)
-    assert isinstance(several, Parallel)
-    for head in (one.head, several.head):
-        for weight in head.parameters():
-            weight.normal_(std=0.2)
-    drafters = {
-        "recurrent": FeatureDrafter(pair.target, one.head),
-        "parallel": ParallelHeadsDrafter(pair.target, several.head),
-    }
-    for name, drafter in drafters.items():
-        parts = students[name](tokens, states)
-        for t in (0, 5):
-            first = drafter.propose(Context(tokens, torch.tensor([t + 2]), states), torch.rand(1, 1)).q[0, 0]
-            assert torch.allclose(torch.softmax(parts[0].logits[0, t], -1), first.float(), atol=1e-5)
-            assert parts[0].at.start == 1
-            if name == "parallel":  # the others do not depend on the tokens drafted before
-                q = drafter.propose(Context(tokens, torch.tensor([t + 2]), states), torch.rand(1, DEPTHS)).q[0]
-                for k, part in enumerate(parts):
-                    assert torch.allclose(torch.softmax(part.logits[0, t], -1), q[k].float(), atol=1e-5)
-        assert [part.logits.shape[1] for part in parts] == [11, 10, 9, 8]
+    states, _ = features(pair.target, tokens, PLAN.layers)
+    own = states if name == "attention" else states[..., -192:]
+    parts = student(tokens, states)
+    for newest in (1, 6):
+        context = Context(tokens, torch.tensor([newest + 1]), own)
+        uniforms = torch.zeros(1, DEPTHS, dtype=torch.float64)
+        for depth, (logits, at) in enumerate(parts):
+            drafter.start(context)
+            q = drafter.propose(context, uniforms).q[0, depth].double()
+            wanted = torch.softmax(logits[0, newest + depth - at.start], -1)
+            assert torch.allclose(wanted.double(), q, atol=1e-5), (name, newest, depth)
+            following = int(tokens[0, newest + depth + 1])
+            uniforms[0, depth] = float(q[:following].sum() + q[following] / 2)
+    assert [part.logits.shape[1] for part in parts] == [11, 10, 9, 8]
 
 
 @torch.no_grad()
 def test_positions_that_are_learnt_from_are_some_of_all(pair: Pair) -> None:
     tokens = torch.randint(4096, (2, 13), generator=torch.Generator().manual_seed(4))
-    states, log_p = features(pair.target, tokens)
-    for name in ("recurrent", "parallel"):
-        student = students_of(pair, PLAN)[name]
-        for weight in student.parameters():
-            weight.normal_(std=0.2)
+    states, log_p = features(pair.target, tokens, PLAN.layers)
+    for name, student in with_random_weights(pair).items():
         for depth, (some, every) in enumerate(zip(student(tokens, states, 2), student(tokens, states), strict=True), 1):
             whole = torch.full_like(log_p, torch.nan)
             whole[:, every.at] = every.logits
-            assert torch.allclose(some.logits, whole[:, some.at], atol=1e-5)
-            assert every.at.start == depth
+            assert torch.allclose(some.logits, whole[:, some.at], atol=1e-5), name
+            assert name == CONTROL or every.at.start == depth
 
 
 @torch.no_grad()
 def test_the_loss_is_the_mean_over_the_positions_learnt_from(pair: Pair) -> None:
     student = students_of(pair, PLAN)["of tokens"]
     tokens = torch.randint(4096, (2, 20), generator=torch.Generator().manual_seed(1))
-    states, log_p = features(pair.target, tokens)
+    states, log_p = features(pair.target, tokens, PLAN.layers)
     q = torch.softmax(student(tokens, states)[0].logits, dim=-1)
     found = float(loss_of(student, tokens, states, log_p, torch.tensor(1.0)))
     assert found == pytest.approx(1 - float(overlap(log_p.exp(), q).mean()), abs=2e-3)  # the loss is in bfloat16
@@ -107,7 +125,7 @@ def test_training_goes_on_where_it_stopped(pair: Pair, tmp_path: Path, monkeypat
 def test_betas_of_every_depth_are_at_the_same_positions(pair: Pair) -> None:
     students = students_of(pair, PLAN)
     sequences = torch.randint(4096, (2, 41), generator=torch.Generator().manual_seed(2))
-    found = betas(pair.target, students, sequences)
+    found = betas(pair.target, students, sequences, PLAN.layers)
     assert {name: tuple(beta.shape) for name, beta in found.items()} == dict.fromkeys(students, (DEPTHS, 2, 9))
     assert torch.equal(found[CONTROL][0], found[CONTROL][3])
     states = pair.target(input_ids=sequences[:, :-1], output_hidden_states=True)
@@ -133,5 +151,5 @@ def test_lines_have_every_depth_and_the_difference_to_the_control() -> None:
 def test_heads_are_saved_beside_the_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
     folders = feature_drafts.ship(Plan(**feature_drafts.SMOKE_PLAN), tmp_path)
-    assert [folder.name for folder in folders] == ["draft-recurrent", "draft-parallel"]
+    assert [folder.name for folder in folders] == ["draft-attention", "draft-recurrent", "draft-parallel"]
     assert all((folder / "SHA256SUMS").exists() for folder in folders)
