@@ -18,7 +18,7 @@ from specnb.experiments import run
 from specnb.experiments.bench.stages import STAGES
 
 FLAG = "--smoke" if SMOKE else ""
-TIMED = ("audit_cost", "beam_speeds", "block_against_token", "drafters", "layout_speeds", "recommendation", "rules_in_the_loop")  # measure time and need the machine for themselves
+TIMED = ("audit_cost", "beam_speeds", "block_against_token", "drafters", "layout_speeds", "pair_speeds", "recommendation", "rules_in_the_loop")  # measure time and need the machine for themselves
 DONE = OUT / "build" / "experiments" / "done"
 
 

@@ -127,7 +127,7 @@ class AttentionDrafter(HeadDrafter):
         else:
             tokens, lengths, states = tokens[rows], lengths[rows], states[rows]
         slots = torch.arange(int(lengths.max()), device=tokens.device).expand(len(tokens), -1)
-        self._enter(tokens, states, slots, rows)
+        self._enter(tokens, states, slots, self._bias(slots), rows)
 
     def _allocate(self, rows: int, slots: int) -> None:
         """A cache of this size; it is kept for later batches, since compiled functions belong to its tensors."""
@@ -138,17 +138,19 @@ class AttentionDrafter(HeadDrafter):
             self.draft = Compiled(self.drafted) if self.compile else self.drafted
         self.cache.clear()
 
-    def _enter(self, tokens: Tensor, states: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
+    def _bias(self, slots: Tensor) -> Tensor:
+        """What is added to the scores of tokens in `slots` `(rows, n)`, for all slots of the cache."""
+        return self.head.bias(slots[..., None] - torch.arange(self.cache.capacity, device=slots.device))  # type: ignore[no-any-return]
+
+    def _enter(self, tokens: Tensor, states: Tensor, slots: Tensor, bias: Tensor, rows: Tensor | None = None) -> Tensor:
         """The head's states `(rows, n, width)` of the tokens in `slots` `(rows, n)`, with the target's states."""
         before = states.take_along_dim((slots - 1).clamp_min(0)[..., None], dim=1).to(self.head.scale.dtype)
         state = self.head.combined(before).where(slots[..., None] > 0, 0.0)
-        return self._read(state, tokens.gather(1, slots), slots, rows)
+        return self._read(state, tokens.gather(1, slots), slots, bias, rows)
 
-    def _read(self, state: Tensor, tokens: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
+    def _read(self, state: Tensor, tokens: Tensor, slots: Tensor, bias: Tensor, rows: Tensor | None = None) -> Tensor:
         """The head's states `(rows, n, width)` of `tokens` `(rows, n)` in `slots`, which are in the cache from now."""
         self.cache.write_at(slots, rows)
-        every = torch.arange(self.cache.capacity, device=slots.device)
-        bias = self.head.bias(slots[..., None] - every)
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = self.cache.update(key, value, 0)
@@ -159,16 +161,18 @@ class AttentionDrafter(HeadDrafter):
     def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """See `HeadDrafter.drafted`."""
         gamma = uniforms.shape[1]
-        # After full acceptance gamma + 1 tokens have states that the cache was not computed with.
-        newest = lengths[:, None] - torch.arange(gamma + 1, 0, -1, device=lengths.device)
-        state = self._enter(tokens, states, newest.clamp_min(0))[:, -1:]
-        slots = newest[:, -1:]
+        # After full acceptance the newest gamma + 1 tokens have states that the cache was not computed with. In a row
+        # of fewer tokens the first is computed several times.
+        known = gamma + 1
+        slots = (lengths[:, None] + torch.arange(-known, gamma - 1, device=lengths.device)).clamp_min(0)
+        bias = self._bias(slots)
+        state = self._enter(tokens, states, slots[:, :known], bias[:, :, :known])[:, -1:]
         draft_tokens: list[Tensor] = []
         distributions: list[Tensor] = []
-        for uniform in uniforms.unbind(dim=1):
+        for at, uniform in enumerate(uniforms.unbind(dim=1), start=gamma):
             if draft_tokens:
-                slots = slots + 1
-                state = self._read(state, draft_tokens[-1][:, None], slots)
+                one = slice(at, at + 1)
+                state = self._read(state, draft_tokens[-1][:, None], slots[:, one], bias[:, :, one])
             distributions.append(self.distribution(self.head.features(state[:, 0])))
             draft_tokens.append(sample(distributions[-1], uniform))
         return torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1)
@@ -202,7 +206,7 @@ class ParallelHeadsDrafter(HeadDrafter):
 def require_head(target: PreTrainedModel, head: object, kind: type) -> None:
     """Raises `TypeError` or `ValueError` unless `head` is one of `kind` that fits `target`."""
     if not isinstance(head, kind):
-        raise TypeError(f"head is {shown(head)}; it must be a {kind.__name__} of specnb.models.draft_heads")
+        raise TypeError(f"head is {shown(head)}; give one of the class {kind.__name__} of specnb.models.draft_heads")
     width = head.settings["width"]  # type: ignore[attr-defined]  # both kinds have it
     if width != target.config.hidden_size:
         raise ValueError(

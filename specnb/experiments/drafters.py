@@ -31,7 +31,7 @@ from specnb.decoding.record import StepRecord
 from specnb.decoding.study import Study
 from specnb.drafting.base import Drafter
 from specnb.drafting.fallback import FallbackDrafter
-from specnb.drafting.features import FeatureDrafter, ParallelHeadsDrafter
+from specnb.drafting.features import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
 from specnb.drafting.hierarchical import HierarchicalDrafter
 from specnb.drafting.mixture import MixtureDrafter
 from specnb.drafting.model import ModelDrafter
@@ -75,7 +75,8 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
     suffix, skip = SuffixDrafter(documents, vocab), SkipGramDrafter(tokens, 4, vocab)
     copy = partial(PromptLookupDrafter, vocab)
     heads: dict[str, Any] = {
-        name: load_head(TRAINED_PAIR / f"draft-{name}", pair.target.dtype) for name in ("recurrent", "parallel")
+        name: load_head(TRAINED_PAIR / f"draft-{name}", pair.target.dtype)
+        for name in ("recurrent", "attention", "parallel")
     }
 
     def model(sampling: Sampling) -> ModelDrafter:
@@ -97,7 +98,8 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
         "draft model, bandit": Entry(lambda s: BanditDrafter(model(s), (2, 4, 6), 0.1), 6),
         "mixture of copy and model": Entry(lambda s: MixtureDrafter(copy(shortest=2), model(s), 0.3), 4),
         "copy, otherwise model": Entry(lambda s: FallbackDrafter(copy(shortest=4), model(s)), 4),
-        "from features": Entry(partial(FeatureDrafter, pair.target, heads["recurrent"]), 4),
+        "recurrent head": Entry(partial(FeatureDrafter, pair.target, heads["recurrent"]), 4),
+        "attention head": Entry(partial(AttentionDrafter, pair.target, heads["attention"]), 4),
         "parallel heads": Entry(partial(ParallelHeadsDrafter, pair.target, heads["parallel"]), 4),
         "hierarchical": Entry(lambda s: HierarchicalDrafter(model(s), NgramDrafter(counted[2], s), 2), 4),
     }

@@ -157,20 +157,21 @@ def _distilled() -> list[str]:
 
 
 def _heads() -> list[str]:
-    if not (TRAINED_PAIR / "draft-recurrent").exists():
+    if not (TRAINED_PAIR / "draft-attention").exists():
         return []
     return [
-        "`draft-recurrent` and `draft-parallel` draft from the target's last hidden state (`make features`, notebook",
-        "08). To use one:",
+        "`draft-attention`, `draft-recurrent` and `draft-parallel` draft from the target's hidden states (`make",
+        "features`, notebook 08). To use the first, which is accepted most often:",
         "",
         "```python",
-        "from specnb import load_pair",
-        "from specnb.drafting.features import FeatureDrafter",
+        "from specnb import generate, load_pair",
+        "from specnb.drafting.features import AttentionDrafter",
         "from specnb.models.draft_heads import load_head",
         "from specnb.models.loading import TRAINED_PAIR",
         "",
         "pair = load_pair()",
-        'drafter = FeatureDrafter(pair.target, load_head(TRAINED_PAIR / "draft-recurrent"))',
+        'drafter = AttentionDrafter(pair.target, load_head(TRAINED_PAIR / "draft-attention"))',
+        'made = generate(pair.target, [pair.encode("def area(")], drafter, max_new_tokens=40)',
         "```",
         "",
     ]

@@ -26,7 +26,7 @@ from specnb.report.source_digest import module_digest
 
 NAMES = (
     "audit_cost", "beam_speeds", "block_against_token", "comparison", "detection", "distillation", "drafters",
-    "engine_checks", "engines", "false_alarms", "feature_drafts", "layout_speeds", "recommendation",
+    "engine_checks", "engines", "false_alarms", "feature_drafts", "layout_speeds", "pair_speeds", "recommendation",
     "rules_in_the_loop", "stopping_rules", "transformers_audit", "verification_rules",
 )  # fmt: skip
 BEFORE_RECORDS = "recorded before digests were kept"

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.enumeration import drafter_step_distribution
-from specnb.drafting.features import FeatureDrafter, ParallelHeadsDrafter
-from specnb.models.draft_heads import ParallelHeads, RecurrentHead, load_head, save_head
+from specnb.drafting.features import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
+from specnb.models.draft_heads import AttentionHead, Head, ParallelHeads, RecurrentHead, load_head, save_head
 from specnb.sampling.distributions import Sampling, one_hot
 from specnb.sampling.enumeration import completed, joint_distribution
 
@@ -24,6 +24,10 @@ STATES = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(3))
 
 def recurrent() -> FeatureDrafter:
     return FeatureDrafter(llama(), random_head(RecurrentHead(WIDTH, HIDDEN)))
+
+
+def attending(layers: tuple[int, ...] = (-1,)) -> AttentionDrafter:
+    return AttentionDrafter(llama(), random_head(AttentionHead(WIDTH, HIDDEN, 2, layers)))
 
 
 def parallel(count: int = GAMMA) -> ParallelHeadsDrafter:
@@ -43,7 +47,9 @@ class Given(Drafter):
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         states = STATES[context.tokens.clamp_min(0)].cumsum(dim=1)
-        draft_tokens, q = self.drafter.propose(context._replace(hidden_states=states), uniforms)
+        context = context._replace(hidden_states=states)
+        self.drafter.start(context)
+        draft_tokens, q = self.drafter.propose(context, uniforms)
         return Proposal(q.argmax(dim=-1) if self.bug else draft_tokens, q)
 
 
@@ -53,7 +59,7 @@ def deviation(drafter: Drafter) -> float:
     return float((completed(emitted, p, GAMMA + 1) - joint_distribution(p, GAMMA + 1)).abs().sum()) / 2
 
 
-@pytest.mark.parametrize("make", [recurrent, parallel])
+@pytest.mark.parametrize("make", [recurrent, attending, parallel])
 def test_a_step_has_the_target_s_joint_distribution(make: type[Drafter]) -> None:
     assert deviation(Given(make())) < 1e-6
     assert deviation(Given(make(), bug=True)) > 0.005
@@ -72,6 +78,49 @@ def test_each_token_continues_the_state_of_those_before() -> None:
             logits = drafter.output(drafter.head.features(state))
             assert torch.allclose(found.q[row, position], torch.softmax(logits, -1).to(found.q.dtype), atol=1e-6)
             newest = found.draft_tokens[row, position]
+
+
+@torch.no_grad()
+def test_a_later_step_gets_what_a_new_start_would_get() -> None:
+    """Entries that were drafted with the head's own states are computed again with the target's, also of the tokens
+    that a step accepted; and what rejected tokens left behind is not seen."""
+    random = torch.Generator().manual_seed(2)
+    tokens, states = torch.randint(VOCAB, (2, 14), generator=random), torch.randn(2, 14, 2 * WIDTH, generator=random)
+    uniforms = torch.rand(2, GAMMA, dtype=torch.float64, generator=random)
+    drafter, fresh = attending((0, -1)), attending((0, -1))
+    drafter.start(Context(tokens, torch.tensor([1, 4]), states))
+    for lengths in ([1, 4], [2, 7], [5, 8], [8, 11]):
+        context = Context(tokens, torch.tensor(lengths), states)
+        fresh.start(context)
+        later, new = drafter.propose(context, uniforms), fresh.propose(context, uniforms)
+        assert torch.allclose(later.q, new.q, atol=1e-6), lengths
+    too_few = attending((0, -1))
+    too_few.start(Context(tokens, torch.tensor([1, 4]), states))
+    jumped = Context(tokens, torch.tensor([8, 11]), states)
+    assert not torch.allclose(too_few.propose(jumped, uniforms).q, new.q, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_row_does_not_depend_on_the_others() -> None:
+    random = torch.Generator().manual_seed(5)
+    tokens, states = torch.randint(VOCAB, (3, 12), generator=random), torch.randn(3, 12, WIDTH, generator=random)
+    lengths, uniforms = torch.tensor([9, 1, 5]), torch.rand(3, 3, dtype=torch.float64, generator=random)
+    drafter = attending()
+    drafter.start(Context(tokens, lengths, states))
+    together = drafter.propose(Context(tokens, lengths, states), uniforms).q
+    for row in range(3):
+        alone, own = attending(), Context(tokens[row : row + 1], lengths[row : row + 1], states[row : row + 1])
+        alone.start(own)
+        assert torch.allclose(alone.propose(own, uniforms[row : row + 1]).q, together[row : row + 1], atol=1e-6)
+
+
+@torch.no_grad()
+def test_attention_falls_with_the_distance_in_some_heads_and_sees_nothing_ahead() -> None:
+    head = AttentionHead(WIDTH, HIDDEN, 4, (-1,))
+    bias = head.bias(torch.tensor([[[3, 0, -1]]]))[0, :, 0]
+    assert bias[:, 0].tolist() == [0.0, 0.0, -0.75, -3.0]
+    assert (bias[:, 1] == 0).all()
+    assert (bias[:, 2] == torch.finfo(torch.float32).min).all()
 
 
 @torch.no_grad()
@@ -102,7 +151,12 @@ def test_settings_are_applied_to_the_drafts() -> None:
 
 
 def test_a_head_is_saved_and_loaded(tmp_path: Path) -> None:
-    for head in (random_head(RecurrentHead(WIDTH, HIDDEN, layers=1)), random_head(ParallelHeads(WIDTH, HIDDEN, 3))):
+    heads: list[Head] = [
+        random_head(RecurrentHead(WIDTH, HIDDEN, layers=1)),
+        random_head(AttentionHead(WIDTH, HIDDEN, 2, (1, -1))),
+        random_head(ParallelHeads(WIDTH, HIDDEN, 3)),
+    ]
+    for head in heads:
         save_head(head, tmp_path)
         found = load_head(tmp_path)
         assert type(found) is type(head)
@@ -110,15 +164,19 @@ def test_a_head_is_saved_and_loaded(tmp_path: Path) -> None:
         for name, weight in head.state_dict().items():
             assert torch.equal(found.state_dict()[name], weight.bfloat16().float())
     (tmp_path / "config.json").write_text('{"kind": "other"}')
-    with pytest.raises(ValueError, match="a head of kind 'other'; it must be one of recurrent, parallel"):
+    with pytest.raises(ValueError, match="a head of kind 'other'; it must be one of recurrent, attention, parallel"):
         load_head(tmp_path)
 
 
 def test_bad_heads_are_refused() -> None:
-    with pytest.raises(TypeError, match="it must be a RecurrentHead"):
-        FeatureDrafter(llama(), ParallelHeads(WIDTH, HIDDEN, 2))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="it must be a ParallelHeads"):
-        ParallelHeadsDrafter(llama(), RecurrentHead(WIDTH, HIDDEN))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="give one of the class RecurrentHead"):
+        FeatureDrafter(llama(), ParallelHeads(WIDTH, HIDDEN, 2))
+    with pytest.raises(TypeError, match="give one of the class ParallelHeads"):
+        ParallelHeadsDrafter(llama(), RecurrentHead(WIDTH, HIDDEN))
+    with pytest.raises(TypeError, match="give one of the class AttentionHead"):
+        AttentionDrafter(llama(), RecurrentHead(WIDTH, HIDDEN))
+    with pytest.raises(ValueError, match="there are no hidden states"):
+        attending().start(Context(torch.tensor([[1, 2]]), torch.tensor([2])))
     with pytest.raises(ValueError, match="width 4, and LlamaForCausalLM has 8; give the head that was trained"):
         FeatureDrafter(llama(), RecurrentHead(4, HIDDEN))
     with pytest.raises(ValueError, match=r"torch.float64 on cpu, and the target torch.float32 on cpu; give head.to"):

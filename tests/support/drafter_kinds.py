@@ -19,7 +19,7 @@ from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.chain import ChainDrafter
 from specnb.drafting.early_exit import early_exit
 from specnb.drafting.fallback import FallbackDrafter
-from specnb.drafting.features import FeatureDrafter, ParallelHeadsDrafter
+from specnb.drafting.features import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
 from specnb.drafting.hierarchical import HierarchicalDrafter
 from specnb.drafting.mixture import MixtureDrafter
 from specnb.drafting.model import ModelDrafter
@@ -31,9 +31,9 @@ from specnb.drafting.stopping import BanditDrafter, HighEntropy, LowConfidence, 
 from specnb.drafting.suffix import SuffixDrafter
 from specnb.drafting.template import TemplateDrafter
 from specnb.drafting.uniform import UniformDrafter
-from specnb.models.draft_heads import ParallelHeads, RecurrentHead
+from specnb.models.draft_heads import AttentionHead, ParallelHeads, RecurrentHead
 
-Head = TypeVar("Head", RecurrentHead, ParallelHeads)
+Head = TypeVar("Head", RecurrentHead, AttentionHead, ParallelHeads)
 COUNTED = np.random.default_rng(0).integers(0, VOCAB, 60)
 
 
@@ -79,7 +79,8 @@ WITH_MODEL: dict[str, Callable[[], Drafter]] = {
     "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
     "other vocabulary": lambda: other_vocabulary(),
     "hierarchical": lambda: HierarchicalDrafter(near("llama"), far("llama"), inner_gamma=2),
-    "from features": lambda: FeatureDrafter(near_model("llama"), random_head(RecurrentHead(8, 16))),
+    "recurrent head": lambda: FeatureDrafter(near_model("llama"), random_head(RecurrentHead(8, 16))),
+    "attention head": lambda: AttentionDrafter(near_model("llama"), random_head(AttentionHead(8, 16, 2, (0, -1)))),
     "parallel heads": lambda: ParallelHeadsDrafter(near_model("llama"), random_head(ParallelHeads(8, 16, 2))),
     "hierarchical over a table": lambda: HierarchicalDrafter(near("gpt2"), TemplateDrafter(table()), inner_gamma=1),
 }

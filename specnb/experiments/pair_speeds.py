@@ -1,0 +1,119 @@
+"""How fast is the trained pair with its best drafter? `make experiments ONLY=pair_speeds`.
+
+Whole calls of `generate`, the pass over the prompt included, one prompt at a time in float32 at temperatures 1 and 0.
+Plain decoding of the same target with the same compilation, and every drafter, take turns in one run, in a new random
+order for each prompt. Prompts: the beginnings of held-out files of the corpus, and of modules of Python's standard
+library, which is not in the corpus. One line of `data/results/pair_speeds.csv` for each of these:
+
+- `ms`: milliseconds per token, over all prompts
+- `tokens_per_step`, with a 95% interval over prompts
+- `speed_up`: the time of plain decoding for all prompts over this one's, with a 95% interval over prompts
+
+Drafters and their gammas were fixed before the run.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+from specnb.decoding.loop import forget_compiled, generate
+from specnb.decoding.study import Study
+from specnb.drafting.base import Drafter
+from specnb.drafting.features import AttentionDrafter, FeatureDrafter
+from specnb.drafting.model import ModelDrafter
+from specnb.experiments.bench.tables import columns
+from specnb.experiments.recommendation import prompts_of
+from specnb.machine import machine
+from specnb.measure.statistics import ratio_of_sums
+from specnb.measure.timing import run_round
+from specnb.models.draft_heads import load_head
+from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.sampling.distributions import Sampling
+
+TABLE = "pair_speeds"
+SETTINGS: dict[str, Any] = {"prompts": 40, "prompt_tokens": 32, "new_tokens": 64}
+SMOKE: dict[str, Any] = {"prompts": 3, "prompt_tokens": 8, "new_tokens": 8}
+KINDS = ("held-out", "stdlib")
+NONE = "none"
+
+
+class Entry(NamedTuple):
+    """What is timed: a drafter, None for plain decoding, and its gamma."""
+
+    name: str
+    drafter: Drafter | None
+    gamma: int
+
+
+def entries(pair: Pair, sampling: Sampling, compiled: bool) -> list[Entry]:
+    """Plain decoding, and every drafter that is timed."""
+    distilled = load_pair(draft=TRAINED_PAIR / "draft-distilled", packed=False).draft
+    recurrent, attention = (load_head(TRAINED_PAIR / f"draft-{name}") for name in ("recurrent", "attention"))
+    heads = [
+        Entry("attention head", AttentionDrafter(pair.target, attention, sampling, compile=compiled), gamma)
+        for gamma in (3, 5)
+    ]
+    return [
+        Entry(NONE, None, 0),
+        Entry("draft model", ModelDrafter(pair.draft, sampling, compile=compiled, capturable=True), 3),
+        Entry("distilled draft model", ModelDrafter(distilled, sampling, compile=compiled, capturable=True), 3),
+        Entry("recurrent head", FeatureDrafter(pair.target, recurrent, sampling, compile=compiled), 4),
+        *heads,
+    ]
+
+
+def items(**_: Any) -> list[str]:
+    """With and without compilation, at each temperature."""
+    return [f"{how}-{temperature}" for how in ("eager", "compiled") for temperature in (1, 0)]
+
+
+def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int) -> pd.DataFrame:
+    """The lines of one item."""
+    how, temperature = item.split("-")
+    pair, sampling = load_pair(packed=False), Sampling(temperature=float(temperature))
+    chosen = entries(pair, sampling, how == "compiled")
+    found = []
+    for kind in KINDS:
+        given = prompts_of(pair, kind, prompts, prompt_tokens)
+        lines = compared(pair, chosen, given, sampling, how == "compiled", new_tokens)
+        found.append(lines.assign(prompts=kind, temperature=sampling.temperature, compiled=how == "compiled"))
+    forget_compiled()
+    return pd.concat(found).assign(sequences=prompts, machine=machine(), threads=torch.get_num_threads())
+
+
+def compared(
+    pair: Pair, chosen: list[Entry], prompts: list[list[int]], sampling: Sampling, compiled: bool, new_tokens: int
+) -> pd.DataFrame:
+    """One line for each of `chosen`; the first is plain decoding."""
+
+    def run(entry: Entry, row: int) -> tuple[float, int]:
+        began = time.perf_counter()
+        made = generate(
+            pair.target, prompts[row : row + 1], entry.drafter, gamma=entry.gamma, max_new_tokens=new_tokens,
+            sampling=sampling, compile=compiled, progress=False, study=Study(rows=[row]),
+        )  # fmt: skip
+        return time.perf_counter() - began, int(made.record.target_passes.sum())
+
+    for entry in chosen:
+        run(entry, 0)
+    order = np.random.default_rng(0)
+    rounds = [run_round([partial(run, entry, row) for entry in chosen], order) for row in range(len(prompts))]
+    seconds, passes = np.moveaxis(np.array(rounds), -1, 0)
+    lines = []
+    for at, entry in enumerate(chosen):
+        tokens = ratio_of_sums(np.full(len(prompts), float(new_tokens)), passes[:, at])
+        speed_up = ratio_of_sums(seconds[:, 0], seconds[:, at])
+        lines.append({"drafter": entry.name, "gamma": entry.gamma, "ms": 1e3 * seconds[:, at].mean() / new_tokens})
+        lines[-1] |= columns("tokens_per_step", tokens) | columns("speed_up", speed_up)
+    return pd.DataFrame(lines)
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table: all items."""
+    return parts
