@@ -164,23 +164,16 @@ def features(results: Results) -> Named:
     def alpha(draft: str, depth: str = "all") -> str:
         return interval(rows.loc[(draft, depth)], "alpha", "alpha_low", "alpha_high")
 
-    found = {name.replace(" ", "-"): alpha(name) for name in ("recurrent", "parallel", "of tokens")}
-    first_last = {
-        f"{name}-{at}": f"{rows.alpha[name, depth]:.2f}"
-        for name in ("recurrent", "parallel")
-        for at, depth in (("first", "1"), ("last", "4"))
+    found: Named = {}
+    for name in ("attention", "recurrent", "parallel", "of tokens"):
+        of = name.replace(" ", "-")
+        found |= {of: alpha(name), f"{of}-size": f"{rows.parameters[name, 'all'] / 1e6:.1f}"}
+        found |= {f"{of}-{at}": f"{rows.alpha[name, depth]:.2f}" for at, depth in (("first", "1"), ("last", "4"))}
+    over = rows.loc[("attention", "all")]
+    return found | {
+        "over": interval(over, "over_control", "over_control_low", "over_control_high", digits=3),
+        "seen": f"{over.tokens / 1e6:.1f}",
     }
-    over = rows.loc[("recurrent", "all")]
-    return (
-        found
-        | first_last
-        | {
-            "over": interval(over, "over_control", "over_control_low", "over_control_high", digits=3),
-            "seen": f"{over.tokens / 1e6:.1f}",
-            "recurrent-size": f"{over.parameters / 1e6:.1f}",
-            "size": f"{rows.parameters['of tokens', 'all'] / 1e6:.1f}",
-        }
-    )
 
 
 def speed(results: Results) -> Named:

@@ -95,7 +95,8 @@ class AttentionDrafter(HeadDrafter):
     """Draft tokens sampled one after the other from an `AttentionHead`, with the keys and values of the tokens before.
 
     A step first computes the entries of the newest gamma + 1 tokens, with the target's states, in the place of those
-    that it drafted with the head's own. Raises what `HeadDrafter` does.
+    that it drafted with the head's own. `capturable` says that the drafter serves one batch only, so that a CUDA graph
+    may hold its operations. Raises what `HeadDrafter` does.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> target = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -110,10 +111,16 @@ class AttentionDrafter(HeadDrafter):
     cache: RaggedCache
 
     def __init__(
-        self, target: PreTrainedModel, head: Head, sampling: Sampling = Sampling(), *, compile: bool = False
+        self,
+        target: PreTrainedModel,
+        head: Head,
+        sampling: Sampling = Sampling(),
+        *,
+        compile: bool = False,
+        capturable: bool = False,
     ) -> None:
         super().__init__(target, head, sampling, compile=compile)
-        self.hidden_layers = self.head.layers
+        self.hidden_layers, self.capturable = self.head.layers, capturable
         self.allocated: tuple[int, int] | None = None
 
     @torch.no_grad()

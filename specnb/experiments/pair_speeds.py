@@ -1,6 +1,7 @@
 """How fast is the trained pair with its best drafter? `make experiments ONLY=pair_speeds`.
 
-Whole calls of `generate`, the pass over the prompt included, one prompt at a time in float32 at temperatures 1 and 0.
+Whole calls of `generate`, the pass over the prompt included, one prompt at a time in float32 at temperatures 1 and 0,
+with weights in the layout that is fastest on the machine.
 Plain decoding of the same target with the same compilation, and every drafter, take turns in one run, in a new random
 order for each prompt. Prompts: the beginnings of held-out files of the corpus, and of modules of Python's standard
 library, which is not in the corpus. One line of `data/results/pair_speeds.csv` for each of these:
@@ -53,7 +54,7 @@ class Entry(NamedTuple):
 
 def entries(pair: Pair, sampling: Sampling, compiled: bool) -> list[Entry]:
     """Plain decoding, and every drafter that is timed."""
-    distilled = load_pair(draft=TRAINED_PAIR / "draft-distilled", packed=False).draft
+    distilled = load_pair(draft=TRAINED_PAIR / "draft-distilled").draft
     recurrent, attention = (load_head(TRAINED_PAIR / f"draft-{name}") for name in ("recurrent", "attention"))
     heads = [
         Entry("attention head", AttentionDrafter(pair.target, attention, sampling, compile=compiled), gamma)
@@ -76,7 +77,7 @@ def items(**_: Any) -> list[str]:
 def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int) -> pd.DataFrame:
     """The lines of one item."""
     how, temperature = item.split("-")
-    pair, sampling = load_pair(packed=False), Sampling(temperature=float(temperature))
+    pair, sampling = load_pair(), Sampling(temperature=float(temperature))
     chosen = entries(pair, sampling, how == "compiled")
     found = []
     for kind in KINDS:
