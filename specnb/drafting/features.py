@@ -50,9 +50,13 @@ class HeadDrafter(Drafter):
     @torch.no_grad()
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
+        return Proposal(*self.draft(context.tokens, context.lengths, self.recorded(context), uniforms))
+
+    def recorded(self, context: Context) -> Tensor:
+        """The target's hidden states, in the head's dtype. Raises `ValueError` where there are none."""
         if context.hidden_states is None:
             raise ValueError("there are no hidden states; give this drafter to generate, which records them for it")
-        return Proposal(*self.draft(context.tokens, context.lengths, context.hidden_states, uniforms))
+        return context.hidden_states.to(self.head.scale.dtype)
 
     def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Draft tokens and q, of the parts of a `Context` and `uniforms` `(rows, gamma)`."""
@@ -81,7 +85,7 @@ class FeatureDrafter(HeadDrafter):
     def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """See `HeadDrafter.drafted`."""
         context = Context(tokens, lengths, states)
-        state, newest = context.last_hidden_state.to(self.head.scale.dtype), context.newest
+        state, newest = context.last_hidden_state, context.newest
         draft_tokens, distributions = [], []
         for uniform in uniforms.unbind(dim=1):
             state = self.head(state, self.embedding(newest))
@@ -94,9 +98,9 @@ class FeatureDrafter(HeadDrafter):
 class AttentionDrafter(HeadDrafter):
     """Draft tokens sampled one after the other from an `AttentionHead`, with the keys and values of the tokens before.
 
-    A step first computes the entries of the newest gamma + 1 tokens, with the target's states, in the place of those
-    that it drafted with the head's own. `capturable` says that the drafter serves one batch only, so that a CUDA graph
-    may hold its operations. Raises what `HeadDrafter` does.
+    A step first computes the keys and values of the newest gamma + 1 tokens with the target's states, because those of
+    draft tokens were computed with the head's own. `capturable` says that the drafter serves one batch only, so that a
+    CUDA graph may hold its operations. Raises what `HeadDrafter` does.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> target = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -121,27 +125,24 @@ class AttentionDrafter(HeadDrafter):
     ) -> None:
         super().__init__(target, head, sampling, compile=compile)
         self.hidden_layers, self.capturable = self.head.layers, capturable
-        self.allocated: tuple[int, int] | None = None
+        self.allocated: tuple[Any, ...] = ()
 
     @torch.no_grad()
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        """Computes the entries of the prompts; see `Drafter.start`."""
-        tokens, lengths, states = context
-        if states is None:
-            raise ValueError("there are no hidden states; give this drafter to generate, which records them for it")
+        """Computes the keys and values of the prompts; see `Drafter.start`."""
+        tokens, lengths, states = context.tokens, context.lengths, self.recorded(context)
         if rows is None:
             self._allocate(*tokens.shape)
         else:
             tokens, lengths, states = tokens[rows], lengths[rows], states[rows]
         slots = torch.arange(int(lengths.max()), device=tokens.device).expand(len(tokens), -1)
-        self._enter(tokens, states, slots, self._bias(slots), rows)
+        self._enter(tokens, states, slots, self._bias(slots[:1]), rows)
 
     def _allocate(self, rows: int, slots: int) -> None:
         """A cache of this size; it is kept for later batches, since compiled functions belong to its tensors."""
-        if self.allocated != (rows, slots):
-            self.allocated = (rows, slots)
-            self.cache = RaggedCache(1, slots)
-            self.cache.batch = rows
+        allocation = rows, slots, self.head.scale.dtype, self.head.scale.device
+        if self.allocated != allocation:
+            self.allocated, self.cache = allocation, RaggedCache(1, slots)
             self.draft = Compiled(self.drafted) if self.compile else self.drafted
         self.cache.clear()
 
@@ -151,7 +152,7 @@ class AttentionDrafter(HeadDrafter):
 
     def _enter(self, tokens: Tensor, states: Tensor, slots: Tensor, bias: Tensor, rows: Tensor | None = None) -> Tensor:
         """The head's states `(rows, n, width)` of the tokens in `slots` `(rows, n)`, with the target's states."""
-        before = states.take_along_dim((slots - 1).clamp_min(0)[..., None], dim=1).to(self.head.scale.dtype)
+        before = states.take_along_dim((slots - 1).clamp_min(0)[..., None], dim=1)
         state = self.head.combined(before).where(slots[..., None] > 0, 0.0)
         return self._read(state, tokens.gather(1, slots), slots, bias, rows)
 
@@ -204,7 +205,7 @@ class ParallelHeadsDrafter(HeadDrafter):
     def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """See `HeadDrafter.drafted`."""
         gamma, count = uniforms.shape[1], self.head.settings["count"]
-        state = Context(tokens, lengths, states).last_hidden_state.to(self.head.scale.dtype)
+        state = Context(tokens, lengths, states).last_hidden_state
         q = self.distribution(self.head(state)[:, :gamma])
         draft_tokens, missing = sample(q, uniforms[:, :count]), max(0, gamma - count)
         return pad(draft_tokens, (0, missing), value=-1), pad(q, (0, 0, 0, missing))
@@ -214,13 +215,13 @@ def require_head(target: PreTrainedModel, head: object, kind: type) -> None:
     """Raises `TypeError` or `ValueError` unless `head` is one of `kind` that fits `target`."""
     if not isinstance(head, kind):
         raise TypeError(f"head is {shown(head)}; give one of the class {kind.__name__} of specnb.models.draft_heads")
-    width = head.settings["width"]  # type: ignore[attr-defined]  # both kinds have it
+    width = head.settings["width"]  # type: ignore[attr-defined]  # every head has it
     if width != target.config.hidden_size:
         raise ValueError(
             f"the head reads states of width {width}, and {type(target).__name__} has {target.config.hidden_size}; "
             "give the head that was trained for this target"
         )
-    own, its = next(head.parameters()), target.dtype  # type: ignore[attr-defined]  # both kinds are modules
+    own, its = next(head.parameters()), target.dtype  # type: ignore[attr-defined]  # every head is a module
     if own.dtype != its or own.device != target.device:
         raise ValueError(
             f"the head is {own.dtype} on {own.device}, and the target {its} on {target.device}; "

@@ -6,8 +6,8 @@ of the shape of the shipped draft. One line of `data/results/feature_drafts.csv`
 sequence, on held-out files at temperature 1:
 
 - `alpha`: mean acceptance probability of draft token number `depth` of a step, at every position after the first
-  `PROMPT` tokens, given the tokens before it; depth "all" is the mean over depths, at all of which the control is the
-  same
+  `PROMPT` tokens, given the tokens before it; depth "all" is the mean over depths. The control's is the same at every
+  depth
 - `over_control`: difference to the control at the same positions
 
 Both with 95% intervals over files. The command saves the heads as `data/pair/draft-attention`, `draft-recurrent` and

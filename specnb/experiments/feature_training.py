@@ -4,6 +4,10 @@ All students start from random weights and learn the same objective on the same 
 variation between their distribution and the target's, which is the probability that a draft token is rejected, after a
 beginning with forward KL, whose gradient does not vanish far from the target. The target's forward pass is made once
 for each batch and serves all. An interrupted training continues from its last checkpoint.
+
+What differs besides the target's states: heads use the target's embeddings and output head, which are not trained
+further, and the model of tokens learns its own; heads learn from drafts after every fourth token, and the model of
+tokens at every position. One learning rate serves all, and it was not searched for.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     AttentionHead   a transformer layer that also sees the states and tokens before
     ParallelHeads   one network for each position, so that all draft tokens come from one call
 
-`state` is the input of the target's output head at the token before the newest one: the newest was sampled from it.
+The state of the recurrent head and of the parallel heads begins as the input of the target's output head at the token
+before the newest one: the newest was sampled from it. The attention head reads such states of several layers.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class AttentionHead(nn.Module):
     """One transformer layer over pairs of a token's embedding and the target's states at the token before it.
 
     The draft of EAGLE (arXiv:2401.15077), with states of several layers as in EAGLE-3 (arXiv:2503.01840): `layers` of
-    the target, numbered as in `output_hidden_states` of transformers. Where the target has not computed its states yet,
-    the head's own state stands in for them. How far away a token is, is subtracted from its attention score, times a
-    slope of each of the `heads` (Press et al., arXiv:2108.12409), and 0 for half of them.
+    the target, numbered as in `output_hidden_states` of transformers. For a token that the target has not computed yet,
+    the head's own state is used. In place of positions, the distance to a token times a slope is subtracted from its
+    attention score, with a slope for each of the `heads` (Press et al., arXiv:2108.12409); here `heads // 2` are 0.
 
     >>> head = AttentionHead(width=8, hidden=16, heads=2, layers=(1, -1))
     >>> states = head.combined(torch.ones(3, 5, 16))
@@ -112,7 +113,7 @@ class AttentionHead(nn.Module):
     def bias(self, distance: Tensor) -> Tensor:
         """What is added to the scores `(batch, heads, n, slots)` of tokens at `distance` `(batch, n, slots)`.
 
-        That is minus infinity, or nearly, where the distance is negative: there is a token after the one that looks.
+        For a negative distance, so for a later token, it is the most negative number of the dtype.
 
         >>> AttentionHead(width=8, hidden=16, heads=2, layers=(-1,)).bias(torch.tensor([[[2, 0]]]))[:, :, 0].tolist()
         [[[-0.0, -0.0], [-2.0, -0.0]]]

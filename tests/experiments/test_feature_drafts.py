@@ -59,8 +59,8 @@ def with_random_weights(pair: Pair) -> dict[str, Student]:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["attention", "recurrent", "parallel"])
 def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str) -> None:
-    """Along the tokens of a text, in steps whose newest token is at `newest`. Each step drafts the text's own tokens,
-    so that the uniform that samples a token is looked for."""
+    """In steps whose newest token is at `newest`. The uniforms are chosen so that the drafter samples the sequence's
+    own tokens."""
     student = with_random_weights(pair)[name]
     assert isinstance(student, Attention | Recurrent | Parallel)
     drafter = DRAFTERS[name](pair.target, student.head)

@@ -16,7 +16,7 @@ def test_every_entry_has_a_line_and_a_draft_like_the_target_is_accepted() -> Non
     target, no_tokenizer = llama(seed=0), None
     pair = Pair(target, target, no_tokenizer)  # type: ignore[arg-type]
     chosen = [Entry(NONE, None, 0), Entry("itself", ModelDrafter(target), 3)]
-    table = compared(pair, chosen, [[1], [2, 0], [3]], Sampling(), compiled=False, new_tokens=8)
+    table = compared(pair, chosen, [[1], [2, 0], [3]] * 3, Sampling(), compiled=False, new_tokens=8)
     assert table.drafter.tolist() == [NONE, "itself"]
     assert table.tokens_per_step.tolist() == [1.0, 4.0]
     assert table.speed_up[0] == table.speed_up_low[0] == table.speed_up_high[0] == 1
