@@ -201,6 +201,20 @@ def speed(results: Results) -> Named:
     }
 
 
+def drafted(results: Results) -> Named:
+    """Speed-ups of whole calls with each drafter of the trained pair, by compilation, temperature and prompts."""
+    table = results.table("pair_speeds")
+    table = table[table.drafter != "none"]
+    hows = {False: "eager", True: "compiled"}
+    found = {
+        f"{hows[row.compiled]}-{row.temperature:g}-{row.prompts}-{row.drafter.replace(' ', '-')}": interval(
+            table.loc[row.Index], "speed_up", "speed_up_low", "speed_up_high"
+        )
+        for row in table.itertuples()
+    }
+    return found | {"prompts": count(table.sequences.max()), "gamma": count(table.gamma.max())}
+
+
 def clock(results: Results) -> Named:
     walltime, runs = one_machine(results.table("bench_walltime")), single_runs(results)
     free = walltime_improvement(walltime.alpha.to_numpy(), walltime.gamma.to_numpy(), walltime.c.to_numpy())
@@ -549,6 +563,7 @@ PARTS = {
     "features": features,
     "speed": speed,
     "clock": clock,
+    "drafted": drafted,
     "batch": batches,
     "beam": beam,
     "lenience": lenience,

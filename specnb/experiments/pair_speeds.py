@@ -1,10 +1,10 @@
 """How fast is the trained pair with each of its drafters? `make experiments ONLY=pair_speeds`.
 
 Whole calls of `generate`, the pass over the prompt included, one prompt at a time in float32 at temperatures 1 and 0
-(compiled: at 1), with weights in the layout that is fastest on the machine.
-Plain decoding of the same target with the same compilation, and every drafter, take turns in one run, in a new random
-order for each prompt. Prompts: the beginnings of held-out files of the corpus, and of modules of Python's standard
-library, which is not in the corpus. One line of `data/results/pair_speeds.csv` for each of these:
+(compiled: at 1), with weights in the layout that is fastest on the machine. Plain decoding of the same target with the
+same compilation, and every drafter, take turns in one run, in a new random order for each prompt. Prompts: the
+beginnings of held-out files of the corpus, and of modules of Python's standard library, which is not in the corpus. One
+line of `data/results/pair_speeds.csv` for each of these:
 
 - `ms`: milliseconds per token, over all prompts
 - `tokens_per_step`, with a 95% interval over prompts
