@@ -168,7 +168,8 @@ def features(results: Results) -> Named:
     for name in ("attention", "recurrent", "parallel", "of tokens"):
         of = name.replace(" ", "-")
         found |= {of: alpha(name), f"{of}-size": f"{rows.parameters[name, 'all'] / 1e6:.1f}"}
-        found |= {f"{of}-{at}": f"{rows.alpha[name, depth]:.2f}" for at, depth in (("first", "1"), ("last", "4"))}
+    for name in ("attention", "recurrent", "parallel"):
+        found |= {f"{name}-{at}": f"{rows.alpha[name, depth]:.2f}" for at, depth in (("first", "1"), ("last", "4"))}
     over = rows.loc[("attention", "all")]
     return found | {
         "over": interval(over, "over_control", "over_control_low", "over_control_high", digits=3),
@@ -202,15 +203,15 @@ def speed(results: Results) -> Named:
 
 
 def drafted(results: Results) -> Named:
-    """Speed-ups of whole calls with each drafter of the trained pair, by compilation, temperature and prompts."""
+    """Speed-ups of whole calls with two drafters of the trained pair, by compilation, temperature and prompts."""
     table = results.table("pair_speeds")
-    table = table[table.drafter != "none"]
     hows = {False: "eager", True: "compiled"}
     found = {
-        f"{hows[row.compiled]}-{row.temperature:g}-{row.prompts}-{row.drafter.replace(' ', '-')}": interval(
+        f"{hows[row.compiled]}-{row.temperature:g}-{row.prompts}-{name}": interval(
             table.loc[row.Index], "speed_up", "speed_up_low", "speed_up_high"
         )
-        for row in table.itertuples()
+        for name in ("draft-model", "attention-head")
+        for row in table[table.drafter == name.replace("-", " ")].itertuples()
     }
     return found | {"prompts": count(table.sequences.max()), "gamma": count(table.gamma.max())}
 
