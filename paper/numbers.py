@@ -161,13 +161,10 @@ def features(results: Results) -> Named:
     table = results.table("feature_drafts")
     rows = table[table.along == "samples of the target"].astype({"depth": str}).set_index(["draft", "depth"])
 
-    def alpha(draft: str, depth: str = "all") -> str:
-        return interval(rows.loc[(draft, depth)], "alpha", "alpha_low", "alpha_high")
-
     found: Named = {}
     for name in ("attention", "recurrent", "parallel", "of tokens"):
-        of = name.replace(" ", "-")
-        found |= {of: alpha(name), f"{of}-size": f"{rows.parameters[name, 'all'] / 1e6:.1f}"}
+        of, line = name.replace(" ", "-"), rows.loc[(name, "all")]
+        found |= {of: interval(line, "alpha", "alpha_low", "alpha_high"), f"{of}-size": f"{line.parameters / 1e6:.1f}"}
     for name in ("attention", "recurrent", "parallel"):
         found |= {f"{name}-{at}": f"{rows.alpha[name, depth]:.2f}" for at, depth in (("first", "1"), ("last", "4"))}
     over = rows.loc[("attention", "all")]

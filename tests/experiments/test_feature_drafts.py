@@ -50,14 +50,14 @@ def with_random_weights(pair: Pair) -> dict[str, Student]:
     """Students whose distributions depend on what they read."""
     students = students_of(pair, PLAN)
     generator = torch.Generator().manual_seed(3)
-    for name in ("attention", "recurrent", "parallel"):
+    for name in DRAFTERS:
         for weight in students[name].parameters():
             weight.normal_(std=0.2, generator=generator)
     return students
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["attention", "recurrent", "parallel"])
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str) -> None:
     """In steps whose newest token is at `newest`. The uniforms are chosen so that the drafter samples the sequence's
     own tokens."""
@@ -66,7 +66,7 @@ def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str) -> 
     drafter = DRAFTERS[name](pair.target, student.head)
     tokens = torch.randint(4096, (1, 12), generator=torch.Generator().manual_seed(0))
     states, _ = features(pair.target, tokens, PLAN.layers)
-    own = states if name == "attention" else states[..., -192:]
+    own = states if name == "attention" else states[..., -pair.target.config.hidden_size :]
     parts = student(tokens, states)
     for newest in (1, 6):
         context = Context(tokens, torch.tensor([newest + 1]), own)
