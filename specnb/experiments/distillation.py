@@ -35,11 +35,10 @@ from specnb.experiments import corpus, run
 from specnb.experiments.bench.tables import columns
 from specnb.experiments.distillation_training import CONTROL, PROMPT, RECIPES, Plan, Trained, acceptance, sampled, train
 from specnb.experiments.training import encode, save
+from specnb.experiments.training_loop import folder_of
 from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.checkpoints import write_checksums
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.report.results import ROOT, out  # type: ignore[attr-defined]
-from specnb.report.source_digest import digest, module_digest
 
 TABLE = "distillation"
 PLAN: dict[str, Any] = {
@@ -65,8 +64,7 @@ def items(**_: Any) -> list[str]:
 
 def trained(plan: Plan) -> Trained:
     """The students of `plan`, from its checkpoint where that is complete."""
-    key = digest(f"{module_digest(ROOT, 'specnb.experiments.distillation_training')} {plan}".encode())
-    return train(load_pair(packed=False), plan, out() / "build" / "distillation" / key)
+    return train(load_pair(packed=False), plan, folder_of("specnb.experiments.distillation_training", plan))
 
 
 def held_out_windows(pair: Pair, length: int, per_file: int, files: int | None = None) -> tuple[Tensor, NDArray[Any]]:

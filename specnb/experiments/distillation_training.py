@@ -11,9 +11,8 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,14 @@ from specnb.decoding.loop import generate
 from specnb.decoding.study import Study
 from specnb.experiments import corpus
 from specnb.experiments.objectives import OBJECTIVES, Objective
-from specnb.experiments.training import Budget, encode, optimizers, windows
+from specnb.experiments.training import encode, windows
+from specnb.experiments.training_loop import CHECKPOINT, Learner, run
 from specnb.models.loading import Pair
 from specnb.sampling.distributions import Sampling, overlap, standardise
 
 SET_ASIDE_ONE_IN = 40  # training files on which rates and the shipped student are chosen
 PROMPT = 32  # tokens of text before positions at which acceptance is measured, and before sampled tokens
 SAMPLED_AT_ONCE = 64
-CHECKPOINT = "students.pt"
 
 
 @dataclass(frozen=True)
@@ -103,41 +102,12 @@ def target_log_probs(target: nn.Module, window: Tensor) -> Tensor:
     return torch.log_softmax(logits.float(), dim=-1)
 
 
-class Student:
-    """A draft in training: a copy of `draft`, its objective and its optimizers, at `factor` times the first rates."""
+class Student(Learner[PreTrainedModel]):
+    """A copy of `draft` in training for the objective of `recipe`, at `factor` times the usual learning rates."""
 
     def __init__(self, recipe: Recipe, draft: PreTrainedModel, factor: float) -> None:
-        self.recipe, self.factor = recipe, factor
-        self.model = copy.deepcopy(draft).train()
-        usual = Budget(steps=0, batch=0)
-        self.optimizers = optimizers(
-            self.model, Budget(0, 0, muon_rate=factor * usual.muon_rate, adam_rate=factor * usual.adam_rate)
-        )
-        self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
-
-    def learn(self, loss: Callable[..., Tensor], window: Tensor, log_p: Tensor, part: float) -> float:
-        """One update at `part` of its rates; returns the loss before it."""
-        value = loss(self.model, window, log_p, OBJECTIVES[self.recipe.objective])
-        value.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer, full in zip(self.optimizers, self.rates, strict=True):
-            optimizer.param_groups[0]["lr"] = part * full
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return float(value.detach())
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from a checkpoint."""
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        super().__init__(copy.deepcopy(draft), factor)
+        self.recipe = recipe
 
 
 def fit(
@@ -157,44 +127,25 @@ def fit(
     """
     loss = torch.compile(draft_loss, dynamic=False) if plan.compiled else draft_loss
     log_probs = torch.compile(target_log_probs, dynamic=False) if plan.compiled else target_log_probs
-    begin = _restored(checkpoint, students)
-    batches = enumerate(islice(windows(text, plan.rows, plan.length, plan.seed), steps))
-    with tqdm(islice(batches, begin, None), initial=begin, total=steps, unit="step", mininterval=5) as bar:
-        for step, window in bar:
-            batch = window if samples is None else torch.cat([window, _chosen(samples, step, plan)])
-            log_p = log_probs(target, batch)
-            part = rate(step, horizon, plan.warm_up)
-            losses = {}
-            for name, student in students.items():
-                first = len(batch) - plan.rows if student.recipe.samples else 0
-                rows = slice(first, first + plan.rows)
-                losses[name] = student.learn(loss, batch[rows], log_p[rows], part)
-            bar.set_postfix({name: f"{value:.3f}" for name, value in losses.items()}, refresh=False)
-            if checkpoint is not None and ((step + 1) % plan.save_every == 0 or step + 1 == steps):
-                _save(checkpoint, students, step + 1)
-    for student in students.values():
-        student.model.eval()
+
+    def update(step: int, window: Tensor) -> dict[str, float]:
+        batch = window if samples is None else torch.cat([window, _chosen(samples, step, plan)])
+        log_p = log_probs(target, batch)
+        losses = {}
+        for name, student in students.items():
+            first = len(batch) - plan.rows if student.recipe.samples else 0
+            rows = slice(first, first + plan.rows)
+            value = loss(student.model, batch[rows], log_p[rows], OBJECTIVES[student.recipe.objective])
+            losses[name] = student.learn(value, rate(step, horizon, plan.warm_up))
+        return losses
+
+    batches = windows(text, plan.rows, plan.length, plan.seed)
+    run(students, batches, steps, update, checkpoint=checkpoint, save_every=plan.save_every)
 
 
 def _chosen(samples: Tensor, step: int, plan: Plan) -> Tensor:
     rows = np.random.default_rng([plan.seed, step]).choice(len(samples), plan.rows // 2, replace=False)
     return samples[torch.from_numpy(rows)]
-
-
-def _save(checkpoint: Path, students: Mapping[str, Student], step: int) -> None:
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    partial = checkpoint.with_suffix(".partial")
-    torch.save({"step": step} | {name: student.state() for name, student in students.items()}, partial)
-    partial.replace(checkpoint)
-
-
-def _restored(checkpoint: Path | None, students: Mapping[str, Student]) -> int:
-    if checkpoint is None or not checkpoint.exists():
-        return 0
-    saved = torch.load(checkpoint, weights_only=True)
-    for name, student in students.items():
-        student.restore(saved[name])
-    return int(saved["step"])
 
 
 @torch.inference_mode()

@@ -42,12 +42,11 @@ from specnb.experiments.feature_training import (
     states_of,
     train,
 )
+from specnb.experiments.training_loop import folder_of
 from specnb.measure.statistics import ratio_of_sums
 from specnb.models.checkpoints import write_checksums
 from specnb.models.draft_heads import save_head
 from specnb.models.loading import TRAINED_PAIR, load_pair
-from specnb.report.results import ROOT, out  # type: ignore[attr-defined]
-from specnb.report.source_digest import digest, module_digest
 from specnb.sampling.distributions import overlap
 
 TABLE = "feature_drafts"
@@ -66,8 +65,7 @@ def items(**_: Any) -> list[str]:
 
 def trained(plan: Plan) -> dict[str, Student]:
     """The students of `plan`, from its checkpoint where that is complete."""
-    key = digest(f"{module_digest(ROOT, 'specnb.experiments.feature_training')} {plan}".encode())
-    return train(load_pair(packed=False), plan, out() / "build" / "features" / key)
+    return train(load_pair(packed=False), plan, folder_of("specnb.experiments.feature_training", plan))
 
 
 @torch.inference_mode()

@@ -12,27 +12,25 @@ tokens at every position. One learning rate serves all, and it was not searched 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from tqdm import tqdm
 
 from specnb.experiments import corpus
 from specnb.experiments.objectives import forward_kl, total_variation
-from specnb.experiments.training import Budget, build, encode, optimizers, rate, windows
+from specnb.experiments.training import build, encode, windows
+from specnb.experiments.training_loop import CHECKPOINT, Learner, rate, run
 from specnb.models.draft_heads import AttentionHead, ParallelHeads, RecurrentHead
 from specnb.models.loading import Pair
 
 DEPTHS = 4  # draft tokens that a student learns to propose
 EVERY = 4  # heads learn from a draft that begins at every fourth position
-CHECKPOINT = "students.pt"
 
 
 @dataclass(frozen=True)
@@ -227,58 +225,21 @@ def train(pair: Pair, plan: Plan, folder: Path) -> dict[str, Student]:
     """The students of `plan`, in evaluation mode; what is in `folder` is not done again."""
     torch.set_num_threads(plan.threads)
     pair.target.requires_grad_(False)
-    students, usual = students_of(pair, plan), Budget(0, 0)
-    budget = Budget(0, 0, muon_rate=plan.rate * usual.muon_rate, adam_rate=plan.rate * usual.adam_rate)
-    chosen = {name: optimizers(student, budget) for name, student in students.items()}
-    full = {name: [one.param_groups[0]["lr"] for one in several] for name, several in chosen.items()}
+    students = students_of(pair, plan)
+    learners = {name: Learner(student, plan.rate) for name, student in students.items()}
     compiled = partial(torch.compile, dynamic=False) if plan.compiled else lambda function: function
-    losses = {name: compiled(loss_of) for name in students}
-    seen = compiled(features)
-    begin = _restored(folder / CHECKPOINT, students, chosen)
+    losses, seen = {name: compiled(loss_of) for name in students}, compiled(features)
+
+    def update(step: int, window: Tensor) -> dict[str, float]:
+        tokens = window[:, : plan.length]
+        states, log_p = seen(pair.target, tokens, plan.layers)
+        share = torch.tensor(min(1.0, max(0.0, step / (plan.begin * plan.steps) - 1)))
+        return {
+            name: learners[name].learn(losses[name](student, tokens, states, log_p, share), rate(step, plan.steps))
+            for name, student in students.items()
+        }
+
     text = encode(pair.tokenizer, corpus.read("train"))
-    batches = enumerate(islice(windows(text, plan.rows, plan.length, plan.seed), plan.steps))
-    with tqdm(islice(batches, begin, None), initial=begin, total=plan.steps, unit="step", mininterval=5) as bar:
-        for step, window in bar:
-            tokens = window[:, : plan.length]
-            states, log_p = seen(pair.target, tokens, plan.layers)
-            share = torch.tensor(min(1.0, max(0.0, step / (plan.begin * plan.steps) - 1)))
-            shown = {}
-            for name, student in students.items():
-                value = losses[name](student, tokens, states, log_p, share)
-                value.backward()
-                nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-                for optimizer, base in zip(chosen[name], full[name], strict=True):
-                    optimizer.param_groups[0]["lr"] = base * rate(step, plan.steps)
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
-                shown[name] = f"{float(value.detach()):.3f}"
-            bar.set_postfix(shown, refresh=False)
-            if (step + 1) % plan.save_every == 0 or step + 1 == plan.steps:
-                _save(folder / CHECKPOINT, step + 1, students, chosen)
-    for student in students.values():
-        student.eval()
+    batches = windows(text, plan.rows, plan.length, plan.seed)
+    run(learners, batches, plan.steps, update, checkpoint=folder / CHECKPOINT, save_every=plan.save_every)
     return students
-
-
-Optimizers = Mapping[str, list[torch.optim.Optimizer]]
-
-
-def _save(file: Path, step: int, students: Mapping[str, Student], chosen: Optimizers) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    state: dict[str, Any] = {
-        name: {"student": student.state_dict(), "optimizers": [one.state_dict() for one in chosen[name]]}
-        for name, student in students.items()
-    }
-    torch.save({"step": step} | state, file.with_suffix(".partial"))
-    file.with_suffix(".partial").replace(file)
-
-
-def _restored(file: Path, students: Mapping[str, Student], chosen: Optimizers) -> int:
-    if not file.exists():
-        return 0
-    saved = torch.load(file, weights_only=True)
-    for name, student in students.items():
-        student.load_state_dict(saved[name]["student"])
-        for optimizer, state in zip(chosen[name], saved[name]["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-    return int(saved["step"])

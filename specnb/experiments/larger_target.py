@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -22,12 +21,10 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from specnb.experiments import corpus
-from specnb.experiments.training import encode, loss_of, save, windows
-from specnb.experiments.training_loop import CHECKPOINT, Learner, rate, run
+from specnb.experiments.training import encode, fit, save, windows
+from specnb.experiments.training_loop import CHECKPOINT, folder_of
 from specnb.models.checkpoints import write_checksums
 from specnb.models.loading import TRAINED_PAIR, load_pair
-from specnb.report.results import ROOT, out  # type: ignore[attr-defined]
-from specnb.report.source_digest import digest, module_digest
 
 LARGER = TRAINED_PAIR / "target-larger"
 OUTPUTS = ("o_proj.weight", "down_proj.weight")  # what a layer adds to the hidden state is linear in these
@@ -77,15 +74,11 @@ def train(plan: Plan, folder: Path) -> LlamaForCausalLM:
     larger = grown(pair.target)  # type: ignore[arg-type]  # the shipped target is a Llama model
     # Attention as two matrix products is faster to train at this length; the saved model does not depend on it.
     larger.set_attn_implementation("eager")
-    learner = Learner(larger, plan.factor)
-    loss = torch.compile(loss_of, dynamic=False) if plan.compiled else loss_of
-
-    def update(step: int, window: Tensor) -> dict[str, float]:
-        nats = learner.learn(loss(larger, window), rate(step, plan.steps))
-        return {"bits per token": nats / math.log(2)}
-
     text = encode(pair.tokenizer, corpus.read("train"))
-    run({"target": learner}, batches(text, plan), plan.steps, update, name="target", checkpoint=folder / CHECKPOINT)
+    fit(
+        larger, batches(text, plan), plan.steps,
+        name=LARGER.name, factor=plan.factor, compiled=plan.compiled, checkpoint=folder / CHECKPOINT,
+    )  # fmt: skip
     return larger
 
 
@@ -107,8 +100,7 @@ def ship(larger: nn.Module, plan: Plan, folder: Path = LARGER) -> Path:
 def main() -> None:
     """Trains the larger target and saves it."""
     plan = Plan()
-    key = digest(f"{module_digest(ROOT, 'specnb.experiments.larger_target')} {plan}".encode())
-    print("saved:", ship(train(plan, out() / "build" / "larger" / key), plan))
+    print("saved:", ship(train(plan, folder_of("specnb.experiments.larger_target", plan)), plan))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -30,6 +29,7 @@ from transformers import (
 )
 
 from specnb.experiments import corpus
+from specnb.experiments.training_loop import CHECKPOINT, Learner, folder_of, rate, run
 from specnb.models.checkpoints import write_checksums
 
 END = "<|endoftext|>"
@@ -51,8 +51,6 @@ class Budget:
     steps: int
     batch: int
     short_share: float = 0.8
-    muon_rate: float = 0.02
-    adam_rate: float = 0.003
 
 
 PRESETS = {
@@ -117,21 +115,6 @@ def curriculum(tokens: np.ndarray, budget: Budget, seed: int) -> Iterator[Tensor
     yield from islice(windows(tokens, budget.batch, CONTEXT, seed + 1), budget.steps - short)
 
 
-def optimizers(model: nn.Module, budget: Budget) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
-    matrices = [w for name, w in model.named_parameters() if w.ndim == 2 and "embed" not in name]
-    others = [w for name, w in model.named_parameters() if w.ndim < 2 or "embed" in name]
-    return [
-        torch.optim.Muon(matrices, lr=budget.muon_rate, weight_decay=0.01, adjust_lr_fn="original"),
-        torch.optim.AdamW(others, lr=budget.adam_rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
-def rate(step: int, steps: int) -> float:
-    """Learning-rate factor: a short warm-up, a plateau, and a linear fall to zero over the last 60%."""
-    return min(1.0, (step + 1) / (0.02 * steps + 1), (steps - step) / (0.6 * steps))
-
-
 def loss_of(model: nn.Module, window: Tensor) -> Tensor:
     """Mean cross-entropy, in nats per token, of the tokens of each row of `window` after its first."""
     with torch.autocast(window.device.type, torch.bfloat16):
@@ -139,30 +122,27 @@ def loss_of(model: nn.Module, window: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
 
 
-def fit(role: str, tokens: np.ndarray, budget: Budget, device: str, seed: int, end: int) -> LlamaForCausalLM:
-    """Trains a new model for `role`; shows its loss in bits per token on a progress bar."""
-    torch.manual_seed(seed)
-    model = build(role, end)
-    model.to(torch.device(device)).train()  # type: ignore[arg-type]  # the stub of `to` lacks its argument
-    step_loss = torch.compile(loss_of, dynamic=False)
-    chosen = optimizers(model, budget)
-    bases = [optimizer.param_groups[0]["lr"] for optimizer in chosen]
-    smooth = None
-    with tqdm(curriculum(tokens, budget, seed), total=budget.steps, desc=role, unit="step") as bar:
-        for step, window in enumerate(bar):
-            loss = step_loss(model, window.to(device))
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer, base in zip(chosen, bases, strict=True):
-                optimizer.param_groups[0]["lr"] = base * rate(step, budget.steps)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-            if step % 10 == 0:
-                bits = loss.item() / math.log(2)
-                smooth = bits if smooth is None else 0.9 * smooth + 0.1 * bits
-                bar.set_postfix(bits_per_token=f"{smooth:.3f}")
-    model.cpu().eval()
-    return model
+def fit(
+    model: LlamaForCausalLM,
+    batches: Iterator[Tensor],
+    steps: int,
+    *,
+    name: str,
+    factor: float = 1.0,
+    compiled: bool = True,
+    checkpoint: Path | None = None,
+) -> None:
+    """Trains `model` on the first `steps` of `batches`, at `factor` times the usual learning rates.
+
+    It is in evaluation mode afterwards. `compiled` needs a C++ compiler.
+    """
+    learner, loss = Learner(model, factor), torch.compile(loss_of, dynamic=False) if compiled else loss_of
+
+    def update(step: int, window: Tensor) -> dict[str, float]:
+        nats = learner.learn(loss(model, window.to(model.device)), rate(step, steps))
+        return {"bits per token": nats / math.log(2)}
+
+    run({name: learner}, batches, steps, update, name=name, checkpoint=checkpoint)
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -187,9 +167,13 @@ def main() -> None:
     for role in arguments.roles:
         began = time.perf_counter()
         budget = PRESETS[arguments.preset][role]
-        model = fit(role, tokens, budget, device, arguments.seed, tokenizer.eos_token_id)
+        torch.manual_seed(arguments.seed)
+        model = build(role, tokenizer.eos_token_id)
+        model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
+        checkpoint = folder_of("specnb.experiments.training", (role, arguments)) / CHECKPOINT
+        fit(model, curriculum(tokens, budget, arguments.seed), budget.steps, name=role, checkpoint=checkpoint)
         folder = arguments.out / role
-        save(model, tokenizer, folder)
+        save(model.cpu(), tokenizer, folder)
         seen = budget.steps * budget.batch * CONTEXT
         note = {
             "preset": arguments.preset,

@@ -9,23 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from specnb.report.results import ROOT, out  # type: ignore[attr-defined]
+from specnb.report.source_digest import digest, module_digest
+
 MUON_RATE, ADAM_RATE = 0.02, 0.003
 CHECKPOINT = "learners.pt"
+Model = TypeVar("Model", bound=nn.Module)
 
 
-class Learner:
+class Learner(Generic[Model]):
     """A model in training and its optimizers: Muon for the matrices inside the layers, AdamW for embeddings and norms.
 
     `factor` scales both learning rates, `MUON_RATE` and `ADAM_RATE`.
     """
 
-    def __init__(self, model: nn.Module, factor: float = 1.0) -> None:
+    def __init__(self, model: Model, factor: float = 1.0) -> None:
         self.model = model.train()
         weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
         matrices = [weight for name, weight in weights if weight.ndim == 2 and "embed" not in name]
@@ -69,8 +73,14 @@ def rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / (0.02 * steps + 1), (steps - step) / (0.6 * steps))
 
 
+def folder_of(module: str, plan: object) -> Path:
+    """Where the training of `plan` by the present code of `module` keeps what it has done."""
+    key = digest(f"{module_digest(ROOT, module)} {plan}".encode())
+    return out() / "build" / module.rpartition(".")[2] / key
+
+
 def run(
-    learners: Mapping[str, Learner],
+    learners: Mapping[str, Learner[Any]],
     batches: Iterable[Tensor],
     steps: int,
     update: Callable[[int, Tensor], Mapping[str, float]],
@@ -96,14 +106,14 @@ def run(
         learner.model.eval()
 
 
-def _save(checkpoint: Path, step: int, learners: Mapping[str, Learner]) -> None:
+def _save(checkpoint: Path, step: int, learners: Mapping[str, Learner[Any]]) -> None:
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     partial = checkpoint.with_suffix(".partial")
     torch.save({"step": step} | {name: learner.state() for name, learner in learners.items()}, partial)
     partial.replace(checkpoint)
 
 
-def _restored(checkpoint: Path | None, learners: Mapping[str, Learner]) -> int:
+def _restored(checkpoint: Path | None, learners: Mapping[str, Learner[Any]]) -> int:
     if checkpoint is None or not checkpoint.exists():
         return 0
     saved = torch.load(checkpoint, weights_only=True)

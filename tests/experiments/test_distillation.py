@@ -1,8 +1,6 @@
 """Training for acceptance: the objectives, a training that goes on where it stopped, and the table, on tiny models."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specnb.experiments import distillation, distillation_training
-from specnb.experiments.distillation_training import RECIPES, Plan, Recipe, Student, acceptance, fit, rate
+from specnb.experiments.distillation_training import RECIPES, Plan, Recipe, Student, acceptance, draft_loss, fit, rate
 from specnb.experiments.objectives import OBJECTIVES, Objective, forward_kl, reverse_kl, total_variation
 
 VOCAB = 7
@@ -84,42 +82,26 @@ def test_every_student_lowers_its_own_loss_and_leaves_the_draft_alone(name: str)
     window = torch.from_numpy(np.random.default_rng(2).integers(VOCAB, size=(8, PLAN.length + 1)))
     log_p = target(window[:, :-1]).logits.detach().log_softmax(-1)
 
-    def loss(model: PreTrainedModel, window: Tensor, log_p: Tensor, objective: Objective) -> Tensor:
-        return objective(model(window[:, :-1]).logits, log_p, window[:, 1:])
+    def loss() -> Tensor:
+        return OBJECTIVES[student.recipe.objective](student.model(window[:, :-1]).logits, log_p, window[:, 1:])
 
-    values = [student.learn(loss, window, log_p, rate(step, 30, plan.warm_up)) for step in range(30)]
+    values = [student.learn(loss(), rate(step, 30, plan.warm_up)) for step in range(30)]
     assert values[-1] < 0.9 * values[0]
     assert all(torch.equal(old, new) for old, new in zip(before, draft.parameters(), strict=True))
 
 
-def students() -> dict[str, Student]:
-    return {name: Student(recipe, tiny(1), 1.0) for name, recipe in RECIPES.items()}
-
-
-def test_an_interrupted_training_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, whole, first, second = tiny(0), students(), students(), students()
-    fit(target, whole, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon)
-    checkpoint = tmp_path / "students.pt"
-
-    def interrupted(step: int, *plan: Any) -> float:
-        if step == 3:
-            raise InterruptedError
-        return rate(step, *plan)
-
-    monkeypatch.setattr(distillation_training, "rate", interrupted)
-    with pytest.raises(InterruptedError):
-        fit(target, first, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon, checkpoint)
-    monkeypatch.undo()
-    assert torch.load(checkpoint, weights_only=True)["step"] == 2
-    fit(target, second, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon, checkpoint)
-    for name, student in whole.items():
-        for weight, again in zip(student.model.parameters(), second[name].model.parameters(), strict=True):
-            assert torch.equal(weight, again), name
+def test_the_rate_falls_to_zero_at_the_horizon() -> None:
+    assert [round(rate(step, 100, 0.03), 2) for step in (0, 2, 51, 99)] == [0.33, 1, 0.51, 0]
 
 
 def test_students_of_one_objective_differ_only_by_their_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(Student, "learn", lambda self, loss, window, log_p, part: seen.append((window, log_p)) or 0.0)
+
+    def loss(model: PreTrainedModel, window: Tensor, log_p: Tensor, objective: Objective) -> Tensor:
+        seen.append((window, log_p))
+        return draft_loss(model, window, log_p, objective)
+
+    monkeypatch.setattr(distillation_training, "draft_loss", loss)
     chosen = {"text": Student(Recipe("total variation"), tiny(1), 1.0),
               "half": Student(Recipe("total variation", samples=True), tiny(1), 1.0)}  # fmt: skip
     fit(tiny(0), chosen, TEXT, SAMPLES, PLAN, 1, 1)

@@ -103,22 +103,13 @@ def test_the_loss_is_the_mean_over_the_positions_learnt_from(pair: Pair) -> None
     assert found == pytest.approx(1 - float(overlap(log_p.exp(), q).mean()), abs=2e-3)  # the loss is in bfloat16
 
 
-def test_training_goes_on_where_it_stopped(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = train(pair, PLAN, tmp_path / "whole")
-
-    def stopped(file: Path, step: int, *rest: object) -> None:
-        save(file, step, *rest)  # type: ignore[arg-type]
-        raise KeyboardInterrupt
-
-    save = feature_training._save
-    with monkeypatch.context() as patch:
-        patch.setattr(feature_training, "_save", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            train(pair, PLAN, tmp_path / "parts")
-    parts = train(pair, PLAN, tmp_path / "parts")
-    for name, student in whole.items():
+def test_what_is_trained_is_not_trained_again(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = train(pair, PLAN, tmp_path)
+    monkeypatch.setattr(feature_training, "loss_of", None)
+    again = train(pair, PLAN, tmp_path)
+    for name, student in first.items():
         for key, weight in student.state_dict().items():
-            assert torch.allclose(weight, parts[name].state_dict()[key], atol=1e-6)
+            assert torch.equal(weight, again[name].state_dict()[key]), (name, key)
 
 
 @torch.no_grad()
