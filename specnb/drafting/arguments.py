@@ -49,12 +49,21 @@ def whole_tokens(name: str, tokens: Any) -> NDArray[np.int64]:
 
 def require_drafter(name: str, drafter: Any) -> None:
     """Raises `TypeError` unless `drafter` is a drafter that proposes chains and needs no hidden states."""
+    _require_no_tree(name, drafter)
+    if drafter.hidden_layers:
+        raise TypeError(
+            f"{name} is a {type(drafter).__name__}, which reads the target's hidden states; here it would draft where "
+            "there are none: give a drafter that reads tokens alone"
+        )
+
+
+def _require_no_tree(name: str, drafter: Any) -> None:
     if isinstance(drafter, type) or missing_members(drafter):
         raise TypeError(_wrong(name, drafter, "a drafter"))
-    if drafter.parents is not None or drafter.hidden_layers:
+    if drafter.parents is not None:
         raise TypeError(
-            f"{name} is a {type(drafter).__name__}, which proposes a tree or reads the target's hidden states; "
-            "within another drafter it must propose a chain from tokens alone"
+            f"{name} is a {type(drafter).__name__}, which proposes a tree; within another drafter it must propose a "
+            "chain"
         )
 
 
@@ -62,7 +71,7 @@ def require_chain(name: str, drafter: Any) -> None:
     """Raises `TypeError` unless `drafter` is a `ChainDrafter`: one that can be mixed and stopped."""
     if not isinstance(drafter, ChainDrafter):
         raise TypeError(_wrong(name, drafter, "a ChainDrafter, which has the distribution of each draft token"))
-    require_drafter(name, drafter)
+    _require_no_tree(name, drafter)
 
 
 def require_model_drafter(name: str, drafter: Any) -> None:
@@ -85,6 +94,19 @@ def require_equal_vocabularies(first: Any, second: Any) -> None:
             f"{type(first).__name__} has {first.vocab} tokens and {type(second).__name__} {second.vocab}; "
             "drafters that are combined need the target's vocabulary"
         )
+
+
+def shared_hidden_layers(first: Any, second: Any) -> tuple[int, ...]:
+    """The hidden layers that both drafters read, or the one that reads any.
+
+    Raises `ValueError` where both read some and these differ: there is one record of hidden states.
+    """
+    if first.hidden_layers and second.hidden_layers and first.hidden_layers != second.hidden_layers:
+        raise ValueError(
+            f"{type(first).__name__} reads the hidden layers {first.hidden_layers} and {type(second).__name__} "
+            f"{second.hidden_layers}; drafters that are combined must read the same ones"
+        )
+    return tuple(first.hidden_layers or second.hidden_layers)
 
 
 def evaluate_again(drafter: Any, count: int) -> None:

@@ -21,20 +21,19 @@ class ChainDrafter(Drafter):
 
     >>> class Cycle(ChainDrafter):
     ...     vocab = 3
-    ...     def distribution(self, tokens, lengths, position):
-    ...         newest = tokens.gather(1, lengths[:, None] - 1)[:, 0]
-    ...         return torch.nn.functional.one_hot((newest + 1) % 3, 3).float()
+    ...     def distribution(self, context, position):
+    ...         return torch.nn.functional.one_hot((context.newest + 1) % 3, 3).float()
     >>> Cycle().propose(Context(torch.tensor([[0, 1, 0, 0, 0]]), torch.tensor([2])), torch.rand(1, 3)).draft_tokens
     tensor([[2, 0, 1]])
     """
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+    def distribution(self, context: Context, position: int) -> Tensor:
         """`(rows, vocab)`: the distribution of the next token; 0 in rows in which nothing is to be proposed.
 
-        `tokens` `(rows, slots)` and `lengths` `(rows,)` are the sequences with the first `position` draft tokens.
-        Decided by these alone, so before the token is sampled (contract 10 of the design).
+        `context` has the sequences with the first `position` draft tokens of the step, and the hidden states that
+        there were before the step. Decided by these alone, so before the token is sampled (contract 10 of the design).
         """
-        raise NotImplementedError(f"{type(self).__name__} has no distribution(tokens, lengths, position)")
+        raise NotImplementedError(f"{type(self).__name__} has no distribution(context, position)")
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
@@ -44,7 +43,7 @@ class ChainDrafter(Drafter):
         going = torch.ones_like(lengths, dtype=torch.bool)
         draft_tokens, distributions = [], []
         for position, uniform in enumerate(uniforms.unbind(dim=1)):
-            q = self.distribution(tokens, lengths, position)
+            q = self.distribution(Context(tokens, lengths, context.hidden_states), position)
             going = going & ~(q.sum(dim=-1) <= 0)  # NaN goes on, to the check of the step
             if not going.is_cuda and not going.any():
                 break

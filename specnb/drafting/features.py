@@ -7,6 +7,7 @@ those of the target, which must be the model that verifies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from specnb.arguments import shown
-from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.base import Context, Proposal
+from specnb.drafting.chain import ChainDrafter
 from specnb.models.cache import RaggedCache
 from specnb.models.compilation import Compiled
 from specnb.models.draft_heads import AttentionHead, Head, ParallelHeads, RecurrentHead
@@ -23,10 +25,11 @@ from specnb.models.support import require_supported
 from specnb.sampling.distributions import Sampling, require_sampling, sample, standardise
 
 
-class HeadDrafter(Drafter):
+class HeadDrafter(ChainDrafter):
     """Drafts with `head`, which was trained on the hidden states of `target`, as `sampling` says.
 
-    `compile` compiles what a step computes as one function. Raises `TypeError` for a head of another kind than the
+    `compile` compiles what a step computes as one function; within a mixture or a stopping rule, which sample
+    themselves, it does nothing. Raises `TypeError` for a head of another kind than the
     drafter's, a target that the loop cannot run and a `sampling` that is no `Sampling`, and `ValueError` for a head of
     another width, dtype or device.
     """
@@ -45,7 +48,12 @@ class HeadDrafter(Drafter):
         self.sampling, self.compile = sampling, compile
         self.vocab = target.config.vocab_size
         self.embedding, self.output = target.get_input_embeddings(), target.get_output_embeddings()
-        self.draft = Compiled(self.drafted) if compile else self.drafted
+        self.draft = self._draft()
+        self.state: Any = None
+        self.evaluated = 0  # draft tokens whose distribution was computed in the last step
+
+    def _draft(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        return Compiled(self.drafted) if self.compile else self.drafted
 
     @torch.no_grad()
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
@@ -60,9 +68,39 @@ class HeadDrafter(Drafter):
 
     def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Draft tokens and q, of the parts of a `Context` and `uniforms` `(rows, gamma)`."""
+        state = self.first_state(Context(tokens, lengths, states), uniforms.shape[1])
+        draft_tokens: list[Tensor] = []
+        distributions: list[Tensor] = []
+        for position, uniform in enumerate(uniforms.unbind(dim=1)):
+            if position:
+                state = self.next_state(state, draft_tokens[-1], lengths + position - 1)
+            distributions.append(self.after(state, position))
+            draft_tokens.append(sample(distributions[-1], uniform))
+        return torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1)
+
+    @torch.no_grad()
+    def distribution(self, context: Context, position: int) -> Tensor:
+        """See `ChainDrafter.distribution`: for mixtures and stopping rules, which sample from it themselves."""
+        if position:
+            self.state = self.next_state(self.state, context.newest, context.lengths - 1)
+        else:
+            self.state = self.first_state(context._replace(hidden_states=self.recorded(context)), self.evaluated)
+        self.evaluated = position + 1
+        return self.after(self.state, position)
+
+    def first_state(self, context: Context, drafted: int) -> Tensor:
+        """What the first draft token depends on; so many as `drafted` were proposed in the last step, at most."""
         raise NotImplementedError
 
-    def distribution(self, features: Tensor) -> Tensor:
+    def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
+        """What the next draft token depends on, after the draft tokens `token` `(rows,)` in the slots `slot`."""
+        raise NotImplementedError
+
+    def after(self, state: Tensor, position: int) -> Tensor:
+        """q `(rows, vocab)` of the draft token at `position` of a step."""
+        return self.q(self.head.features(state))
+
+    def q(self, features: Tensor) -> Tensor:
         """q of the input `features` `(..., width)` of the output head."""
         return standardise(self.output(features), self.sampling, check=False)
 
@@ -82,17 +120,13 @@ class FeatureDrafter(HeadDrafter):
 
     kind = RecurrentHead
 
-    def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """See `HeadDrafter.drafted`."""
-        context = Context(tokens, lengths, states)
-        state, newest = context.last_hidden_state, context.newest
-        draft_tokens, distributions = [], []
-        for uniform in uniforms.unbind(dim=1):
-            state = self.head(state, self.embedding(newest))
-            distributions.append(self.distribution(self.head.features(state)))
-            newest = sample(distributions[-1], uniform)
-            draft_tokens.append(newest)
-        return torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1)
+    def first_state(self, context: Context, drafted: int) -> Tensor:
+        """See `HeadDrafter.first_state`."""
+        return self.next_state(context.last_hidden_state, context.newest, context.lengths - 1)
+
+    def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
+        """See `HeadDrafter.next_state`."""
+        return self.head(state, self.embedding(token))  # type: ignore[no-any-return]
 
 
 class AttentionDrafter(HeadDrafter):
@@ -136,54 +170,45 @@ class AttentionDrafter(HeadDrafter):
         else:
             tokens, lengths, states = tokens[rows], lengths[rows], states[rows]
         slots = torch.arange(int(lengths.max()), device=tokens.device).expand(len(tokens), -1)
-        self._enter(tokens, states, slots, self._bias(slots[:1]), rows)
+        self._enter(tokens, states, slots, rows)
 
     def _allocate(self, rows: int, slots: int) -> None:
         """A cache of this size; it is kept for later batches, since compiled functions belong to its tensors."""
         allocation = rows, slots, self.head.scale.dtype, self.head.scale.device
         if self.allocated != allocation:
-            self.allocated, self.cache = allocation, RaggedCache(1, slots)
-            self.draft = Compiled(self.drafted) if self.compile else self.drafted
+            self.allocated, self.cache, self.draft = allocation, RaggedCache(1, slots), self._draft()
         self.cache.clear()
 
-    def _bias(self, slots: Tensor) -> Tensor:
-        """What is added to the scores of tokens in `slots` `(rows, n)`, for all slots of the cache."""
-        return self.head.bias(slots[..., None] - torch.arange(self.cache.capacity, device=slots.device))  # type: ignore[no-any-return]
+    def first_state(self, context: Context, drafted: int) -> Tensor:
+        """See `HeadDrafter.first_state`.
 
-    def _enter(self, tokens: Tensor, states: Tensor, slots: Tensor, bias: Tensor, rows: Tensor | None = None) -> Tensor:
+        After full acceptance the newest `drafted` + 1 tokens have states that the cache was not computed with. In a row
+        of fewer tokens the first is computed several times.
+        """
+        tokens, lengths, states = context
+        back = torch.arange(-1 - drafted, 0, device=lengths.device)
+        return self._enter(tokens, states, (lengths[:, None] + back).clamp_min(0))[:, -1]  # type: ignore[arg-type]
+
+    def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
+        """See `HeadDrafter.next_state`."""
+        return self._read(state[:, None], token[:, None], slot[:, None])[:, 0]
+
+    def _enter(self, tokens: Tensor, states: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """The head's states `(rows, n, width)` of the tokens in `slots` `(rows, n)`, with the target's states."""
         before = states.take_along_dim((slots - 1).clamp_min(0)[..., None], dim=1)
         state = self.head.combined(before).where(slots[..., None] > 0, 0.0)
-        return self._read(state, tokens.gather(1, slots), slots, bias, rows)
+        return self._read(state, tokens.gather(1, slots), slots, rows)
 
-    def _read(self, state: Tensor, tokens: Tensor, slots: Tensor, bias: Tensor, rows: Tensor | None = None) -> Tensor:
+    def _read(self, state: Tensor, tokens: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """The head's states `(rows, n, width)` of `tokens` `(rows, n)` in `slots`, which are in the cache from now."""
         self.cache.write_at(slots, rows)
+        bias = self.head.bias(slots[..., None] - torch.arange(self.cache.capacity, device=slots.device))
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = self.cache.update(key, value, 0)
             return scaled_dot_product_attention(query, keys, values, attn_mask=bias)
 
         return self.head(state, self.embedding(tokens), attend)  # type: ignore[no-any-return]
-
-    def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """See `HeadDrafter.drafted`."""
-        gamma = uniforms.shape[1]
-        # After full acceptance the newest gamma + 1 tokens have states that the cache was not computed with. In a row
-        # of fewer tokens the first is computed several times.
-        known = gamma + 1
-        slots = (lengths[:, None] + torch.arange(-known, gamma - 1, device=lengths.device)).clamp_min(0)
-        bias = self._bias(slots)
-        state = self._enter(tokens, states, slots[:, :known], bias[:, :, :known])[:, -1:]
-        draft_tokens: list[Tensor] = []
-        distributions: list[Tensor] = []
-        for at, uniform in enumerate(uniforms.unbind(dim=1), start=gamma):
-            if draft_tokens:
-                one = slice(at, at + 1)
-                state = self._read(state, draft_tokens[-1][:, None], slots[:, one], bias[:, :, one])
-            distributions.append(self.distribution(self.head.features(state[:, 0])))
-            draft_tokens.append(sample(distributions[-1], uniform))
-        return torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1)
 
 
 class ParallelHeadsDrafter(HeadDrafter):
@@ -205,10 +230,21 @@ class ParallelHeadsDrafter(HeadDrafter):
     def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """See `HeadDrafter.drafted`."""
         gamma, count = uniforms.shape[1], self.head.settings["count"]
-        state = Context(tokens, lengths, states).last_hidden_state
-        q = self.distribution(self.head(state)[:, :gamma])
+        q = self.first_state(Context(tokens, lengths, states), 0)[:, :gamma]
         draft_tokens, missing = sample(q, uniforms[:, :count]), max(0, gamma - count)
         return pad(draft_tokens, (0, missing), value=-1), pad(q, (0, 0, 0, missing))
+
+    def first_state(self, context: Context, drafted: int) -> Tensor:
+        """The distributions of all heads, `(rows, count, vocab)`."""
+        return self.q(self.head(context.last_hidden_state))
+
+    def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
+        """The same: no head reads the draft tokens."""
+        return state
+
+    def after(self, state: Tensor, position: int) -> Tensor:
+        """See `HeadDrafter.after`; 0 behind the last head."""
+        return state[:, position] if position < state.shape[1] else torch.zeros_like(state[:, 0])
 
 
 def require_head(target: PreTrainedModel, head: object, kind: type) -> None:

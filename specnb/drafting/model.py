@@ -86,9 +86,9 @@ class ModelDrafter(ChainDrafter):
             newest, slots = draft_tokens[-1][:, None], slots[:, -1:] + 1
         return torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1)
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+    def distribution(self, context: Context, position: int) -> Tensor:
         """See `ChainDrafter.distribution`: for mixtures and stopping rules, which sample from it themselves."""
-        return self._after(*self._newest(tokens, lengths, 1 if position else self.unseen))
+        return self._after(*self._newest(context.tokens, context.lengths, 1 if position else self.unseen))
 
     def _newest(self, tokens: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The `count` newest tokens of each row and their slots, both `(rows, count)`; slot 0 again in short rows."""

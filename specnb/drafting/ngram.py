@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specnb.arguments import require_number, require_whole, shown, whole
 from specnb.drafting.arguments import whole_tokens
+from specnb.drafting.base import Context
 from specnb.drafting.chain import ChainDrafter
 from specnb.sampling.distributions import Sampling, standardise_probs
 
@@ -195,7 +196,6 @@ class NgramDrafter(ChainDrafter):
     On a CUDA device each draft token costs a copy of the newest tokens to the host and of a distribution back, for
     which the step waits. Raises `TypeError` for a model that is no `NgramModel`.
 
-    >>> from specnb.drafting.base import Context
     >>> model = NgramModel(np.array([0, 1, 0, 1, 0, 2, 0]), order=2, vocab=3)
     >>> context = Context(torch.tensor([[0, 1, 0]]), torch.tensor([3]))
     >>> proposal = NgramDrafter(model).propose(context, torch.tensor([[0.5, 0.5]]))
@@ -210,8 +210,9 @@ class NgramDrafter(ChainDrafter):
         self.sampling = sampling
         self.vocab = model.vocab
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+    def distribution(self, context: Context, position: int) -> Tensor:
         """See `ChainDrafter.distribution`."""
+        tokens, lengths = context.tokens, context.lengths
         back = self.model.order - 1
         slots = lengths[:, None] - back + torch.arange(back, device=lengths.device)
         recent = tokens.gather(1, slots.clamp_min(0)).where(slots >= 0, -1).cpu().numpy()

@@ -76,13 +76,13 @@ class OtherVocabularyDrafter(ChainDrafter):
             for row in rows.tolist():
                 self.seen[row] = []
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+    def distribution(self, context: Context, position: int) -> Tensor:
         """See `ChainDrafter.distribution`."""
         if position:
-            newest = self.to_own[tokens.gather(1, lengths[:, None] - 1)]
+            newest = self.to_own[context.newest[:, None]]
             slots = self.slots[:, -1:] + 1
         else:
-            newest, slots = self._encoded(tokens, lengths)
+            newest, slots = self._encoded(context.tokens, context.lengths)
         self.fits &= slots[:, -1] < self.runner.capacity
         self.slots = slots.clamp_max(self.runner.capacity - 1)
         logits = self.runner.run(newest.clamp_min(0), self.slots, keep=1)[:, -1] + self.hidden

@@ -31,7 +31,7 @@ class PromptLookupDrafter(ChainDrafter):
 
     >>> drafter = PromptLookupDrafter(vocab=9, longest=2)
     >>> tokens = torch.tensor([[5, 6, 7, 8, 5, 6, 0, 0, 0]])
-    >>> drafter.distribution(tokens, torch.tensor([6]), 0).argmax(-1)
+    >>> drafter.distribution(Context(tokens, torch.tensor([6])), 0).argmax(-1)
     tensor([7])
     """
 
@@ -61,8 +61,9 @@ class PromptLookupDrafter(ChainDrafter):
                 f"{self.shortest + 1}; give a longer prompt, a smaller shortest, or require_match_possible=False"
             )
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+    def distribution(self, context: Context, position: int) -> Tensor:
         """See `ChainDrafter.distribution`."""
+        tokens, lengths = context.tokens, context.lengths
         matched = match_lengths(tokens, lengths, self.longest)
         best = matched.amax(dim=1, keepdim=True)
         chosen = (matched == best) & (matched >= self.shortest)

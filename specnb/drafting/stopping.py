@@ -116,21 +116,21 @@ class StoppingDrafter(ChainDrafter):
         if not callable(stop):
             raise TypeError(f"stop is {stop!r}; it must be a stopping rule, such as LowConfidence(0.4)")
         self.drafter, self.stop, self.at_least = drafter, stop, at_least
-        self.vocab, self.draft_model = drafter.vocab, drafter.draft_model
+        self.vocab, self.draft_model, self.hidden_layers = drafter.vocab, drafter.draft_model, drafter.hidden_layers
         self.can_refill = drafter.can_refill
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         """See `Drafter.start`."""
         self.drafter.start(context, rows)
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+    def distribution(self, context: Context, position: int) -> Tensor:
         """See `ChainDrafter.distribution`."""
-        q = self.drafter.distribution(tokens, lengths, position)
+        q = self.drafter.distribution(context, position)
         if position == 0:  # not in `propose`, which nobody calls if this drafter is part of another
             self.token_probs = q.new_zeros(len(q), 0, dtype=torch.float64)
         else:
-            newest = tokens.gather(1, lengths[:, None] - 1)
-            self.token_probs = torch.cat([self.token_probs, self.last.gather(1, newest).double()], dim=1)
+            newest = self.last.gather(1, context.newest[:, None])
+            self.token_probs = torch.cat([self.token_probs, newest.double()], dim=1)
         self.last = q
         if position < self.at_least:
             return q
@@ -168,7 +168,7 @@ class BanditDrafter(ChainDrafter):
         require_whole(**{f"lengths[{i}]": (length, 1) for i, length in enumerate(lengths)})
         require_number(cost_ratio=cost_ratio, exploration=exploration)
         self.drafter, self.lengths, self.cost_ratio, self.exploration = drafter, lengths, cost_ratio, exploration
-        self.vocab, self.draft_model = drafter.vocab, drafter.draft_model
+        self.vocab, self.draft_model, self.hidden_layers = drafter.vocab, drafter.draft_model, drafter.hidden_layers
         self.can_refill = drafter.can_refill
         self.largest_reward = max((n + 1) / (1 + n * cost_ratio) for n in lengths)
 
@@ -191,12 +191,12 @@ class BanditDrafter(ChainDrafter):
         draft_tokens, q = super().propose(context, uniforms[:, :longest])
         return padded(list(draft_tokens.unbind(1)), list(q.unbind(1)), uniforms, self.vocab)
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+    def distribution(self, context: Context, position: int) -> Tensor:
         """See `ChainDrafter.distribution`."""
         if position == 0:
             self._choose()
         # Evaluated after all rows have stopped too: in a mixture, drafting goes on, and a model must see every token.
-        return self.drafter.distribution(tokens, lengths, position).masked_fill((position >= self.limit)[:, None], 0.0)
+        return self.drafter.distribution(context, position).masked_fill((position >= self.limit)[:, None], 0.0)
 
     def _choose(self) -> None:
         """The number of draft tokens of this step, in each row."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specnb.drafting.arguments import require_lengths, whole_tokens
+from specnb.drafting.base import Context
 from specnb.drafting.chain import ChainDrafter
 
 SEPARATOR = -1  # between documents; no sequence contains it
@@ -110,7 +111,7 @@ class SuffixDrafter(ChainDrafter):
     the vocabulary; `TypeError` for documents that are no lists of whole numbers.
 
     >>> drafter = SuffixDrafter([[4, 5, 6, 7]], vocab=9)
-    >>> drafter.distribution(torch.tensor([[1, 4, 5, 0]]), torch.tensor([3]), 0).argmax(-1)
+    >>> drafter.distribution(Context(torch.tensor([[1, 4, 5, 0]]), torch.tensor([3])), 0).argmax(-1)
     tensor([6])
     """
 
@@ -133,8 +134,9 @@ class SuffixDrafter(ChainDrafter):
         self.automaton = SuffixAutomaton(documents)
         self.vocab, self.longest, self.shortest, self.proportional = vocab, longest, shortest, proportional
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+    def distribution(self, context: Context, position: int) -> Tensor:
         """See `ChainDrafter.distribution`."""
+        tokens, lengths = context.tokens, context.lengths
         counts = torch.zeros(len(tokens), self.vocab)
         for row, (sequence, length) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
             matched, after = self.automaton.continuations(sequence[max(0, length - self.longest) : length])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specnb.arguments import require_whole
+from specnb.drafting.base import Context
 from specnb.drafting.chain import ChainDrafter
 
 
@@ -14,7 +15,7 @@ class UniformDrafter(ChainDrafter):
 
     Raises `ValueError` unless `vocab` is a whole number from 1.
 
-    >>> UniformDrafter(4).distribution(torch.tensor([[1]]), torch.tensor([1]), 0)
+    >>> UniformDrafter(4).distribution(Context(torch.tensor([[1]]), torch.tensor([1])), 0)
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
 
@@ -22,6 +23,6 @@ class UniformDrafter(ChainDrafter):
         require_whole(vocab=(vocab, 1))
         self.vocab = vocab
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
+    def distribution(self, context: Context, position: int) -> Tensor:
         """See `ChainDrafter.distribution`."""
-        return torch.full((len(tokens), self.vocab), 1 / self.vocab, device=tokens.device)
+        return torch.full((len(context.lengths), self.vocab), 1 / self.vocab, device=context.lengths.device)

@@ -43,8 +43,8 @@ class TableDrafter(ChainDrafter):
     def __init__(self, table: Tensor) -> None:
         self.table, self.vocab = table, table.shape[1]
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
-        return self.table[tokens.gather(1, lengths[:, None] - 1)[:, 0]]
+    def distribution(self, context: Context, position: int) -> Tensor:
+        return self.table[context.newest]
 
 
 class Discarding(TableDrafter):

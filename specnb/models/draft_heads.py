@@ -78,10 +78,10 @@ class AttentionHead(nn.Module):
         super().__init__()
         self.settings = {"width": width, "hidden": hidden, "heads": heads, "layers": list(layers)}
         self.heads, self.layers = heads, tuple(layers)
-        self.combine = nn.Linear(len(layers) * width, width, bias=False)
-        self.enter = nn.Linear(2 * width, width, bias=False)
+        self.states_projection = nn.Linear(len(layers) * width, width, bias=False)
+        self.input_projection = nn.Linear(2 * width, width, bias=False)
         self.attention = nn.Linear(width, 3 * width, bias=False)
-        self.leave = nn.Linear(width, width, bias=False)
+        self.output_projection = nn.Linear(width, width, bias=False)
         self.gate = nn.Linear(width, hidden, bias=False)
         self.up = nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
@@ -89,13 +89,13 @@ class AttentionHead(nn.Module):
         near = heads - heads // 2
         slopes = [0.0] * (heads // 2) + [4.0 ** (1 - near + head) for head in range(near)]
         self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
-        nn.init.zeros_(self.leave.weight)
+        nn.init.zeros_(self.output_projection.weight)
         nn.init.zeros_(self.down.weight)
 
     def combined(self, states: Tensor) -> Tensor:
         """One state `(..., width)` of the target's states `(..., layers * width)`."""
         each = states.unflatten(-1, (len(self.layers), -1))
-        return self.combine(_normalised(each).flatten(-2))  # type: ignore[no-any-return]
+        return self.states_projection(_normalised(each).flatten(-2))  # type: ignore[no-any-return]
 
     def forward(self, state: Tensor, embedded: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """The states `(batch, n, width)` of n tokens with the embeddings `embedded`, given those before them, `state`.
@@ -103,10 +103,10 @@ class AttentionHead(nn.Module):
         `attend` gets query, key and value of these tokens, all `(batch, heads, n, width / heads)`, and returns what
         the queries read, of the same shape.
         """
-        entered = self.enter(torch.cat([_normalised(state), _normalised(embedded)], dim=-1))
+        entered = self.input_projection(torch.cat([_normalised(state), _normalised(embedded)], dim=-1))
         each = self.attention(_normalised(entered)).unflatten(-1, (3, self.heads, -1))
         query, key, value = (part.transpose(1, 2) for part in each.unbind(dim=2))
-        seen = entered + self.leave(attend(query, key, value).transpose(1, 2).flatten(2))
+        seen = entered + self.output_projection(attend(query, key, value).transpose(1, 2).flatten(2))
         normalised = _normalised(seen)
         return seen + self.down(silu(self.gate(normalised)) * self.up(normalised))  # type: ignore[no-any-return]
 

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drafter_kinds import attending
 from tiny import llama
 from torch import Tensor
 
 from specnb.decoding.loop import generate
+from specnb.drafting.base import Context
 from specnb.drafting.chain import ChainDrafter
 from specnb.drafting.early_exit import early_exit
 from specnb.drafting.fallback import FallbackDrafter
@@ -80,6 +82,8 @@ def test_bad_input_is_refused(make: Callable[..., Any], message: str) -> None:
         (HierarchicalDrafter, (llama(), UniformDrafter(4)), r"large is a LlamaForCausalLM; .* ModelDrafter"),
         (HierarchicalDrafter, (ModelDrafter(llama()), TreeDrafter(llama(), (-1,))), "small .* proposes a tree"),
         (HierarchicalDrafter, (ModelDrafter(llama()), UniformDrafter(4), 2, "token"), "rule is 'token'"),
+        (HierarchicalDrafter, (ModelDrafter(llama()), attending()), "small .* reads the target's hidden states"),
+        (MixtureDrafter, (attending(), TreeDrafter(llama(), (-1,))), "second .* proposes a tree"),
         (early_exit, ("llama", 1), "target is a str"),
     ],
 )
@@ -182,8 +186,8 @@ def test_match_lengths_are_those_of_a_search() -> None:
 class NotANumber(UniformDrafter):
     """Its second distribution is NaN."""
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
-        q = super().distribution(tokens, lengths, position)
+    def distribution(self, context: Context, position: int) -> Tensor:
+        q = super().distribution(context, position)
         return q * float("nan") if position == 1 else q
 
 

@@ -25,7 +25,7 @@ from implementation_distribution import (
 from tiny import llama
 
 from specnb.decoding.loop import generate
-from specnb.drafting.base import Drafter, missing_members
+from specnb.drafting.base import Context, Drafter, missing_members
 from specnb.drafting.enumeration import drafter_step_distribution, drafts_of
 from specnb.drafting.fallback import FallbackDrafter
 from specnb.drafting.mixture import MixtureDrafter
@@ -109,6 +109,6 @@ def test_drafters_have_all_members(name: str) -> None:
 
 
 def test_the_weight_of_a_mixture_is_its_share() -> None:
-    tokens, lengths = torch.tensor([[0, 1, 0]]), torch.tensor([3])
-    q = MixtureDrafter(UniformDrafter(VOCAB), chain(), weight=0.25).distribution(tokens, lengths, 0)
+    context = Context(torch.tensor([[0, 1, 0]]), torch.tensor([3]))
+    q = MixtureDrafter(UniformDrafter(VOCAB), chain(), weight=0.25).distribution(context, 0)
     assert torch.allclose(q, 0.25 * torch.full((1, VOCAB), 1 / VOCAB) + 0.75 * chain().table[[0]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from tiny import llama
 from torch import Tensor
 
 from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.chain import ChainDrafter
 from specnb.drafting.enumeration import drafter_step_distribution
-from specnb.drafting.features import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
+from specnb.drafting.features import AttentionDrafter, FeatureDrafter, HeadDrafter, ParallelHeadsDrafter
+from specnb.drafting.mixture import MixtureDrafter
+from specnb.drafting.uniform import UniformDrafter
 from specnb.models.draft_heads import AttentionHead, Head, ParallelHeads, RecurrentHead, load_head, save_head
 from specnb.sampling.distributions import Sampling, one_hot
 from specnb.sampling.enumeration import completed, joint_distribution
@@ -98,6 +102,29 @@ def test_a_later_step_gets_what_a_new_start_would_get() -> None:
     too_few.start(Context(tokens, torch.tensor([1, 4]), states))
     jumped = Context(tokens, torch.tensor([8, 11]), states)
     assert not torch.allclose(too_few.propose(jumped, uniforms).q, new.q, atol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [recurrent, attending, parallel])
+def test_a_mixture_gets_the_distributions_that_the_drafter_samples_from(make: Callable[[], HeadDrafter]) -> None:
+    """Also in steps after others of more and of fewer draft tokens."""
+    random = torch.Generator().manual_seed(4)
+    tokens, states = torch.randint(VOCAB, (2, 20), generator=random), torch.randn(2, 20, WIDTH, generator=random)
+    within, fresh = make(), make()
+    within.start(Context(tokens, torch.tensor([1, 3]), states))
+    for lengths, gamma in (([1, 3], 2), ([4, 4], 1), ([6, 5], 3), ([10, 6], 2)):
+        context, uniforms = Context(tokens, torch.tensor(lengths), states), torch.rand(2, gamma, dtype=torch.float64)
+        fresh.start(context)
+        own, mixed = fresh.propose(context, uniforms), ChainDrafter.propose(within, context, uniforms)
+        assert torch.equal(own.draft_tokens, mixed.draft_tokens)
+        assert torch.allclose(own.q, mixed.q, atol=1e-6), lengths
+
+
+def test_drafters_that_read_different_layers_are_not_combined() -> None:
+    with pytest.raises(ValueError, match=r"hidden layers \(0, -1\) and FeatureDrafter \(-1,\); .* the same ones"):
+        MixtureDrafter(attending((0, -1)), recurrent())
+    assert MixtureDrafter(UniformDrafter(VOCAB), attending((0, -1))).hidden_layers == (0, -1)
+    assert MixtureDrafter(attending(), recurrent()).hidden_layers == (-1,)
 
 
 @torch.no_grad()

@@ -45,8 +45,8 @@ class TableDrafter(ChainDrafter):
     def __init__(self, table: Tensor) -> None:
         self.table = table
 
-    def distribution(self, tokens: Tensor, lengths: Tensor, position: int) -> Tensor:
-        return self.table[tokens.gather(1, lengths[:, None] - 1)[:, 0]]
+    def distribution(self, context: Context, position: int) -> Tensor:
+        return self.table[context.newest]
 
 
 def chain() -> TableDrafter:
@@ -79,8 +79,8 @@ WITH_MODEL: dict[str, Callable[[], Drafter]] = {
     "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
     "other vocabulary": lambda: other_vocabulary(),
     "hierarchical": lambda: HierarchicalDrafter(near("llama"), far("llama"), inner_gamma=2),
+    "attention head": lambda: attending(),
     "recurrent head": lambda: FeatureDrafter(near_model("llama"), random_head(RecurrentHead(8, 16))),
-    "attention head": lambda: AttentionDrafter(near_model("llama"), random_head(AttentionHead(8, 16, 2, (0, -1)))),
     "parallel heads": lambda: ParallelHeadsDrafter(near_model("llama"), random_head(ParallelHeads(8, 16, 2))),
     "hierarchical over a table": lambda: HierarchicalDrafter(near("gpt2"), TemplateDrafter(table()), inner_gamma=1),
 }
@@ -98,6 +98,9 @@ COMBINED: dict[str, Callable[[], Drafter]] = {
     "copy and bandit": lambda: MixtureDrafter(
         PromptLookupDrafter(VOCAB, shortest=2), BanditDrafter(near("llama"), (1, 2), 0.1), weight=0.6
     ),
+    "copy and an attention head": lambda: MixtureDrafter(PromptLookupDrafter(VOCAB), attending(), weight=0.4),
+    "attention head until unsure": lambda: StoppingDrafter(attending(), LowConfidence(0.4)),
+    "attention head, by a bandit": lambda: BanditDrafter(attending(), (1, 3), 0.1),
     "copy, otherwise another model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, longest=1), far("gpt2")),
     "other vocabulary, stopped": lambda: StoppingDrafter(other_vocabulary(), LowConfidence(0.4)),
     "other vocabulary and another model": lambda: MixtureDrafter(other_vocabulary(), near("gpt2"), weight=0.5),
@@ -122,6 +125,11 @@ def near(architecture: str) -> ModelDrafter:
     model = near_model(architecture)
     model.set_attn_implementation("eager")
     return ModelDrafter(model)
+
+
+def attending() -> AttentionDrafter:
+    """An attention head on the states of two layers."""
+    return AttentionDrafter(near_model("llama"), random_head(AttentionHead(8, 16, 2, (0, -1))))
 
 
 def random_head(head: Head) -> Head:
