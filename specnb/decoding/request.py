@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from specnb.arguments import shown, whole
 from specnb.drafting.base import Drafter, missing_members
+from specnb.drafting.tree import TreeDrafter, require_exact
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
 from specnb.sampling.tree_verification import TreeRule, node_depths, recursive_rejection
 from specnb.sampling.verification import Rule, token_verification
@@ -40,7 +41,8 @@ def require_flags(**flags: Any) -> None:
 def rule_for(rule: Any, drafter: Drafter | None, gamma: int) -> Rule | TreeRule:
     """`rule`, or for None the exact default: `token_verification` for a chain, `recursive_rejection` for a tree.
 
-    Raises `TypeError` for anything that is no rule, and for a rule for chains with a tree or the reverse.
+    Raises `TypeError` for anything that is no rule, and for a rule for chains with a tree or the reverse; `ValueError`
+    for a rule that is not exact for the way in which a `TreeDrafter` samples its tree.
     """
     tree = drafter is not None and gamma > 0 and drafter.parents is not None
     if rule is None:
@@ -54,6 +56,8 @@ def rule_for(rule: Any, drafter: Drafter | None, gamma: int) -> Rule | TreeRule:
         raise TypeError(
             f"{type(drafter).__name__} proposes {kind}, and rule is {shown(rule)}; it must be a {other}, or None"
         )
+    if isinstance(drafter, TreeDrafter) and tree:
+        require_exact(rule, drafter.scheme)
     return rule  # type: ignore[no-any-return]
 
 

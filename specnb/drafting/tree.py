@@ -1,12 +1,7 @@
 """A tree of draft tokens from a smaller model: one forward pass for each level of the tree.
 
-The scheme (`specnb.sampling.tree_schemes`) says how the children of a node are sampled. Which rule is exact for it:
-
-    independent_children  `recursive_rejection`, `traversal_verification`, `k_sequential_tree`, `exact_match_tree`;
-                          for separate chains also `best_path_block`
-    distinct_children     `recursive_rejection`, `traversal_verification`, `top_k_tree`, `exact_match_tree`
-    top_children          the same; also at temperature 0, where the other schemes propose one token only
-    hub_children          `spechub_tree`, `exact_match_tree`
+The scheme (`specnb.sampling.tree_schemes`) says how the children of a node are sampled, and `EXACT_SCHEMES` which rules
+need a certain one. At temperature 0 all schemes but `top_children` propose one token only.
 """
 
 from __future__ import annotations
@@ -19,9 +14,39 @@ from specnb.drafting.base import Context, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.models.token_tree import TokenTree
 from specnb.sampling.distributions import Sampling, sample, standardise
-from specnb.sampling.tree_schemes import Scheme, distinct_children, top_children
-from specnb.sampling.tree_verification import TreeOutcome, node_depths
+from specnb.sampling.traversal import best_path_block
+from specnb.sampling.tree_schemes import (
+    SCHEMES,
+    Scheme,
+    distinct_children,
+    hub_children,
+    independent_children,
+    top_children,
+)
+from specnb.sampling.tree_selection import k_sequential_tree, spechub_tree
+from specnb.sampling.tree_verification import TreeOutcome, TreeRule, node_depths
 from specnb.sampling.verification import Outcome
+
+EXACT_SCHEMES: dict[TreeRule, tuple[Scheme, ...]] = {
+    k_sequential_tree: (independent_children,),
+    best_path_block: (independent_children,),
+    spechub_tree: (hub_children, top_children),
+}
+"""The schemes that a rule is exact for. Rules that are not here are exact for all of `specnb.sampling.tree_schemes`."""
+
+
+def require_exact(rule: TreeRule, scheme: Scheme) -> None:
+    """Raises `ValueError` for a rule of `EXACT_SCHEMES` with one of `SCHEMES` that it is not exact for.
+
+    >>> require_exact(best_path_block, independent_children)
+    """
+    fitting = EXACT_SCHEMES.get(rule, (scheme,))
+    if scheme in SCHEMES and scheme not in fitting:
+        raise ValueError(
+            f"this rule is not exact for children sampled by {scheme.__name__}: the output would not have the target's "
+            f"distribution. Give the TreeDrafter scheme={' or '.join(other.__name__ for other in fitting)}, or another "
+            "rule, such as recursive_rejection"
+        )
 
 
 class TreeDrafter(ModelDrafter):

@@ -71,6 +71,9 @@ def hub_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
     return others.where((earlier[0] == hub).unsqueeze(-1), is_hub)
 
 
+SCHEMES: tuple[Scheme, ...] = (independent_children, distinct_children, top_children, hub_children)
+
+
 class DraftTree(NamedTuple):
     """One possible tree: the `tokens` of its nodes (-1: none), its `probability`, and `q` `(nodes, vocab)`."""
 

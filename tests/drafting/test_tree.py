@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
+from distributions_for_tests import distribution_pair
 from tiny import gpt2, llama, near_copy, next_distributions
 from torch import Tensor
 
 from specnb.decoding.loop import generate
 from specnb.drafting.base import Context, Proposal
-from specnb.drafting.tree import TreeDrafter
+from specnb.drafting.tree import EXACT_SCHEMES, TreeDrafter
 from specnb.sampling.distributions import Sampling
+from specnb.sampling.enumeration import completed, joint_distribution
+from specnb.sampling.threshold_enumeration import asked_tree_distribution
+from specnb.sampling.traversal import (
+    best_path_block,
+    best_path_thresholds,
+    traversal_thresholds,
+    traversal_verification,
+)
 from specnb.sampling.tree_schemes import (
+    SCHEMES,
     Scheme,
     distinct_children,
     hub_children,
@@ -19,7 +29,8 @@ from specnb.sampling.tree_schemes import (
     prefix_of,
     top_children,
 )
-from specnb.sampling.tree_selection import spechub_tree
+from specnb.sampling.tree_selection import exact_match_tree, k_sequential_tree, spechub_tree, top_k_tree
+from specnb.sampling.tree_verification import TreePlan, TreePlanner, TreeRule, recursive_rejection, recursive_thresholds
 
 SHAPES = [(-1, -1), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 1, 2, 1)]
 PROMPTS = ((0,), (3, 1), (2, 0, 1, 3))
@@ -95,3 +106,34 @@ def test_at_temperature_0_only_the_top_children_are_several() -> None:
 def test_parents_are_checked() -> None:
     with pytest.raises(ValueError, match="it must be an earlier node"):
         TreeDrafter(llama(), (0, -1))
+
+
+def matching_thresholds(p: Tensor, q: Tensor, tokens: Tensor, parents: tuple[int, ...]) -> TreePlan:
+    """Every uniform of `exact_match_tree` meets the cumulative sums of p after its node."""
+    return TreePlan(p[..., 1:, :].cumsum(-1)[..., :-1], p[..., :1, :])
+
+
+RULES: dict[TreeRule, TreePlanner] = {
+    recursive_rejection: recursive_thresholds,
+    traversal_verification: traversal_thresholds,
+    exact_match_tree: matching_thresholds,
+    best_path_block: best_path_thresholds,
+} | {rule: rule.function.thresholds for rule in (k_sequential_tree, top_k_tree, spechub_tree)}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_rule_is_refused_for_the_schemes_that_the_enumeration_finds_it_wrong_for(scheme: Scheme) -> None:
+    target, prompt = llama(), [[0, 1]]
+    for rule, thresholds in RULES.items():
+        deviation = 0.0
+        for seed in range(2):
+            p, q = distribution_pair("dense", 3, seed)
+            emitted = asked_tree_distribution(rule, thresholds, p, q, (-1, -1), scheme)
+            deviation += float((completed(emitted, p, 2) - joint_distribution(p, 2)).abs().sum()) / 2
+        drafter = TreeDrafter(target, (-1, -1), scheme=scheme)
+        assert (deviation < 1e-12) == (scheme in EXACT_SCHEMES.get(rule, (scheme,))), (rule, deviation)
+        if deviation < 1e-12:
+            generate(target, prompt, drafter, gamma=2, max_new_tokens=2, rule=rule, progress=False)
+        else:
+            with pytest.raises(ValueError, match=f"not exact for children sampled by {scheme.__name__}"):
+                generate(target, prompt, drafter, gamma=2, max_new_tokens=2, rule=rule, progress=False)
