@@ -2,16 +2,17 @@
 
 Four drafts are trained on the same batches for the same objective (`specnb.experiments.feature_training`): an attention
 head, a recurrent head and parallel heads, which read the target's hidden states, and as their control a model of tokens
-of the shape of the shipped draft. One line of `data/results/feature_drafts.csv` for each draft, depth and kind of
-sequence, on held-out files at temperature 1:
+of the shape of the shipped draft. For the larger target the attention head is trained further, without a control. One
+line of `data/results/feature_drafts.csv` for each target, draft, depth and kind of sequence, on held-out files at
+temperature 1:
 
 - `alpha`: mean acceptance probability of draft token number `depth` of a step, at every position after the first
   `PROMPT` tokens, given the tokens before it; depth "all" is the mean over depths. The control's is the same at every
   depth
 - `over_control`: difference to the control at the same positions
 
-Both with 95% intervals over files. The command saves the heads as `data/pair/draft-attention`, `draft-recurrent` and
-`draft-parallel`.
+Both with 95% intervals over files. The command saves the heads as `data/pair/draft-attention`, `draft-recurrent`,
+`draft-parallel` and `draft-attention-larger`.
 """
 
 from __future__ import annotations
@@ -42,30 +43,40 @@ from specnb.experiments.feature_training import (
     states_of,
     train,
 )
+from specnb.experiments.larger_target import LARGER
 from specnb.experiments.training_loop import folder_of
 from specnb.measure.statistics import ratio_of_sums
 from specnb.models.checkpoints import write_checksums
 from specnb.models.draft_heads import save_head
-from specnb.models.loading import TRAINED_PAIR, load_pair
+from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.sampling.distributions import overlap
 
 TABLE = "feature_drafts"
 PLAN: dict[str, Any] = {"steps": 3200, "compiled": True}
-SETTINGS: dict[str, Any] = {"plan": PLAN, "per_file": 4, "sampled_per_file": 2}
+LARGER_PLAN: dict[str, Any] = {
+    "steps": 1600, "compiled": True, "target": LARGER.name, "students": ("attention",), "start": "draft-attention",
+    "layers": (10, 20, -1),
+}  # fmt: skip
+SETTINGS: dict[str, Any] = {"plans": {"shipped": PLAN, "larger": LARGER_PLAN}, "per_file": 4, "sampled_per_file": 2}
 SMOKE_PLAN: dict[str, Any] = {"steps": 2, "rows": 2, "length": 40, "hidden": 8, "wide": 8, "compiled": False}
-SMOKE: dict[str, Any] = {"plan": SMOKE_PLAN, "per_file": 1, "sampled_per_file": 1, "files": 9}
+SMOKE: dict[str, Any] = {"plans": {"shipped": SMOKE_PLAN}, "per_file": 1, "sampled_per_file": 1, "files": 9}
 CONTROL = "of tokens"
 ALL = "all"
 
 
-def items(**_: Any) -> list[str]:
-    """One item: all students are trained together."""
-    return [ALL]
+def items(plans: Mapping[str, Any], **_: Any) -> list[str]:
+    """The targets: all students of one are trained together."""
+    return list(plans)
+
+
+def pair_of(plan: Plan) -> Pair:
+    """The pair with the target of `plan`, whose weights are as saved."""
+    return load_pair(target=TRAINED_PAIR / plan.target, packed=False)
 
 
 def trained(plan: Plan) -> dict[str, Student]:
     """The students of `plan`, from its checkpoint where that is complete."""
-    return train(load_pair(packed=False), plan, folder_of("specnb.experiments.feature_training", plan))
+    return train(pair_of(plan), plan, folder_of("specnb.experiments.feature_training", plan))
 
 
 @torch.inference_mode()
@@ -92,21 +103,21 @@ def lines(found: Mapping[str, Tensor], numbers: NDArray[Any]) -> pd.DataFrame:
     made = []
     depths = {ALL: slice(None)} | {str(k + 1): slice(k, k + 1) for k in range(DEPTHS)}
     for name, beta in found.items():
-        over = beta - found[CONTROL]
         for depth, at in depths.items():
             line: dict[str, Any] = {"draft": name, "depth": depth}
-            for quantity, values in (("alpha", beta), ("over_control", over)):
+            quantities = {"alpha": beta} | ({"over_control": beta - found[CONTROL]} if CONTROL in found else {})
+            for quantity, values in quantities.items():
                 line |= columns(quantity, ratio_of_sums(*sums_per_file(values[at].mean(dim=0), numbers)))
             made.append(line | {"files": len(np.unique(numbers)), "positions": beta[0].numel()})
     return pd.DataFrame(made)
 
 
 def measure(
-    item: str, plan: Mapping[str, Any], per_file: int, sampled_per_file: int, files: int | None = None
+    item: str, plans: Mapping[str, Any], per_file: int, sampled_per_file: int, files: int | None = None
 ) -> pd.DataFrame:
     """Trains the students and measures them."""
-    pair, chosen = load_pair(packed=False), Plan(**plan)
-    students = trained(chosen)
+    chosen = Plan(**plans[item])
+    pair, students = pair_of(chosen), trained(chosen)
     torch.set_num_threads(chosen.threads)
     text, numbers = held_out_windows(pair, chosen.length + 1, per_file, files)
     prompts, prompt_numbers = held_out_windows(pair, chosen.length + 1, sampled_per_file, files)
@@ -118,7 +129,10 @@ def measure(
     sizes = {name: sum(weight.numel() for weight in student.parameters()) for name, student in students.items()}
     table = pd.concat(parts, ignore_index=True)
     return table.assign(
-        parameters=table.draft.map(sizes), steps=chosen.steps, tokens=chosen.steps * chosen.rows * chosen.length
+        target=item,
+        parameters=table.draft.map(sizes),
+        steps=chosen.steps,
+        tokens=chosen.steps * chosen.rows * chosen.length,
     )
 
 
@@ -132,13 +146,17 @@ def ship(plan: Plan, folder: Path = TRAINED_PAIR) -> list[Path]:
     made = []
     for name, student in trained(plan).items():
         if isinstance(student, Attention | Recurrent | Parallel):
-            made.append(folder / f"draft-{name}")
+            made.append(folder / (f"draft-{name}" + plan.target.removeprefix("target")))
             save_head(student.head, made[-1])
             note = {
-                "of": "data/pair/target", "objective": "total variation", "steps": plan.steps,
-                "tokens": plan.steps * plan.rows * plan.length, "seed": plan.seed,
+                "of": f"data/pair/{plan.target}",
+                "from": plan.start or "random weights",
+                "objective": "total variation",
+                "steps": plan.steps,
+                "tokens": plan.steps * plan.rows * plan.length,
+                "seed": plan.seed,
                 "parameters": sum(weight.numel() for weight in student.parameters()),
-            }  # fmt: skip
+            }
             (made[-1] / "training.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
             write_checksums(made[-1])
     return made
@@ -146,12 +164,16 @@ def ship(plan: Plan, folder: Path = TRAINED_PAIR) -> list[Path]:
 
 def main() -> None:
     """Trains, measures, writes the table with its record, and saves the heads."""
-    (part,) = run.parts(TABLE)
-    if not part.exists():
-        run.run_item(TABLE, ALL, part)
+    for item, part in zip(items(**SETTINGS), run.parts(TABLE), strict=True):
+        if not part.exists():
+            run.run_item(TABLE, item, part)
     table = pd.read_csv(run.gather(TABLE))
-    print(table[["draft", "depth", "along", "alpha", "over_control", "parameters"]].round(4).to_string(index=False))
-    print("saved:", *ship(Plan(**PLAN)))
+    print(
+        table[["target", "draft", "depth", "along", "alpha", "over_control", "parameters"]]
+        .round(4)
+        .to_string(index=False)
+    )
+    print("saved:", *[folder for plan in SETTINGS["plans"].values() for folder in ship(Plan(**plan))])
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from specnb.experiments import corpus
 from specnb.experiments.objectives import forward_kl, total_variation
 from specnb.experiments.training import build, encode, windows
 from specnb.experiments.training_loop import CHECKPOINT, Learner, rate, run
-from specnb.models.draft_heads import AttentionHead, ParallelHeads, RecurrentHead
-from specnb.models.loading import Pair
+from specnb.models.draft_heads import AttentionHead, ParallelHeads, RecurrentHead, load_head
+from specnb.models.loading import TRAINED_PAIR, Pair
 
 DEPTHS = 4  # draft tokens that a student learns to propose
 EVERY = 4  # heads learn from a draft that begins at every fourth position
@@ -35,14 +35,18 @@ EVERY = 4  # heads learn from a draft that begins at every fourth position
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` updates on `rows` sequences of `length` tokens; `hidden` units in the heads' layers.
+    """`steps` updates of `students` on `rows` sequences of `length` tokens; `hidden` units in the heads' layers.
 
-    The attention head has `wide` units, `heads` heads and the target's states of `layers`; the other heads read the
-    last. For the fraction `begin` of the steps the objective is forward KL, and it becomes total variation over as many
-    more. `compiled` needs a C++ compiler.
+    `target` is the folder of the target in `data/pair`. The attention head has `wide` units, `heads` heads and the
+    target's states of `layers`; the other heads read the last. It begins with the weights in the folder `start`, or
+    with random ones. For the fraction `begin` of the steps the objective is forward KL, and it becomes total variation
+    over as many more. `compiled` needs a C++ compiler.
     """
 
     steps: int
+    target: str = "target"
+    students: tuple[str, ...] = ("attention", "recurrent", "parallel", "of tokens")
+    start: str = ""
     rows: int = 16
     length: int = 256
     hidden: int = 320
@@ -187,14 +191,18 @@ def drafted(every: int) -> list[slice]:
 
 
 def students_of(pair: Pair, plan: Plan) -> dict[str, Student]:
-    """The students by name, with random weights."""
+    """The students of `plan` by name, as they are before the training."""
     torch.manual_seed(plan.seed)
-    return {
-        "attention": Attention(pair, plan),
+    attention = Attention(pair, plan)
+    if plan.start:
+        attention.head.load_state_dict(load_head(TRAINED_PAIR / plan.start).state_dict())
+    found: dict[str, Student] = {
+        "attention": attention,
         "recurrent": Recurrent(pair, plan),
         "parallel": Parallel(pair, plan),
         "of tokens": OfTokens(pair),
     }
+    return {name: found[name] for name in plan.students}
 
 
 def loss_of(student: Student, tokens: Tensor, states: Tensor, log_p: Tensor, share: Tensor) -> Tensor:

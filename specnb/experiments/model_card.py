@@ -21,11 +21,14 @@ from transformers import PreTrainedModel
 from specnb.decoding.loop import generate
 from specnb.drafting.ngram import NgramModel
 from specnb.experiments import corpus
+from specnb.experiments.larger_target import LARGER
 from specnb.experiments.training import CONTEXT, encode
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.report.results import write
+from specnb.sampling.distributions import Sampling
 
 STRIDE = CONTEXT // 2
+PROMPTS = ('def is_connected(G):\n    """', "class Polygon(GeometrySet):\n    def ")
 
 
 @torch.inference_mode()
@@ -56,8 +59,8 @@ def xz_bytes(text: bytes) -> int:
     return len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
 
 
-def quality(pair: Pair) -> pd.DataFrame:
-    """Bits per byte of the held-out files: target, draft, a 5-gram, and xz alone and after the training text."""
+def quality(pair: Pair, larger: Pair) -> pd.DataFrame:
+    """Bits per byte of the held-out files: both targets, draft, a 5-gram, xz alone and after the training text."""
     train, held_out = corpus.read("train"), corpus.read("held-out")
     text = "".join(held_out).encode()
     tokens = encode(pair.tokenizer, held_out).astype(np.int64)
@@ -65,6 +68,7 @@ def quality(pair: Pair) -> pd.DataFrame:
     before = "".join(train).encode()
     bits = {
         "target": model_bits(pair.target, tokens),
+        "larger target": model_bits(larger.target, tokens),
         "draft": model_bits(pair.draft, tokens),
         "5-gram (Kneser-Ney, training text)": ngram.bits(tokens[1:]),
         "xz -9e, held-out text alone": 8 * xz_bytes(text),
@@ -73,31 +77,29 @@ def quality(pair: Pair) -> pd.DataFrame:
     return pd.DataFrame({"name": list(bits), "bits_per_byte": [value / len(text) for value in bits.values()]})
 
 
-def samples(pair: Pair, prompts: list[str], seed: int = 0) -> list[str]:
-    """Each prompt with a continuation drawn from the target's own distribution (temperature 1)."""
-    encoded = [pair.encode(prompt) for prompt in prompts]
+def samples(pair: Pair, temperature: float, seed: int = 0) -> list[str]:
+    """Each of `PROMPTS` with a continuation drawn from the target's own distribution, as Markdown."""
+    encoded = [pair.encode(prompt) for prompt in PROMPTS]
     made = generate(
-        pair.target,
-        encoded,
-        pair.draft,
-        max_new_tokens=110,
-        seed=seed,
-        eos=pair.tokenizer.eos_token_id,
-    )
-    return [prompt + str(pair.tokenizer.decode(tokens)) for prompt, tokens in zip(prompts, made.tokens, strict=True)]
+        pair.target, encoded, pair.draft,
+        max_new_tokens=110, seed=seed, eos=pair.tokenizer.eos_token_id, sampling=Sampling(temperature),
+    )  # fmt: skip
+    texts = [prompt + str(pair.tokenizer.decode(tokens)) for prompt, tokens in zip(PROMPTS, made.tokens, strict=True)]
+    return [f"```python\n{text}\n```\n" for text in texts]
 
 
 def main() -> None:
     """Writes card and quality table of the pair in `data/pair`."""
-    pair = load_pair(packed=False)
-    table = quality(pair)
+    pair, larger = load_pair(packed=False), load_pair(target=LARGER, packed=False)
+    table = quality(pair, larger)
     write(TRAINED_PAIR / "quality.csv", table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
-    write(TRAINED_PAIR / "README.md", card(pair, table))
+    write(TRAINED_PAIR / "README.md", card(pair, larger, table))
 
 
-def card(pair: Pair, table: pd.DataFrame) -> str:
+def card(pair: Pair, larger: Pair, table: pd.DataFrame) -> str:
     """The card as Markdown; every number in it is computed or read from what the training wrote."""
-    notes = {role: json.loads((TRAINED_PAIR / role / "training.json").read_text()) for role in ("target", "draft")}
+    models = {"target": pair.target, "draft": pair.draft, LARGER.name: larger.target}
+    notes = {name: json.loads((TRAINED_PAIR / name / "training.json").read_text()) for name in models}
     sources = pd.DataFrame(corpus.manifest())
     packages = ", ".join(sorted({f"{row.package} {row.version}" for row in sources.itertuples()}))
     held_out = int((sources.split == "held-out").sum())
@@ -109,13 +111,16 @@ def card(pair: Pair, table: pd.DataFrame) -> str:
         f"anyway ({packages}); `data/corpus.csv` names every file and its SHA-256.",
         f"{held_out} of {len(sources)} files were held out.",
         "",
-        "| | target | draft |",
-        "|---|---|---|",
-        *[f"| {label} | {shown(notes['target'])} | {shown(notes['draft'])} |" for label, shown in _FACTS.items()],
+        _row("", [f"`{name}`" for name in models]),
+        "|---|---|---|---|",
+        *[_row(label, [shown(note) for note in notes.values()]) for label, shown in _FACTS.items()],
         *[
-            f"| {label} | {getattr(pair.target.config, name)} | {getattr(pair.draft.config, name)} |"
+            _row(label, [str(getattr(model.config, name)) for model in models.values()])
             for label, name in _SHAPE.items()
         ],
+        "",
+        f"`{LARGER.name}` has twice the layers. It began as a copy of `target` with layers between that did nothing, and",
+        "was trained further on the same text (`make larger`): a slower target, so that drafting gains more.",
         "",
         "Held-out text, bits per byte (lower is better):",
         "",
@@ -125,16 +130,20 @@ def card(pair: Pair, table: pd.DataFrame) -> str:
         "",
         "What the target writes when drawn from its own distribution (temperature 1), first seed, not chosen:",
         "",
-        *[
-            f"```python\n{text}\n```\n"
-            for text in samples(pair, ['def is_connected(G):\n    """', "class Polygon(GeometrySet):\n    def "])
-        ],
+        *samples(pair, 1.0),
+        "What the larger target writes at temperature 0.5, likewise:",
+        "",
+        *samples(larger, 0.5),
         *_distilled(),
         *_heads(),
         "The weights are bfloat16; they know nothing but this text, and are for studying decoding only.",
         "The text they learned from is under the BSD licences of its packages.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _row(label: str, cells: list[str]) -> str:
+    return f"| {label} | {' | '.join(cells)} |"
 
 
 def _distilled() -> list[str]:
@@ -179,7 +188,7 @@ def _heads() -> list[str]:
 
 _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "parameters": lambda note: f"{note['parameters']:,}",
-    "budget": lambda note: f"{note['preset']}, {note['minutes']} minutes on {note['device']}",
+    "begins with": lambda note: f"`{note['from']}`" if "from" in note else "random weights",
     "training tokens seen": lambda note: f"{note['tokens_seen']:,} of a text of {note['tokens_in_corpus']:,}",
 }
 _SHAPE = {

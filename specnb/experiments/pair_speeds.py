@@ -2,9 +2,9 @@
 
 Whole calls of `generate`, the pass over the prompt included, one prompt at a time in float32 at temperatures 1 and 0
 (compiled: at 1), with weights in the layout that is fastest on the machine. Plain decoding of the same target with the
-same compilation, and every drafter, take turns in one run, in a new random order for each prompt. Prompts: the
-beginnings of held-out files of the corpus, and of modules of Python's standard library, which is not in the corpus. One
-line of `data/results/pair_speeds.csv` for each of these:
+same compilation, and every drafter, take turns in one run, in a new random order for each prompt. Targets: the shipped
+one and the larger one. Prompts: the beginnings of held-out files of the corpus, and of modules of Python's standard
+library, which is not in the corpus. One line of `data/results/pair_speeds.csv` for each of these:
 
 - `ms`: milliseconds per token, over all prompts
 - `tokens_per_step`, with a 95% interval over prompts
@@ -18,6 +18,7 @@ decoded, and says nothing about other machines.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,14 +29,15 @@ import torch
 from specnb.decoding.loop import forget_compiled, generate
 from specnb.decoding.study import Study
 from specnb.drafting.base import Drafter
-from specnb.drafting.features import AttentionDrafter, FeatureDrafter
+from specnb.drafting.features import AttentionDrafter, FeatureDrafter, HeadDrafter
 from specnb.drafting.model import ModelDrafter
 from specnb.experiments.bench.tables import columns
-from specnb.experiments.recommendation import prompts_of
+from specnb.experiments.larger_target import LARGER
+from specnb.experiments.recommendation import PROMPTS, prompts_of
 from specnb.machine import machine
 from specnb.measure.statistics import ratio_of_sums
 from specnb.measure.timing import run_round
-from specnb.models.draft_heads import load_head
+from specnb.models.draft_heads import AttentionHead, Head, RecurrentHead, load_head
 from specnb.models.loading import TRAINED_PAIR, Pair, load_model, load_pair
 from specnb.models.packing import pack
 from specnb.sampling.distributions import Sampling
@@ -43,8 +45,13 @@ from specnb.sampling.distributions import Sampling
 TABLE = "pair_speeds"
 SETTINGS: dict[str, Any] = {"prompts": 32, "prompt_tokens": 32, "new_tokens": 64}
 SMOKE: dict[str, Any] = {"prompts": 8, "prompt_tokens": 8, "new_tokens": 8}
-KINDS = ("held-out", "stdlib")
 NONE, GAMMA = "none", 4
+HEADS = {
+    "shipped": {"recurrent head": "draft-recurrent", "attention head": "draft-attention"},
+    "larger": {"attention head": "draft-attention-larger"},
+}
+"""The folders of the heads that each target has, by what they are called in the table."""
+DRAFTERS: dict[type[Head], type[HeadDrafter]] = {RecurrentHead: FeatureDrafter, AttentionHead: AttentionDrafter}
 
 
 class Entry(NamedTuple):
@@ -55,39 +62,41 @@ class Entry(NamedTuple):
     gamma: int
 
 
-def entries(pair: Pair, sampling: Sampling, compiled: bool) -> list[Entry]:
+def pair_of(target: str) -> Pair:
+    """The pair with the "shipped" or the "larger" target."""
+    return load_pair(target=LARGER if target == "larger" else TRAINED_PAIR / "target")
+
+
+def entries(pair: Pair, heads: Mapping[str, str], sampling: Sampling, compiled: bool) -> list[Entry]:
     """Plain decoding, and every drafter that is timed."""
-    distilled = load_model(TRAINED_PAIR / "draft-distilled")
-    heads: list[Any] = [load_head(TRAINED_PAIR / f"draft-{name}") for name in ("recurrent", "attention")]
-    recurrent, attention = heads
-    for head in heads:
-        pack(head)
-    drafters = {
-        "draft model": ModelDrafter(pair.draft, sampling, compile=compiled),
-        "distilled draft model": ModelDrafter(distilled, sampling, compile=compiled),
-        "recurrent head": FeatureDrafter(pair.target, recurrent, sampling, compile=compiled),
-        "attention head": AttentionDrafter(pair.target, attention, sampling, compile=compiled),
+    models = {"draft model": pair.draft, "distilled draft model": load_model(TRAINED_PAIR / "draft-distilled")}
+    drafters: dict[str, Drafter] = {
+        name: ModelDrafter(model, sampling, compile=compiled) for name, model in models.items()
     }
+    for name, folder in heads.items():
+        head: Any = load_head(TRAINED_PAIR / folder)
+        pack(head)
+        drafters[name] = DRAFTERS[type(head)](pair.target, head, sampling, compile=compiled)
     return [Entry(NONE, None, 0), *[Entry(name, drafter, GAMMA) for name, drafter in drafters.items()]]
 
 
 def items(**_: Any) -> list[str]:
     """Without compilation at both temperatures; with it, which takes minutes for each drafter, at temperature 1."""
-    return ["eager-1", "eager-0", "compiled-1"]
+    return [f"{target}-{how}" for target in HEADS for how in ("eager-1", "eager-0", "compiled-1")]
 
 
 def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int) -> pd.DataFrame:
     """The lines of one item."""
-    how, temperature = item.split("-")
-    pair, sampling = load_pair(), Sampling(temperature=float(temperature))
-    chosen = entries(pair, sampling, how == "compiled")
+    target, how, temperature = item.split("-")
+    pair, sampling = pair_of(target), Sampling(temperature=float(temperature))
+    chosen = entries(pair, HEADS[target], sampling, how == "compiled")
     found = []
-    for kind in KINDS:
+    for kind in PROMPTS["trained"]:
         given = prompts_of(pair, kind, prompts, prompt_tokens)
         lines = compared(pair, chosen, given, sampling, how == "compiled", new_tokens)
-        found.append(lines.assign(prompts=kind, temperature=sampling.temperature, compiled=how == "compiled"))
+        found.append(lines.assign(prompts=kind, temperature=float(temperature), compiled=how == "compiled"))
     forget_compiled()
-    return pd.concat(found).assign(sequences=prompts, machine=machine(), threads=torch.get_num_threads())
+    return pd.concat(found).assign(target=target, sequences=prompts, machine=machine(), threads=torch.get_num_threads())
 
 
 def compared(

@@ -7,7 +7,7 @@ from tiny import llama
 
 from specnb.drafting.model import ModelDrafter
 from specnb.experiments import pair_speeds
-from specnb.experiments.pair_speeds import KINDS, NONE, SMOKE, Entry, compared, entries, items, measure
+from specnb.experiments.pair_speeds import HEADS, NONE, SMOKE, Entry, compared, entries, items, measure
 from specnb.models.loading import Pair, load_pair
 from specnb.sampling.distributions import Sampling
 
@@ -24,11 +24,12 @@ def test_every_entry_has_a_line_and_a_draft_like_the_target_is_accepted() -> Non
 
 
 def test_the_pair_is_measured_on_both_kinds_of_prompts() -> None:
-    assert items() == ["eager-1", "eager-0", "compiled-1"]
-    table = measure("eager-1", **SMOKE)
-    names = [entry.name for entry in entries(load_pair(), Sampling(), compiled=False)]
-    assert table.drafter.tolist() == names * len(KINDS)
-    assert set(table.prompts) == set(KINDS)
+    assert items()[:3] == ["shipped-eager-1", "shipped-eager-0", "shipped-compiled-1"]
+    table = measure("shipped-eager-1", **SMOKE)
+    names = [entry.name for entry in entries(load_pair(), HEADS["shipped"], Sampling(), compiled=False)]
+    assert table.drafter.tolist() == names * 2
+    assert set(table.prompts) == {"held-out", "stdlib"}
+    assert set(table.target) == {"shipped"}
     assert (table.tokens_per_step[table.drafter != NONE] > 1).all()
 
 
@@ -42,7 +43,7 @@ def test_drafters_are_compiled_where_the_target_is(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pair_speeds, "compared", noted)
     for how in ("eager", "compiled"):
         with pytest.raises(KeyboardInterrupt):
-            measure(f"{how}-0", **SMOKE)
+            measure(f"shipped-{how}-0", **SMOKE)
     for chosen, compiled in made:
         assert {entry.drafter.compile for entry in chosen[1:]} == {compiled}  # type: ignore[union-attr]
         assert {entry.drafter.sampling for entry in chosen[1:]} == {Sampling(temperature=0.0)}  # type: ignore[union-attr]
