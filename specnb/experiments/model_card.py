@@ -119,8 +119,8 @@ def card(pair: Pair, larger: Pair, table: pd.DataFrame) -> str:
             for label, name in _SHAPE.items()
         ],
         "",
-        f"`{LARGER.name}` has twice the layers. It began as a copy of `target` with layers between that did nothing, and",
-        "was trained further on the same text (`make larger`): a slower target, so that drafting gains more.",
+        f"`{LARGER.name}` has twice the layers. It began as `target` with layers between that did nothing, and was",
+        "trained further on the same text (`make larger`): a slower target, so that drafting gains more.",
         "",
         "Held-out text, bits per byte (lower is better):",
         "",
