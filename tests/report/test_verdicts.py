@@ -528,12 +528,11 @@ WORLDS: dict[str, tuple[str, World, list[tuple[str, World]]]] = {
     ),
     "hierarchical": (
         "holds",
-        {"exact": True, "speed_up_low": [1.1, 0.8], "drafting": [0.8, 1.1], "passes_high": 0.8},
+        {"exact": True, "speed_up_low": [1.1, 0.8], "drafting": [0.8, 1.1]},
         [
             ("refuted", {"exact": False}),
             ("open", {"speed_up_low": [0.9, 0.8]}),
-            ("conditional", {"speed_up_low": [0.6, 0.5], "drafting": [1.5, 1.2]}),
-            ("refuted", {"speed_up_low": [0.6, 0.5], "drafting": [1.5, 1.2], "passes_high": 1.1}),
+            ("refuted", {"speed_up_low": [0.6, 0.5], "drafting": [1.5, 1.2]}),
         ],
     ),
     "vary-gamma": (
