@@ -110,7 +110,8 @@ def generate(
 
     Raises, before anything is run, `ValueError` or `TypeError` for: no prompts, an empty prompt, tokens outside the
     vocabulary, numbers that are not whole (truth values among them), flags that are not True or False, a negative
-    `gamma`, `seed` or row, `max_new_tokens` or `batch_size` < 1, an invalid `sampling`, `rule` or `compile`, a context
+    `gamma`, `seed` or row, `max_new_tokens` or `batch_size` < 1, an invalid `sampling`, `rule` or `compile`, a rule
+    that is not exact for the drafter's tree (`specnb.drafting.tree.EXACT_SCHEMES`), a context
     beyond a model's limit, different vocabularies or devices, and a model, cache or drafter that the loop cannot run,
     encoder-decoder models among them; `MemoryError`, naming a batch size that would fit (`specnb.models.memory`);
     `RuntimeError` for `compile` without a compiler. Raises during generation `FloatingPointError` for a model that

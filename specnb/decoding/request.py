@@ -57,7 +57,7 @@ def rule_for(rule: Any, drafter: Drafter | None, gamma: int) -> Rule | TreeRule:
             f"{type(drafter).__name__} proposes {kind}, and rule is {shown(rule)}; it must be a {other}, or None"
         )
     if isinstance(drafter, TreeDrafter) and tree:
-        require_exact(rule, drafter.scheme)
+        require_exact(rule, drafter.scheme, drafter.parents)
     return rule  # type: ignore[no-any-return]
 
 

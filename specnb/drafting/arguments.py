@@ -101,7 +101,7 @@ def shared_hidden_layers(first: Any, second: Any) -> tuple[int, ...]:
 
     Raises `ValueError` where both read some and these differ: there is one record of hidden states.
     """
-    if first.hidden_layers and second.hidden_layers and first.hidden_layers != second.hidden_layers:
+    if first.hidden_layers and second.hidden_layers and tuple(first.hidden_layers) != tuple(second.hidden_layers):
         raise ValueError(
             f"{type(first).__name__} reads the hidden layers {first.hidden_layers} and {type(second).__name__} "
             f"{second.hidden_layers}; drafters that are combined must read the same ones"

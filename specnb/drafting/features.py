@@ -28,10 +28,10 @@ from specnb.sampling.distributions import Sampling, require_sampling, sample, st
 class HeadDrafter(ChainDrafter):
     """Drafts with `head`, which was trained on the hidden states of `target`, as `sampling` says.
 
-    `compile` compiles what a step computes as one function; within a mixture or a stopping rule, which sample
-    themselves, it does nothing. Raises `TypeError` for a head of another kind than the
-    drafter's, a target that the loop cannot run and a `sampling` that is no `Sampling`, and `ValueError` for a head of
-    another width, dtype or device.
+    From one `start` to the next either `propose` is called, always with the same gamma, or `distribution`, by a mixture
+    or a stopping rule. `compile` compiles what `propose` computes as one function. Raises `TypeError` for a head of
+    another kind than the drafter's, a target that the loop cannot run and a `sampling` that is no `Sampling`, and
+    `ValueError` for a head of another width, dtype or device.
     """
 
     kind: ClassVar[type]
@@ -89,7 +89,7 @@ class HeadDrafter(ChainDrafter):
         return self.after(self.state, position)
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
-        """What the first draft token depends on; so many as `drafted` were proposed in the last step, at most."""
+        """What the first draft token depends on. The last step computed at most `drafted` draft tokens."""
         raise NotImplementedError
 
     def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
@@ -132,9 +132,9 @@ class FeatureDrafter(HeadDrafter):
 class AttentionDrafter(HeadDrafter):
     """Draft tokens sampled one after the other from an `AttentionHead`, with the keys and values of the tokens before.
 
-    A step first computes the keys and values of the newest gamma + 1 tokens with the target's states, because those of
-    draft tokens were computed with the head's own. `capturable` says that the drafter serves one batch only, so that a
-    CUDA graph may hold its operations. Raises what `HeadDrafter` does.
+    A step first computes the keys and values of the tokens since the last step with the target's states, because those
+    of draft tokens were computed with the head's own. `capturable` says that the drafter serves one batch only, so that
+    a CUDA graph may hold its operations. Raises what `HeadDrafter` does.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> target = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -166,6 +166,7 @@ class AttentionDrafter(HeadDrafter):
         """Computes the keys and values of the prompts; see `Drafter.start`."""
         tokens, lengths, states = context.tokens, context.lengths, self.recorded(context)
         if rows is None:
+            self.evaluated = 0
             self._allocate(*tokens.shape)
         else:
             tokens, lengths, states = tokens[rows], lengths[rows], states[rows]

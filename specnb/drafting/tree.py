@@ -32,20 +32,23 @@ EXACT_SCHEMES: dict[TreeRule, tuple[Scheme, ...]] = {
     best_path_block: (independent_children,),
     spechub_tree: (hub_children, top_children),
 }
-"""The schemes that a rule is exact for. Rules that are not here are exact for all of `specnb.sampling.tree_schemes`."""
+"""The schemes that a rule is exact for. `recursive_rejection`, `traversal_verification`, `top_k_tree` and
+`exact_match_tree` are exact for all of `SCHEMES`; `greedy_tree` is at temperature 0 only."""
 
 
-def require_exact(rule: TreeRule, scheme: Scheme) -> None:
-    """Raises `ValueError` for a rule of `EXACT_SCHEMES` with one of `SCHEMES` that it is not exact for.
+def require_exact(rule: TreeRule, scheme: Scheme, parents: tuple[int, ...]) -> None:
+    """Raises `ValueError` for a rule of `EXACT_SCHEMES` and one of `SCHEMES` that it is not exact for.
 
-    >>> require_exact(best_path_block, independent_children)
+    A tree in which no node has two children is a chain for every scheme.
+
+    >>> require_exact(best_path_block, independent_children, (-1, -1))
     """
-    fitting = EXACT_SCHEMES.get(rule, (scheme,))
-    if scheme in SCHEMES and scheme not in fitting:
+    known = [schemes for other, schemes in EXACT_SCHEMES.items() if other == rule]
+    if known and scheme in SCHEMES and scheme not in known[0] and len(set(parents)) < len(parents):
         raise ValueError(
             f"this rule is not exact for children sampled by {scheme.__name__}: the output would not have the target's "
-            f"distribution. Give the TreeDrafter scheme={' or '.join(other.__name__ for other in fitting)}, or another "
-            "rule, such as recursive_rejection"
+            f"distribution. Give the TreeDrafter scheme={' or '.join(other.__name__ for other in known[0])}, "
+            "or another rule, such as recursive_rejection"
         )
 
 

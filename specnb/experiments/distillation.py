@@ -64,7 +64,11 @@ def items(**_: Any) -> list[str]:
 
 def trained(plan: Plan) -> Trained:
     """The students of `plan`, from its checkpoint where that is complete."""
-    return train(load_pair(packed=False), plan, folder_of("specnb.experiments.distillation_training", plan))
+    return train(
+        load_pair(packed=False),
+        plan,
+        folder_of("specnb.experiments.distillation_training", plan, TRAINED_PAIR / "target", TRAINED_PAIR / "draft"),
+    )
 
 
 def held_out_windows(pair: Pair, length: int, per_file: int, files: int | None = None) -> tuple[Tensor, NDArray[Any]]:

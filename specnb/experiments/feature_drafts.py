@@ -76,7 +76,8 @@ def pair_of(plan: Plan) -> Pair:
 
 def trained(plan: Plan) -> dict[str, Student]:
     """The students of `plan`, from its checkpoint where that is complete."""
-    return train(pair_of(plan), plan, folder_of("specnb.experiments.feature_training", plan))
+    models = [TRAINED_PAIR / name for name in (plan.target, plan.start) if name]
+    return train(pair_of(plan), plan, folder_of("specnb.experiments.feature_training", plan, *models))
 
 
 @torch.inference_mode()
@@ -167,13 +168,13 @@ def main() -> None:
     for item, part in zip(items(**SETTINGS), run.parts(TABLE), strict=True):
         if not part.exists():
             run.run_item(TABLE, item, part)
+        print("saved:", *ship(Plan(**SETTINGS["plans"][item])))  # the next item may begin with these
     table = pd.read_csv(run.gather(TABLE))
     print(
         table[["target", "draft", "depth", "along", "alpha", "over_control", "parameters"]]
         .round(4)
         .to_string(index=False)
     )
-    print("saved:", *[folder for plan in SETTINGS["plans"].values() for folder in ship(Plan(**plan))])
 
 
 if __name__ == "__main__":

@@ -100,7 +100,9 @@ def ship(larger: nn.Module, plan: Plan, folder: Path = LARGER) -> Path:
 def main() -> None:
     """Trains the larger target and saves it."""
     plan = Plan()
-    print("saved:", ship(train(plan, folder_of("specnb.experiments.larger_target", plan)), plan))
+    print(
+        "saved:", ship(train(plan, folder_of("specnb.experiments.larger_target", plan, TRAINED_PAIR / "target")), plan)
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -165,7 +164,6 @@ def main() -> None:
     tokenizer = train_tokenizer(texts)
     tokens = encode(tokenizer, texts)
     for role in arguments.roles:
-        began = time.perf_counter()
         budget = PRESETS[arguments.preset][role]
         torch.manual_seed(arguments.seed)
         model = build(role, tokenizer.eos_token_id)
@@ -179,7 +177,6 @@ def main() -> None:
             "preset": arguments.preset,
             "device": device,
             "seed": arguments.seed,
-            "minutes": round((time.perf_counter() - began) / 60, 1),
             "parameters": sum(weight.numel() for weight in model.parameters()),
             "tokens_in_corpus": len(tokens),
             "tokens_seen": seen,

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from specnb.experiments import corpus
+from specnb.models.checkpoints import CHECKSUMS
 from specnb.report.results import ROOT, out  # type: ignore[attr-defined]
 from specnb.report.source_digest import digest, module_digest
 
@@ -32,6 +34,7 @@ class Learner(Generic[Model]):
     def __init__(self, model: Model, factor: float = 1.0) -> None:
         self.model = model.train()
         weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        assert all(weight.ndim < 3 for _, weight in weights)
         matrices = [weight for name, weight in weights if weight.ndim == 2 and "embed" not in name]
         others = [weight for name, weight in weights if weight.ndim < 2 or "embed" in name]
         self.optimizers: list[torch.optim.Optimizer] = [
@@ -73,9 +76,14 @@ def rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / (0.02 * steps + 1), (steps - step) / (0.6 * steps))
 
 
-def folder_of(module: str, plan: object) -> Path:
-    """Where the training of `plan` by the present code of `module` keeps what it has done."""
-    key = digest(f"{module_digest(ROOT, module)} {plan}".encode())
+def folder_of(module: str, plan: object, *models: Path) -> Path:
+    """Where the training of `plan` by the present code of `module` keeps what it has done.
+
+    It depends on the corpus, and on the weights of `models`, which the training begins with or learns from.
+    """
+    files = [corpus.MANIFEST, *(folder / CHECKSUMS for folder in models)]
+    read = b"".join(digest(file.read_bytes()).encode() for file in files)
+    key = digest(f"{module_digest(ROOT, module)} {plan} ".encode() + read)
     return out() / "build" / module.rpartition(".")[2] / key
 
 

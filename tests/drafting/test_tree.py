@@ -137,3 +137,8 @@ def test_a_rule_is_refused_for_the_schemes_that_the_enumeration_finds_it_wrong_f
         else:
             with pytest.raises(ValueError, match=f"not exact for children sampled by {scheme.__name__}"):
                 generate(target, prompt, drafter, gamma=2, max_new_tokens=2, rule=rule, progress=False)
+
+
+def test_a_tree_that_is_a_chain_fits_rules_for_every_scheme() -> None:
+    drafter = TreeDrafter(llama(), (-1, 0), scheme=distinct_children)
+    generate(llama(), [[0, 1]], drafter, gamma=2, max_new_tokens=2, rule=best_path_block, progress=False)

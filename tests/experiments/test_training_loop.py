@@ -77,3 +77,12 @@ def test_another_plan_has_another_folder() -> None:
     module = "specnb.experiments.training"
     assert folder_of(module, 1) == folder_of(module, 1)
     assert folder_of(module, 1) != folder_of(module, 2)
+
+
+def test_other_weights_to_begin_with_have_another_folder(tmp_path: Path) -> None:
+    sums, module = tmp_path / "SHA256SUMS", "specnb.experiments.training"
+    found = set()
+    for text in ("1", "2"):
+        sums.write_text(text)
+        found.add(folder_of(module, 1, tmp_path))
+    assert len(found | {folder_of(module, 1)}) == 3
