@@ -120,7 +120,7 @@ def card(pair: Pair, larger: Pair, table: pd.DataFrame) -> str:
         ],
         "",
         f"`{LARGER.name}` has twice the layers. It began as `target` with layers between that did nothing, and was",
-        "trained further on the same text (`make larger`): a slower target, so that drafting gains more.",
+        "trained further on the same text (`make larger`). It is there as a slower target for the same drafts.",
         "",
         "Held-out text, bits per byte (lower is better):",
         "",
