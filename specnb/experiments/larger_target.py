@@ -84,11 +84,10 @@ def train(plan: Plan, folder: Path) -> LlamaForCausalLM:
 
 def ship(larger: nn.Module, plan: Plan, folder: Path = LARGER) -> Path:
     """Saves the model with a note of its training and its checksums; returns `folder`."""
-    pair = load_pair(packed=False)
-    save(larger, pair.tokenizer, folder)  # type: ignore[arg-type]
-    text = encode(pair.tokenizer, corpus.read("train"))
+    save(larger, load_pair(packed=False).tokenizer, folder)  # type: ignore[arg-type]
+    first = json.loads((TRAINED_PAIR / "target" / "training.json").read_text(encoding="utf-8"))
     note = {
-        "from": "data/pair/target", "plan": asdict(plan), "tokens_in_corpus": len(text),
+        "from": "data/pair/target", "plan": asdict(plan), "tokens_in_corpus": first["tokens_in_corpus"],
         "tokens_seen": plan.steps * plan.rows * plan.length,
         "parameters": sum(weight.numel() for weight in larger.parameters()),
     }  # fmt: skip

@@ -1,6 +1,8 @@
 """Training for acceptance: the objectives, a training that goes on where it stopped, and the table, on tiny models."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -92,6 +94,31 @@ def test_every_student_lowers_its_own_loss_and_leaves_the_draft_alone(name: str)
 
 def test_the_rate_falls_to_zero_at_the_horizon() -> None:
     assert [round(rate(step, 100, 0.03), 2) for step in (0, 2, 51, 99)] == [0.33, 1, 0.51, 0]
+
+
+def students() -> dict[str, Student]:
+    return {name: Student(recipe, tiny(1), 1.0) for name, recipe in RECIPES.items()}
+
+
+def test_an_interrupted_training_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, whole, first, second = tiny(0), students(), students(), students()
+    fit(target, whole, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon)
+    checkpoint = tmp_path / "students.pt"
+
+    def interrupted(step: int, *plan: Any) -> float:
+        if step == 3:
+            raise InterruptedError
+        return rate(step, *plan)
+
+    monkeypatch.setattr(distillation_training, "rate", interrupted)
+    with pytest.raises(InterruptedError):
+        fit(target, first, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon, checkpoint)
+    monkeypatch.undo()
+    assert torch.load(checkpoint, weights_only=True)["step"] == 2
+    fit(target, second, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon, checkpoint)
+    for name, student in whole.items():
+        for weight, again in zip(student.model.parameters(), second[name].model.parameters(), strict=True):
+            assert torch.equal(weight, again), name
 
 
 def test_students_of_one_objective_differ_only_by_their_sequences(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from specnb.drafting.base import Context
 from specnb.drafting.features import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
-from specnb.experiments import corpus, feature_drafts, feature_training
+from specnb.experiments import corpus, feature_drafts, feature_training, training_loop
 from specnb.experiments.feature_drafts import ALL, CONTROL, betas, lines
 from specnb.experiments.feature_training import (
     DEPTHS,
@@ -101,6 +101,24 @@ def test_the_loss_is_the_mean_over_the_positions_learnt_from(pair: Pair) -> None
     q = torch.softmax(student(tokens, states)[0].logits, dim=-1)
     found = float(loss_of(student, tokens, states, log_p, torch.tensor(1.0)))
     assert found == pytest.approx(1 - float(overlap(log_p.exp(), q).mean()), abs=2e-3)  # the loss is in bfloat16
+
+
+def test_training_goes_on_where_it_stopped(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(pair, PLAN, tmp_path / "whole")
+
+    def stopped(file: Path, step: int, *rest: object) -> None:
+        save(file, step, *rest)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    save = training_loop._save
+    with monkeypatch.context() as patch:
+        patch.setattr(training_loop, "_save", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train(pair, PLAN, tmp_path / "parts")
+    parts = train(pair, PLAN, tmp_path / "parts")
+    for name, student in whole.items():
+        for key, weight in student.state_dict().items():
+            assert torch.allclose(weight, parts[name].state_dict()[key], atol=1e-6)
 
 
 def test_what_is_trained_is_not_trained_again(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
