@@ -2,8 +2,9 @@
 
 Each layer is followed by a copy of itself whose two output projections are zero, so the larger model begins with the
 distribution of the shipped one (block expansion, Wu et al. 2024, "LLaMA Pro"). Unlike there, all layers are then
-trained, on the text of the first training in another order, at a lower learning rate. It is saved as
-`data/pair/target-larger`.
+trained, on the text of the first training in another order, at a lower learning rate. The model is by then fitted too
+closely to that text, so what is saved, as `data/pair/target-larger`, is the mean of the weights before and after
+(Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from transformers import LlamaForCausalLM
 
 from specnb.experiments import corpus
 from specnb.experiments.training import encode, fit, save, windows
-from specnb.experiments.training_loop import CHECKPOINT, folder_of
+from specnb.experiments.training_loop import CHECKPOINT, Model, folder_of
 from specnb.models.checkpoints import write_checksums
 from specnb.models.loading import TRAINED_PAIR, load_pair
 
@@ -68,7 +69,10 @@ def batches(text: np.ndarray, plan: Plan) -> Iterator[Tensor]:
 
 
 def train(plan: Plan, folder: Path) -> LlamaForCausalLM:
-    """The larger target, in evaluation mode; what is in `folder` is not done again."""
+    """The larger target, with the mean of its weights before and after the training, in evaluation mode.
+
+    What is in `folder` is not done again.
+    """
     torch.set_num_threads(plan.threads)
     pair = load_pair(packed=False)
     larger = grown(pair.target)  # type: ignore[arg-type]  # the shipped target is a Llama model
@@ -79,7 +83,15 @@ def train(plan: Plan, folder: Path) -> LlamaForCausalLM:
         larger, batches(text, plan), plan.steps,
         name=LARGER.name, factor=plan.factor, compiled=plan.compiled, checkpoint=folder / CHECKPOINT,
     )  # fmt: skip
-    return larger
+    return mean(grown(pair.target), larger)  # type: ignore[arg-type]
+
+
+def mean(before: nn.Module, after: Model) -> Model:
+    """`after` with the mean of its weights and those of `before`."""
+    with torch.no_grad():
+        for weight, first in zip(after.parameters(), before.parameters(), strict=True):
+            weight.lerp_(first, 0.5)
+    return after
 
 
 def ship(larger: nn.Module, plan: Plan, folder: Path = LARGER) -> Path:
@@ -87,7 +99,8 @@ def ship(larger: nn.Module, plan: Plan, folder: Path = LARGER) -> Path:
     save(larger, load_pair(packed=False).tokenizer, folder)  # type: ignore[arg-type]
     first = json.loads((TRAINED_PAIR / "target" / "training.json").read_text(encoding="utf-8"))
     note = {
-        "from": "data/pair/target", "plan": asdict(plan), "tokens_in_corpus": first["tokens_in_corpus"],
+        "from": "data/pair/target", "weights": "mean of before and after", "plan": asdict(plan),
+        "tokens_in_corpus": first["tokens_in_corpus"],
         "tokens_seen": plan.steps * plan.rows * plan.length,
         "parameters": sum(weight.numel() for weight in larger.parameters()),
     }  # fmt: skip
@@ -99,9 +112,8 @@ def ship(larger: nn.Module, plan: Plan, folder: Path = LARGER) -> Path:
 def main() -> None:
     """Trains the larger target and saves it."""
     plan = Plan()
-    print(
-        "saved:", ship(train(plan, folder_of("specnb.experiments.larger_target", plan, TRAINED_PAIR / "target")), plan)
-    )
+    checkpoints = folder_of("specnb.experiments.larger_target", plan, TRAINED_PAIR / "target")
+    print("saved:", ship(train(plan, checkpoints), plan))
 
 
 if __name__ == "__main__":

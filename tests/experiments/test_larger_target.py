@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specnb.experiments import corpus
-from specnb.experiments.larger_target import Plan, grown, ship, train
+from specnb.experiments.larger_target import Plan, grown, mean, ship, train
 from specnb.models.loading import load_model, load_pair
 
 PLAN = Plan(steps=2, long=1, rows=2, length=16, compiled=False)
@@ -38,3 +38,10 @@ def test_two_steps_train_every_weight_and_the_saved_model_is_read_back(tmp_path:
     again = load_model(folder, packed=False)
     assert all(torch.equal(a, b.float()) for a, b in zip(again.parameters(), larger.parameters(), strict=True))
     assert (folder / "SHA256SUMS").exists()
+
+
+def test_the_mean_of_the_weights_before_and_after() -> None:
+    before, after = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    expected = [(a + b) / 2 for a, b in zip(before.parameters(), after.parameters(), strict=True)]
+    found = mean(before, after)
+    assert all(torch.allclose(a, b) for a, b in zip(found.parameters(), expected, strict=True))
