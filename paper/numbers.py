@@ -159,7 +159,8 @@ def acceptance(results: Results) -> Named:
 def features(results: Results) -> Named:
     """Acceptance of drafts that read the target's features, along sequences of the target."""
     table = results.table("feature_drafts")
-    rows = table[table.along == "samples of the target"].astype({"depth": str}).set_index(["draft", "depth"])
+    shown = table[(table.target == "shipped") & (table.along == "samples of the target")]
+    rows = shown.astype({"depth": str}).set_index(["draft", "depth"])
 
     found: Named = {}
     for name in ("attention", "recurrent", "parallel", "of tokens"):
@@ -200,11 +201,11 @@ def speed(results: Results) -> Named:
 
 
 def drafted(results: Results) -> Named:
-    """Speed-ups of whole calls with two drafters of the trained pair, by compilation, temperature and prompts."""
+    """Speed-ups of whole calls with two drafters, by target, compilation, temperature and prompts."""
     table = results.table("pair_speeds")
     hows = {False: "eager", True: "compiled"}
     found = {
-        f"{hows[row.compiled]}-{row.temperature:g}-{row.prompts}-{name}": interval(
+        f"{row.target}-{hows[row.compiled]}-{row.temperature:g}-{row.prompts}-{name}": interval(
             table.loc[row.Index], "speed_up", "speed_up_low", "speed_up_high"
         )
         for name in ("draft-model", "attention-head")

@@ -35,7 +35,7 @@ from specnb.experiments import corpus, run
 from specnb.experiments.bench.tables import columns
 from specnb.experiments.distillation_training import CONTROL, PROMPT, RECIPES, Plan, Trained, acceptance, sampled, train
 from specnb.experiments.training import encode, save
-from specnb.experiments.training_loop import folder_of
+from specnb.experiments.training_loop import checkpoint_folder
 from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.checkpoints import write_checksums
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
@@ -67,7 +67,9 @@ def trained(plan: Plan) -> Trained:
     return train(
         load_pair(packed=False),
         plan,
-        folder_of("specnb.experiments.distillation_training", plan, TRAINED_PAIR / "target", TRAINED_PAIR / "draft"),
+        checkpoint_folder(
+            "specnb.experiments.distillation_training", plan, TRAINED_PAIR / "target", TRAINED_PAIR / "draft"
+        ),
     )
 
 

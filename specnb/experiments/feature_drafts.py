@@ -44,7 +44,7 @@ from specnb.experiments.feature_training import (
     train,
 )
 from specnb.experiments.larger_target import LARGER
-from specnb.experiments.training_loop import folder_of
+from specnb.experiments.training_loop import checkpoint_folder
 from specnb.measure.statistics import ratio_of_sums
 from specnb.models.checkpoints import write_checksums
 from specnb.models.draft_heads import save_head
@@ -77,7 +77,7 @@ def pair_of(plan: Plan) -> Pair:
 def trained(plan: Plan) -> dict[str, Student]:
     """The students of `plan`, from its checkpoint where that is complete."""
     models = [TRAINED_PAIR / name for name in (plan.target, plan.start) if name]
-    return train(pair_of(plan), plan, folder_of("specnb.experiments.feature_training", plan, *models))
+    return train(pair_of(plan), plan, checkpoint_folder("specnb.experiments.feature_training", plan, *models))
 
 
 @torch.inference_mode()

@@ -23,7 +23,7 @@ from transformers import LlamaForCausalLM
 
 from specnb.experiments import corpus
 from specnb.experiments.training import encode, fit, save, windows
-from specnb.experiments.training_loop import CHECKPOINT, Model, folder_of
+from specnb.experiments.training_loop import CHECKPOINT, Model, checkpoint_folder
 from specnb.models.checkpoints import write_checksums
 from specnb.models.loading import TRAINED_PAIR, load_pair
 
@@ -112,7 +112,7 @@ def ship(larger: nn.Module, plan: Plan, folder: Path = LARGER) -> Path:
 def main() -> None:
     """Trains the larger target and saves it."""
     plan = Plan()
-    checkpoints = folder_of("specnb.experiments.larger_target", plan, TRAINED_PAIR / "target")
+    checkpoints = checkpoint_folder("specnb.experiments.larger_target", plan, TRAINED_PAIR / "target")
     print("saved:", ship(train(plan, checkpoints), plan))
 
 

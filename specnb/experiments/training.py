@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from specnb.experiments import corpus
-from specnb.experiments.training_loop import CHECKPOINT, Learner, folder_of, rate, run
+from specnb.experiments.training_loop import CHECKPOINT, Learner, checkpoint_folder, rate, run
 from specnb.models.checkpoints import write_checksums
 
 END = "<|endoftext|>"
@@ -168,7 +168,7 @@ def main() -> None:
         torch.manual_seed(arguments.seed)
         model = build(role, tokenizer.eos_token_id)
         model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
-        checkpoint = folder_of("specnb.experiments.training", (role, arguments)) / CHECKPOINT
+        checkpoint = checkpoint_folder("specnb.experiments.training", (role, arguments)) / CHECKPOINT
         fit(model, curriculum(tokens, budget, arguments.seed), budget.steps, name=role, checkpoint=checkpoint)
         folder = arguments.out / role
         save(model.cpu(), tokenizer, folder)

@@ -76,7 +76,7 @@ def rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / (0.02 * steps + 1), (steps - step) / (0.6 * steps))
 
 
-def folder_of(module: str, plan: object, *models: Path) -> Path:
+def checkpoint_folder(module: str, plan: object, *models: Path) -> Path:
     """Where the training of `plan` by the present code of `module` keeps what it has done.
 
     It depends on the corpus, and on the weights of `models`, which the training begins with or learns from.

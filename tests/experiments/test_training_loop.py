@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from specnb.experiments import training
-from specnb.experiments.training_loop import ADAM_RATE, MUON_RATE, Learner, folder_of, rate, run
+from specnb.experiments.training_loop import ADAM_RATE, MUON_RATE, Learner, checkpoint_folder, rate, run
 
 STEPS = 5
 
@@ -75,8 +75,8 @@ def test_the_factor_scales_both_rates() -> None:
 
 def test_another_plan_has_another_folder() -> None:
     module = "specnb.experiments.training"
-    assert folder_of(module, 1) == folder_of(module, 1)
-    assert folder_of(module, 1) != folder_of(module, 2)
+    assert checkpoint_folder(module, 1) == checkpoint_folder(module, 1)
+    assert checkpoint_folder(module, 1) != checkpoint_folder(module, 2)
 
 
 def test_other_weights_to_begin_with_have_another_folder(tmp_path: Path) -> None:
@@ -84,5 +84,5 @@ def test_other_weights_to_begin_with_have_another_folder(tmp_path: Path) -> None
     found = set()
     for text in ("1", "2"):
         sums.write_text(text)
-        found.add(folder_of(module, 1, tmp_path))
-    assert len(found | {folder_of(module, 1)}) == 3
+        found.add(checkpoint_folder(module, 1, tmp_path))
+    assert len(found | {checkpoint_folder(module, 1)}) == 3
