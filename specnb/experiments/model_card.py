@@ -120,7 +120,8 @@ def card(pair: Pair, larger: Pair, table: pd.DataFrame) -> str:
         ],
         "",
         f"`{LARGER.name}` has twice the layers. It began as `target` with layers between that did nothing, and was",
-        "trained further on the same text (`make larger`). It is there as a slower target for the same drafts.",
+        "trained further on the same text (`make larger`); its weights are the mean of those before and after. It is",
+        "there as a slower target for the same drafts.",
         "",
         "Held-out text, bits per byte (lower is better):",
         "",
@@ -170,7 +171,8 @@ def _heads() -> list[str]:
         return []
     return [
         "`draft-attention`, `draft-recurrent` and `draft-parallel` draft from the target's hidden states (`make",
-        "features`, notebook 08). To use the first, which is accepted most often:",
+        "features`, notebook 08); `draft-attention-larger` is the first, trained further on the larger target's",
+        "states. To use the first, which is accepted most often:",
         "",
         "```python",
         "from specnb import generate, load_pair",
