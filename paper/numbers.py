@@ -201,14 +201,14 @@ def speed(results: Results) -> Named:
 
 
 def drafted(results: Results) -> Named:
-    """Speed-ups of whole calls with two drafters, by target, compilation, temperature and prompts."""
+    """Speed-ups of whole calls with three drafters, by target, compilation, temperature and prompts."""
     table = results.table("pair_speeds")
     hows = {False: "eager", True: "compiled"}
     found = {
         f"{row.target}-{hows[row.compiled]}-{row.temperature:g}-{row.prompts}-{name}": interval(
             table.loc[row.Index], "speed_up", "speed_up_low", "speed_up_high"
         )
-        for name in ("draft-model", "attention-head")
+        for name in ("draft-model", "distilled-draft-model", "attention-head")
         for row in table[table.drafter == name.replace("-", " ")].itertuples()
     }
     return found | {"prompts": count(table.sequences.max()), "gamma": count(table.gamma.max())}
