@@ -203,9 +203,9 @@ def speed(results: Results) -> Named:
 def drafted(results: Results) -> Named:
     """Speed-ups of whole calls with three drafters, by target, compilation, temperature and prompts."""
     table = results.table("pair_speeds")
-    hows = {False: "eager", True: "compiled"}
+    hows, temperatures = {False: "eager", True: "compiled"}, {0: "zero", 1: "one"}
     found = {
-        f"{row.target}-{hows[row.compiled]}-{row.temperature:g}-{row.prompts}-{name}": interval(
+        f"{row.target}-{hows[row.compiled]}-{temperatures[row.temperature]}-{row.prompts}-{name}": interval(
             table.loc[row.Index], "speed_up", "speed_up_low", "speed_up_high"
         )
         for name in ("draft-model", "distilled-draft-model", "attention-head")
