@@ -1,9 +1,12 @@
-"""Which layout of a linear layer's weight is faster on this machine, by number of rows: measured once, then stored.
+"""Which product with a linear layer's weight is faster on this machine, by number of rows: measured once, then stored.
 
-oneDNN can keep a weight in a packed layout. Whether its product is faster than the usual one depends on the processor,
-the shape and the number of rows, by factors in both directions, so no fixed rule holds everywhere. Here both products
-are timed for every shape and some numbers of rows. The results are stored in memory and in `layouts.json` in the user's
-cache folder; delete the file to measure again.
+    usual       `torch.nn.functional.linear` with the weight as saved, `(out, in)` in memory
+    transposed  the same product with a copy that is `(in, out)` in memory
+    packed      oneDNN's product with a copy in a layout of its own
+
+Which is faster depends on the processor, the shape and the number of rows, by factors in all directions, so no fixed
+rule holds everywhere. Here all are timed for every shape and some numbers of rows. The results are stored in memory and
+in `linear_products.json` in the user's cache folder; delete the file to measure again.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,36 +28,39 @@ from torch.nn.functional import linear
 
 from specnb.machine import processor_key
 
-CLASSES = ((1,), (2,), (3,), (4,), (5, 8), (9, 16), (17, 32))
+PRODUCTS = USUAL, TRANSPOSED, PACKED = "usual", "transposed", "packed"
+
+CLASSES = ((1,), (2,), (3,), (4,), (5,), (6, 8), (9, 16), (17, 32))
 """Classes of row counts that share a choice, each given by the counts that are timed; the last class is unbounded."""
 ENDS = [rows[-1] for rows in CLASSES]
 POINTS = [rows for timed in CLASSES for rows in timed]
 
 PACKABLE = (torch.float32, torch.bfloat16)
 LAYOUT_ROWS = 8  # the row count for which oneDNN chooses the layout; it is good for 1 to hundreds of rows
-SMALLEST = 2**16  # elements of a weight; for smaller ones calling oneDNN takes longer than a packed layout saves
+SMALLEST = 2**14  # elements of a weight; smaller ones take hardly longer than the call
 LARGEST = 2**21  # elements; of a larger weight only this much is timed, because the time is proportional
-LAYERS = 3  # layers of a shape that are timed in turn, because in a model no weight is in the first-level cache
+WORKING_SET = 2**24  # elements of all weights that a pass reads: as in a model, they are not in the caches
 ROUNDS = (5, 15)  # at least and at most
 SECONDS = 0.5  # no round begins after this time
 FINE = 1e-7  # resolution in seconds of a clock that can time one product
-MARGIN = 0.95  # packed weights are used if they take less than this fraction of the usual time (ties change nothing)
-MOST_ROUNDS = 0.75  # and if they were faster in this fraction of the rounds (one disturbance changes nothing)
+MARGIN = 0.95  # another product is used if it takes less than this fraction of the usual time (ties change nothing)
+MOST_ROUNDS = 0.75  # and if it was faster in this fraction of the rounds (one disturbance changes nothing)
 
-Choice = tuple[bool, ...]  # for each of CLASSES, whether packed weights are used
-AS_SAVED: Choice = (False,) * len(CLASSES)
+Choice = tuple[str, ...]  # for each of CLASSES, one of PRODUCTS
+AS_SAVED: Choice = (USUAL,) * len(CLASSES)
 
+packed_linear = torch.ops.mkldnn._linear_pointwise.default
 _known: dict[str, Choice] = {}
 _supported: dict[torch.dtype, bool] = {}
 
 
 def choices(weights: Sequence[Tensor]) -> list[Choice]:
-    """For each weight `(out, in)` of a model and each of `CLASSES`, whether the packed layout is faster.
+    """For each weight `(out, in)` of a model and each of `CLASSES`, the product that is fastest.
 
     Shapes that were not yet measured on this machine with this dtype and number of threads are measured now, together:
-    in half a second, or five rounds if these take longer. A class uses packed weights if they were faster by more than
-    5% at both its ends, in at least three of four rounds. Weights are used as saved on other devices, in other dtypes,
-    and below 2^16 elements.
+    in half a second, or five rounds if these take longer. A class uses another product than the usual one if that was
+    faster by more than 5% at both its ends, in at least three of four rounds. The product is the usual one on other
+    devices, in other dtypes, and below 2^14 elements.
 
     >>> choices([torch.ones(4, 4)]) == [AS_SAVED]
     True
@@ -79,24 +86,47 @@ def choices(weights: Sequence[Tensor]) -> list[Choice]:
 def by_rows(choice: Choice) -> Choice:
     """`choice` for 0, 1, ... rows; the last entry holds for all larger counts.
 
-    >>> by_rows((False, True, False, False, False, False, False))[:4]
-    (False, False, True, False)
+    >>> by_rows((TRANSPOSED, USUAL, *[PACKED] * 6))[:4]
+    ('usual', 'transposed', 'usual', 'packed')
     """
-    return tuple(rows > 0 and choice[np.searchsorted(ENDS[:-1], rows)] for rows in range(POINTS[-2] + 1))
+    counts = range(1, POINTS[-2] + 1)
+    return (USUAL, *(choice[np.searchsorted(ENDS[:-1], rows)] for rows in counts))
 
 
-def reordered(weight: Tensor) -> Tensor:
-    """A copy of `weight` in oneDNN's layout."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), LAYOUT_ROWS)
-    return packed
+class Copies(NamedTuple):
+    """The copies of a weight that its products need: `transposed` `(in, out)`, and `packed` in oneDNN's layout."""
+
+    transposed: Tensor | None
+    packed: Tensor | None
+
+    @classmethod
+    def of(cls, weight: Tensor, products: Collection[str] = PRODUCTS) -> Copies:
+        """Those that `products` need.
+
+        >>> Copies.of(torch.ones(2, 3), [TRANSPOSED]).transposed.shape
+        torch.Size([3, 2])
+        """
+        transposed = weight.detach().t().contiguous() if TRANSPOSED in products else None
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), LAYOUT_ROWS) if PACKED in products else None
+        return cls(transposed, packed)
 
 
-def packed_linear(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """`torch.nn.functional.linear` of `states` `(..., in)` with a weight that is `reordered`."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(
-        states.reshape(-1, states.shape[-1]), packed, bias, "none", [], ""
-    )
-    return product.view(*states.shape[:-1], packed.shape[0])
+def multiplication(product: str, weight: Tensor, copies: Copies, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """`torch.nn.functional.linear` with `weight` `(out, in)` as a function of the states `(..., in)`, by `product`.
+
+    >>> weight = torch.ones(2, 3)
+    >>> multiplication(TRANSPOSED, weight, Copies.of(weight, [TRANSPOSED]), None)(torch.ones(1, 3))
+    tensor([[3., 3.]])
+    """
+    transposed, packed = copies
+    if product == PACKED:
+        return lambda states: packed_linear(states, packed, bias, "none", [], "")
+    if product == TRANSPOSED:
+        assert transposed is not None
+        if bias is None:
+            return lambda states: torch.matmul(states, transposed)
+        return lambda states: torch.matmul(states, transposed) + bias
+    return lambda states: linear(states, weight, bias)
 
 
 def supported(dtype: torch.dtype) -> bool:
@@ -110,7 +140,8 @@ def supported(dtype: torch.dtype) -> bool:
     if dtype not in _supported:
         try:
             with torch.inference_mode():
-                packed_linear(torch.ones(1, 16, dtype=dtype), reordered(torch.ones(16, 16, dtype=dtype)), None)
+                weight = torch.ones(16, 16, dtype=dtype)
+                multiplication(PACKED, weight, Copies.of(weight), None)(weight)
             _supported[dtype] = True
         except RuntimeError as error:
             first = all(_supported.values())
@@ -134,37 +165,52 @@ def _worthwhile(weight: Tensor) -> bool:
 
 
 def decide(seconds: NDArray[np.float64]) -> list[Choice]:
-    """The choice for each shape, from `seconds` `(rounds, shapes, POINTS, 2)` as `measure` returns them."""
-    ratio = seconds[..., 1] / seconds[..., 0]
+    """The choice for each shape, from `seconds` `(rounds, shapes, POINTS, PRODUCTS)` as `measure` returns them."""
+    ratio = seconds / seconds[..., :1]
     faster = (np.median(ratio, axis=0) < MARGIN) & (np.quantile(ratio, MOST_ROUNDS, axis=0) < 1)
+    faster[..., 0] = True  # the usual product is always possible
     starts = np.cumsum([0, *map(len, CLASSES[:-1])])
-    return [tuple(row) for row in np.logical_and.reduceat(faster, starts, axis=1).tolist()]
+    possible = np.logical_and.reduceat(faster, starts, axis=1)
+    time_of = np.add.reduceat(np.median(ratio, axis=0), starts, axis=1)
+    best = np.where(possible, time_of, np.inf).argmin(axis=-1)
+    return [tuple(PRODUCTS[product] for product in of_shape) for of_shape in best]
 
 
 @torch.inference_mode()
 def measure(shapes: Sequence[Sequence[Tensor]]) -> NDArray[np.float64]:
-    """Seconds `(rounds, shapes, POINTS, 2)` of a product with the usual and with packed weights, all in one dtype.
+    """Seconds `(rounds, shapes, POINTS, PRODUCTS)` of each product with a weight of each shape, all in one dtype.
 
-    `shapes` has the weights of each shape. A round times every shape with every number of rows, in a new random order,
-    with one layout right after the other. Shape and layer change from product to product, as they do in a model.
+    `shapes` has the weights of each shape. A round makes a pass over the weights of all layers with every number of
+    rows and every product, as a model does, in a new random order with one product right after the other.
     """
-    layers = [[(part, reordered(part)) for part in map(_part, weights[:LAYERS])] for weights in shapes]
-    states = [[torch.ones(rows, one[0][0].shape[1], dtype=one[0][0].dtype) for rows in POINTS] for one in layers]
+    layers = _layers(shapes)
+    states = [[weights[0].new_ones(rows, weights[0].shape[1]) for rows in POINTS] for weights in shapes]
     clock, order = _clock(), np.random.default_rng(0)
     rounds: list[NDArray[np.float64]] = []
-    turn, until = 0, time.perf_counter() + SECONDS
+    until = time.perf_counter() + SECONDS
     while len(rounds) <= ROUNDS[0] or (len(rounds) <= ROUNDS[1] and time.perf_counter() < until):
-        seconds = np.empty((len(shapes), len(POINTS), 2))
+        seconds = np.empty((len(shapes), len(POINTS), len(PRODUCTS)))
         for point in order.permutation(len(POINTS)):
-            for layout in order.permutation(2):
-                turn += 1
+            for product in order.permutation(len(PRODUCTS)):
                 for shape, sample in enumerate(layers):
-                    usual, packed = sample[turn % len(sample)]
+                    given = states[shape][point]
                     began = clock()
-                    _product(states[shape][point], usual, packed if layout else None)
-                    seconds[shape, point, layout] = clock() - began
+                    for products in sample:
+                        products[product](given)
+                    seconds[shape, point, product] = (clock() - began) / len(sample)
         rounds.append(seconds)
     return np.stack(rounds[1:])  # the first round sets up libraries
+
+
+def _layers(shapes: Sequence[Sequence[Tensor]]) -> list[list[list[Callable[[Tensor], Tensor]]]]:
+    """For each shape, and each of as many layers as `WORKING_SET` allows, its `PRODUCTS` as functions of the states."""
+    count = max(2, WORKING_SET // sum(_part(weights[0]).numel() for weights in shapes))
+
+    def of(weight: Tensor) -> list[Callable[[Tensor], Tensor]]:
+        copies = Copies.of(weight)
+        return [multiplication(product, weight, copies, None) for product in PRODUCTS]
+
+    return [[of(_part(weight)) for weight in weights[:count]] for weights in shapes]
 
 
 def _clock() -> Callable[[], float]:
@@ -177,17 +223,13 @@ def _part(weight: Tensor) -> Tensor:
     return weight[: max(1, LARGEST // weight.shape[1])]
 
 
-def _product(states: Tensor, usual: Tensor, packed: Tensor | None) -> Tensor:
-    return linear(states, usual) if packed is None else packed_linear(states, packed, None)
-
-
 def cache_file() -> Path | None:
     """The file of the stored choices, under `XDG_CACHE_HOME` or ~/.cache; None where there is no home folder."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
         return None
-    return folder / "specnb" / "layouts.json" if folder.is_absolute() else None
+    return folder / "specnb" / "linear_products.json" if folder.is_absolute() else None
 
 
 def _read() -> dict[str, Choice]:
@@ -202,7 +244,7 @@ def _read() -> dict[str, Choice]:
 
 
 def _is_choice(value: object) -> bool:
-    return isinstance(value, list) and len(value) == len(CLASSES) and all(isinstance(one, bool) for one in value)
+    return isinstance(value, list) and len(value) == len(CLASSES) and all(one in PRODUCTS for one in value)
 
 
 def _write(measured: dict[str, Choice]) -> None:

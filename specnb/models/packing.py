@@ -1,8 +1,8 @@
-"""Faster forward passes on a CPU with the same weights: linear layers in oneDNN's packed layout.
+"""Faster forward passes on a CPU with the same weights: linear layers that use the product that is fastest.
 
 Speculative decoding needs forward passes over a few tokens that take hardly longer than one over a single token. With
-weights as saved in a checkpoint, a product with five rows can take three times as long as one with a single row; with
-packed weights it often does not. Where packed weights are slower they are not used (`specnb.models.layout`).
+the usual product, five rows can take three times as long as a single one; with copies of the weights in another layout
+they often do not, and a single row is faster too. What is slower is not used (`specnb.models.layout`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from specnb.models import layout
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer with a second copy of its weight in oneDNN's layout, used for the row counts it is faster for.
+    """A linear layer that uses, for each number of rows, the product that is fastest on this machine.
 
-    `uses[rows]` is true for these; its last entry holds for all larger counts (`specnb.models.layout`). The two
-    products round differently: in float32 the last bits of a result depend on how many rows are computed together, as
-    they do in `torch.nn.Linear`. Use weights as saved for results that must not depend on this or on a measurement.
+    `uses[rows]` names it; its last entry holds for all larger counts. `transposed` and `packed` are the copies of the
+    weight that these products need (`specnb.models.layout`). The products round differently: in float32 the last bits
+    of a result depend on how many rows are computed together, as they do in `torch.nn.Linear`. Use weights as saved for
+    results that must not depend on this or on a measurement.
     """
 
+    transposed: Tensor | None
     packed: Tensor | None
-    uses: tuple[bool, ...]
+    uses: tuple[str, ...]
+    products: list[Callable[[Tensor], Tensor]]
 
     @classmethod
     def of(cls, layer: nn.Linear) -> PackedLinear:
@@ -37,32 +40,40 @@ class PackedLinear(nn.Linear):
         packed.in_features, packed.out_features = layer.in_features, layer.out_features
         packed.weight, packed.bias = layer.weight, layer.bias
         packed.training = layer.training
-        packed.register_buffer("packed", None, persistent=False)
+        for copied in layout.Copies._fields:
+            packed.register_buffer(copied, None, persistent=False)
         packed._pack()
         return packed
 
     def _pack(self) -> None:
         choice = layout.choices([self.weight])[0]
         self.uses = layout.by_rows(choice)
-        self.packed = layout.reordered(self.weight) if any(choice) else None
+        copies = self.transposed, self.packed = layout.Copies.of(self.weight, choice)
+        by_name = {name: layout.multiplication(name, self.weight, copies, self.bias) for name in set(self.uses)}
+        self.products = [by_name[name] for name in self.uses]
 
     def forward(self, input: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # no gradient of the weight would come from a copy
+            return linear(input, self.weight, self.bias)
+        if torch.compiler.is_compiling():  # the compiler chooses the faster product itself
+            if self.packed is None:
+                return linear(input, self.weight, self.bias)
+            return layout.packed_linear(input, self.packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
+        products = self.products
         rows = input.numel() // self.in_features
-        # While compiling, the compiler chooses the faster product itself.
-        if self.uses[min(rows, len(self.uses) - 1)] or torch.compiler.is_compiling():
-            packed = self.packed
-            if packed is not None:
-                return layout.packed_linear(input, packed, self.bias)
-        return linear(input, self.weight, self.bias)
+        return products[rows if rows < len(products) else -1](input)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PackedLinear:
-        self.packed = None  # the layout depends on dtype and device
+        self.transposed = self.packed = None  # the layout depends on dtype and device
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._pack()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_buffers": {"packed": None}}  # not copied: packed again by __setstate__
+        return self.__dict__ | {
+            "products": [],
+            "_buffers": dict.fromkeys(layout.Copies._fields),
+        }  # made again by __setstate__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -70,11 +81,12 @@ class PackedLinear(nn.Linear):
 
 
 def pack(model: PreTrainedModel) -> PreTrainedModel:
-    """`model`, changed in place: linear layers also keep packed weights where these are faster on this machine.
+    """`model`, changed in place: linear layers use another product where it is faster on this machine.
 
-    Which layers, and for how many rows, is measured once for each shape (`specnb.models.layout.choices`). Packed
-    layers take twice the memory; the others are not changed. Pack again after weights were changed in place or moved to
-    another dtype, or with another number of threads. Without oneDNN, and on other devices, nothing is changed.
+    Which, and for how many rows, is measured once for each shape (`specnb.models.layout.choices`). A layer
+    keeps up to two copies of its weight for this; those that gain nothing are not changed. Pack again after weights
+    were changed in place or moved to another dtype, or with another number of threads. Without oneDNN, and on other
+    devices, nothing is changed. Where gradients are computed, the product is the usual one.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=8, device="cpu", dtype=torch.float32)
@@ -89,6 +101,6 @@ def pack(model: PreTrainedModel) -> PreTrainedModel:
     ]
     found = layout.choices([layer.weight for _, _, layer in layers])
     for (parent, name, layer), choice in zip(layers, found, strict=True):
-        if any(choice) or isinstance(layer, PackedLinear):
+        if choice != layout.AS_SAVED or isinstance(layer, PackedLinear):
             setattr(parent, name, PackedLinear.of(layer))
     return model

@@ -1,4 +1,4 @@
-"""The choice of a layout follows from the times given here, survives any cache file, and never fails.
+"""The choice of a product follows from the times given here, survives any cache file, and never fails.
 
 Nothing here depends on how long a product takes.
 """
@@ -20,9 +20,21 @@ from torch import Tensor
 
 from specnb import machine
 from specnb.models import layout
-from specnb.models.layout import AS_SAVED, CLASSES, POINTS, by_rows, choices, decide, measure
+from specnb.models.layout import (
+    AS_SAVED,
+    CLASSES,
+    PACKED,
+    POINTS,
+    PRODUCTS,
+    TRANSPOSED,
+    USUAL,
+    by_rows,
+    choices,
+    decide,
+    measure,
+)
 
-EVERY = (True,) * len(CLASSES)
+EVERY = (PACKED,) * len(CLASSES)
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not in this torch")
 
 
@@ -32,7 +44,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(layout, "_known", {})
     monkeypatch.setattr(layout, "_supported", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "specnb" / "layouts.json"
+    return tmp_path / "specnb" / "linear_products.json"
 
 
 @pytest.fixture
@@ -42,7 +54,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, ...]]]:
 
     def half(shapes: Sequence[Sequence[Tensor]]) -> NDArray[np.float64]:
         made.append([tuple(weights[0].shape) for weights in shapes])
-        return np.tile([2.0, 1.0], (5, len(shapes), len(POINTS), 1))
+        return np.tile([2.0, 3.0, 1.0], (5, len(shapes), len(POINTS), 1))
 
     monkeypatch.setattr(layout, "measure", half)
     return made
@@ -57,36 +69,41 @@ def again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_known", {})
 
 
-def test_a_tie_leaves_weights_as_saved() -> None:
-    seconds = np.ones((5, 1, len(POINTS), 2))
+@pytest.mark.parametrize("product", [TRANSPOSED, PACKED])
+def test_a_tie_leaves_weights_as_saved(product: str) -> None:
+    seconds, other = np.ones((5, 1, len(POINTS), len(PRODUCTS))), PRODUCTS.index(product)
     assert decide(seconds) == [AS_SAVED]
-    seconds[..., 1] = 0.96
+    seconds[..., other] = 0.96
     assert decide(seconds) == [AS_SAVED]
-    seconds[..., 1] = 0.94
-    assert decide(seconds) == [EVERY]
+    seconds[..., other] = 0.94
+    assert decide(seconds) == [(product,) * len(CLASSES)]
+
+
+def test_the_fastest_of_several_is_used() -> None:
+    assert decide(np.tile([3.0, 1.0, 2.0], (5, 1, len(POINTS), 1))) == [(TRANSPOSED,) * len(CLASSES)]
 
 
 def test_a_disturbance_decides_nothing() -> None:
-    seconds = np.ones((8, 1, len(POINTS), 2))
-    seconds[:5, ..., 0] = 100.0  # packed weights looked faster in 5 rounds of 8
+    seconds = np.ones((8, 1, len(POINTS), len(PRODUCTS)))
+    seconds[:5, ..., 0] = 100.0  # the other products looked faster in 5 rounds of 8
     assert decide(seconds) == [AS_SAVED]
 
 
 @pytest.mark.parametrize("point", range(len(POINTS)))
-def test_a_class_is_packed_where_both_its_ends_are_faster(point: int) -> None:
-    seconds = np.tile([2.0, 1.0], (5, 2, len(POINTS), 1))
-    seconds[:, 0, point, 1] = 3.0
+def test_a_class_uses_a_product_that_is_faster_at_both_its_ends(point: int) -> None:
+    seconds = np.tile([2.0, 3.0, 1.0], (5, 2, len(POINTS), 1))
+    seconds[:, 0, point, 2] = 3.0
     slow, fast = decide(seconds)
     assert fast == EVERY
-    assert [POINTS[point] in rows for rows in CLASSES] == [not used for used in slow]
+    assert [USUAL if POINTS[point] in rows else PACKED for rows in CLASSES] == list(slow)
 
 
 def test_rows_find_their_class() -> None:
     for at, rows in enumerate(CLASSES):
-        uses = by_rows(tuple(other == at for other in range(len(CLASSES))))
+        uses = by_rows(tuple(PACKED if other == at else USUAL for other in range(len(CLASSES))))
         first, last = rows[0], rows[-1] if at < len(CLASSES) - 1 else len(uses) - 1
-        assert [n for n, used in enumerate(uses) if used] == list(range(first, last + 1))
-        assert not uses[0]
+        assert [n for n, used in enumerate(uses) if used == PACKED] == list(range(first, last + 1))
+        assert uses[0] == USUAL
 
 
 @NEEDS_ONEDNN
@@ -129,7 +146,7 @@ def test_a_damaged_file_is_measured_and_written_again(
 
 
 @NEEDS_ONEDNN
-@pytest.mark.parametrize("wrong", [3, None, [], [1] * len(CLASSES), [True], "packed"])
+@pytest.mark.parametrize("wrong", [3, None, [], [1] * len(CLASSES), ["packed"], "packed"])
 def test_an_entry_that_is_no_choice_is_measured_again(
     fresh: Path, measured: list[list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch, wrong: object
 ) -> None:
@@ -176,7 +193,7 @@ def test_what_another_process_wrote_meanwhile_stays(
     def also(shapes: Sequence[Sequence[Tensor]]) -> NDArray[np.float64]:
         fresh.parent.mkdir(exist_ok=True)
         fresh.write_text(json.dumps({"another": list(AS_SAVED)}))
-        return np.tile([2.0, 1.0], (5, len(shapes), len(POINTS), 1))
+        return np.tile([2.0, 3.0, 1.0], (5, len(shapes), len(POINTS), 1))
 
     monkeypatch.setattr(layout, "measure", also)
     choices([weight()])
@@ -189,7 +206,7 @@ def test_a_measurement_times_everything_and_leaves_random_numbers_alone(monkeypa
     monkeypatch.setattr(layout, "ROUNDS", (1, 1))
     state = torch.get_rng_state()
     seconds = measure([[weight(), weight()], [weight(64, 2048)]])
-    assert seconds.shape == (1, 2, len(POINTS), 2)
+    assert seconds.shape == (1, 2, len(POINTS), len(PRODUCTS))
     assert (seconds > 0).all()
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -207,7 +224,7 @@ def test_a_processor_without_packed_products_warns_once(
     def refuse(*_: Any) -> None:
         raise RuntimeError("bf16 path needs the cpu support avx_ne_convert\nand more")
 
-    monkeypatch.setattr(layout, "reordered", refuse)
+    monkeypatch.setattr(layout, "packed_linear", refuse)
     with pytest.warns(RuntimeWarning, match=r"cannot pack bfloat16 weights .* as saved.*avx_ne_convert$") as warned:
         made = [*choices([weight().bfloat16()] * 3), *choices([weight()])]
     assert made == [AS_SAVED] * 4
@@ -220,14 +237,14 @@ def test_a_processor_without_packed_products_warns_once(
 
 PROGRAM = """
 import torch, warnings
-from specnb.models.layout import choices, reordered
+from specnb.models.layout import AS_SAVED, Copies, choices
 with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     made = choices([torch.ones(300, 300, dtype=torch.bfloat16)]) + choices([torch.ones(400, 300, dtype=torch.bfloat16)])
 try:
-    reordered(torch.ones(16, 16, dtype=torch.bfloat16))
+    Copies.of(torch.ones(16, 16, dtype=torch.bfloat16))
 except RuntimeError:
-    assert not any(map(any, made))
+    assert set(made) == {AS_SAVED}
     assert len(warned) == 1 and "cannot pack bfloat16" in str(warned[0].message), warned
 else:
     assert not warned, warned

@@ -120,7 +120,7 @@ def test_an_out_of_memory_error_names_a_batch_that_fits() -> None:
 @pytest.mark.skipif(not layout.supported(torch.float32), reason="no oneDNN")
 def test_packed_weights_are_counted_and_do_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of square layers here; which ones are packed is otherwise measured, and some may be and others not."""
-    every = (True,) * len(layout.CLASSES)
+    every = (layout.PACKED,) * len(layout.CLASSES)
 
     def square(weight: torch.Tensor) -> bool:
         return weight.shape[0] == weight.shape[1]

@@ -1,8 +1,8 @@
-"""Packed weights give the numbers of the layers that they replace."""
+"""Copies of weights give the numbers of the layers that they replace."""
 
 import copy
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tiny import llama, qwen2
 from torch import Tensor, nn
 
 from specnb.models import layout
-from specnb.models.layout import Choice
+from specnb.models.layout import PACKED, PRODUCTS, TRANSPOSED, USUAL, Choice
 from specnb.models.packing import PackedLinear, pack
 
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not in this torch")
@@ -26,7 +26,7 @@ def layer(inputs: int = 1024, outputs: int = 1024, bias: bool = True, dtype: tor
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed weights are used for every number of rows: nothing is timed."""
-    choose(monkeypatch, (True,) * len(layout.CLASSES))
+    choose(monkeypatch, (PACKED,) * len(layout.CLASSES))
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, choice: Choice) -> None:
@@ -39,31 +39,42 @@ def choose(monkeypatch: pytest.MonkeyPatch, choice: Choice) -> None:
 
 
 @NEEDS_ONEDNN
+@pytest.mark.parametrize("product", PRODUCTS)
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 5), min_size=0, max_size=2), st.integers(1, 40), st.booleans())
-def test_a_packed_layer_is_the_layer(always: None, batch: list[int], rows: int, bias: bool) -> None:
+def test_a_layer_with_copies_is_the_layer(
+    monkeypatch: pytest.MonkeyPatch, product: str, batch: list[int], rows: int, bias: bool
+) -> None:
+    choose(monkeypatch, (product,) * len(layout.CLASSES))
     plain = layer(bias=bias)
     packed = PackedLinear.of(plain)
     states = torch.randn(*batch, rows, 1024)
     with torch.inference_mode():
-        assert packed.packed is not None
+        assert (packed.packed is not None, packed.transposed is not None) == (product == PACKED, product == TRANSPOSED)
         assert packed(states).shape == plain(states).shape
         torch.testing.assert_close(packed(states), plain(states), rtol=1e-4, atol=1e-4)
 
 
 @NEEDS_ONEDNN
 def test_each_number_of_rows_takes_the_product_that_was_chosen_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose(monkeypatch, (False, True, False, True, False, True, False))
-    plain = layer(64, 64)
-    packed, taken = PackedLinear.of(plain), []
-    real = layout.packed_linear
-    monkeypatch.setattr(layout, "packed_linear", lambda states, *more: taken.append(len(states)) or real(states, *more))
-    with torch.inference_mode():
-        for rows in (0, *range(1, 41), 500):
-            states = torch.randn(rows, 64)
-            made = packed(states)
-            assert rows in taken or torch.equal(made, plain(states))
-    assert taken == [2, 4, *range(9, 17)]
+    choose(monkeypatch, (USUAL, PACKED, USUAL, PACKED, TRANSPOSED, USUAL, PACKED, USUAL))
+    taken: list[tuple[str, int]] = []
+
+    def noted(product: str, *_: object) -> Callable[[Tensor], Tensor]:
+        def product_of(states: Tensor) -> Tensor:
+            taken.append((product, len(states)))
+            return states
+
+        return product_of
+
+    monkeypatch.setattr(layout, "multiplication", noted)
+    packed = PackedLinear.of(layer(64, 64))
+    for rows in (0, *range(1, 41), 500):
+        with torch.no_grad():
+            packed(torch.randn(rows, 64))
+    others = [(product, rows) for product, rows in taken if product != USUAL]
+    assert others == [(PACKED, 2), (PACKED, 4), (TRANSPOSED, 5), *[(PACKED, rows) for rows in range(9, 17)]]
+    assert len(taken) == 42
 
 
 @NEEDS_ONEDNN
@@ -117,7 +128,9 @@ def test_a_copy_or_another_dtype_is_packed_anew(always: None) -> None:
 
 
 @NEEDS_ONEDNN
-def test_gradients_of_a_layer_that_is_used_as_saved_are_those_of_the_layer() -> None:
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_gradients_are_those_of_the_layer(monkeypatch: pytest.MonkeyPatch, product: str) -> None:
+    choose(monkeypatch, (product,) * len(layout.CLASSES))
     plain = layer(8, 8)
     packed = PackedLinear.of(copy.deepcopy(plain))
     for each in (plain, packed):
