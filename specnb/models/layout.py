@@ -2,6 +2,7 @@
 
     usual       `torch.nn.functional.linear` with the weight as saved, `(out, in)` in memory
     transposed  the same product with a copy that is `(in, out)` in memory
+    swapped     the transpose of the weight times the transposed states, with the weight as saved
     packed      oneDNN's product with a copy in a layout of its own
 
 Which is faster depends on the processor, the shape and the number of rows, by factors in all directions, so no fixed
@@ -17,6 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +30,7 @@ from torch.nn.functional import linear
 
 from specnb.machine import processor_key
 
-PRODUCTS = USUAL, TRANSPOSED, PACKED = "usual", "transposed", "packed"
+PRODUCTS = USUAL, TRANSPOSED, SWAPPED, PACKED = "usual", "transposed", "swapped", "packed"
 
 CLASSES = ((1,), (2,), (3,), (4,), (5,), (6, 8), (9, 16), (17, 32))
 """Classes of row counts that share a choice, each given by the counts that are timed; the last class is unbounded."""
@@ -126,7 +128,15 @@ def multiplication(product: str, weight: Tensor, copies: Copies, bias: Tensor | 
         if bias is None:
             return lambda states: torch.matmul(states, transposed)
         return lambda states: torch.matmul(states, transposed) + bias
+    if product == SWAPPED:
+        return partial(_swapped, weight=weight, bias=bias)
     return lambda states: linear(states, weight, bias)
+
+
+def _swapped(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = states.reshape(-1, states.shape[-1])
+    found = linear(weight, rows).t().contiguous().view(*states.shape[:-1], len(weight))
+    return found if bias is None else found + bias
 
 
 def supported(dtype: torch.dtype) -> bool:

@@ -54,7 +54,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, ...]]]:
 
     def half(shapes: Sequence[Sequence[Tensor]]) -> NDArray[np.float64]:
         made.append([tuple(weights[0].shape) for weights in shapes])
-        return np.tile([2.0, 3.0, 1.0], (5, len(shapes), len(POINTS), 1))
+        return np.tile([2.0, 3.0, 3.0, 1.0], (5, len(shapes), len(POINTS), 1))
 
     monkeypatch.setattr(layout, "measure", half)
     return made
@@ -69,7 +69,7 @@ def again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_known", {})
 
 
-@pytest.mark.parametrize("product", [TRANSPOSED, PACKED])
+@pytest.mark.parametrize("product", PRODUCTS[1:])
 def test_a_tie_leaves_weights_as_saved(product: str) -> None:
     seconds, other = np.ones((5, 1, len(POINTS), len(PRODUCTS))), PRODUCTS.index(product)
     assert decide(seconds) == [AS_SAVED]
@@ -80,7 +80,7 @@ def test_a_tie_leaves_weights_as_saved(product: str) -> None:
 
 
 def test_the_fastest_of_several_is_used() -> None:
-    assert decide(np.tile([3.0, 1.0, 2.0], (5, 1, len(POINTS), 1))) == [(TRANSPOSED,) * len(CLASSES)]
+    assert decide(np.tile([3.0, 1.0, 2.0, 2.0], (5, 1, len(POINTS), 1))) == [(TRANSPOSED,) * len(CLASSES)]
 
 
 def test_a_disturbance_decides_nothing() -> None:
@@ -91,8 +91,8 @@ def test_a_disturbance_decides_nothing() -> None:
 
 @pytest.mark.parametrize("point", range(len(POINTS)))
 def test_a_class_uses_a_product_that_is_faster_at_both_its_ends(point: int) -> None:
-    seconds = np.tile([2.0, 3.0, 1.0], (5, 2, len(POINTS), 1))
-    seconds[:, 0, point, 2] = 3.0
+    seconds = np.tile([2.0, 3.0, 3.0, 1.0], (5, 2, len(POINTS), 1))
+    seconds[:, 0, point, -1] = 3.0
     slow, fast = decide(seconds)
     assert fast == EVERY
     assert [USUAL if POINTS[point] in rows else PACKED for rows in CLASSES] == list(slow)
@@ -193,7 +193,7 @@ def test_what_another_process_wrote_meanwhile_stays(
     def also(shapes: Sequence[Sequence[Tensor]]) -> NDArray[np.float64]:
         fresh.parent.mkdir(exist_ok=True)
         fresh.write_text(json.dumps({"another": list(AS_SAVED)}))
-        return np.tile([2.0, 3.0, 1.0], (5, len(shapes), len(POINTS), 1))
+        return np.tile([2.0, 3.0, 3.0, 1.0], (5, len(shapes), len(POINTS), 1))
 
     monkeypatch.setattr(layout, "measure", also)
     choices([weight()])
