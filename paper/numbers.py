@@ -21,6 +21,7 @@ from paper.reading import (
 )
 from specnb.experiments.detection import CAP, DELTA
 from specnb.experiments.false_alarms import CONTROLS
+from specnb.experiments.pair_speeds import GAMMAS
 from specnb.report.claims import CLAIMS, VERDICTS
 from specnb.report.results import UNCHECKED
 from specnb.theory import walltime_improvement
@@ -211,7 +212,9 @@ def drafted(results: Results) -> Named:
         for name in ("draft-model", "distilled-draft-model", "attention-head")
         for row in table[table.drafter == name.replace("-", " ")].itertuples()
     }
-    return found | {"prompts": count(table.sequences.max()), "gamma": count(table.gamma.max())}
+    compiled, eager = table.gamma[table.compiled].max(), [str(gamma) for gamma in GAMMAS]
+    tried = f"{', '.join(eager[:-1])} and {eager[-1]}"
+    return found | {"prompts": count(table.sequences.max()), "gamma": count(compiled), "gammas": tried}
 
 
 def clock(results: Results) -> Named:
