@@ -57,12 +57,12 @@ def load_pair(
 ) -> Pair:
     """The pair that this project trained, or any two models by folder or by name on the Hugging Face hub.
 
-    `packed` also keeps some weights in a second layout that was measured to be faster on this machine, at first use, in
-    half a second per model (`specnb.models.packing.pack`); on other devices and in float64 it does nothing. The choice
-    is stored, so one machine generates the same tokens every time. In float32 the last bits of the logits depend on
-    that choice and on the number of rows; for results that must not, use float64 or `packed=False`, the weights as
-    saved. In float64 a Llama model computes in float64 throughout (`specnb.models.double_precision`), so every
-    processor generates the same sequences.
+    `packed` also keeps copies of weights in other layouts where these were measured to be faster on this machine, at
+    first use, in half a second per model (`specnb.models.packing.pack`); the weights then take up to three times the
+    memory. On other devices and in float64 it does nothing. The choice is stored, so one machine generates the same
+    tokens every time. In float32 the last bits of the logits depend on that choice and on the number of rows; for
+    results that must not, use float64 or `packed=False`, the weights as saved. In float64 a Llama model computes in
+    float64 throughout (`specnb.models.double_precision`), so every processor generates the same sequences.
 
     Raises `OSError` if there is no such model, its weights are not safetensors, or a file of the trained pair is not
     the committed one; `ValueError` if the tensors of a file are not those of the model, if a number in them or in the
