@@ -124,6 +124,7 @@ def test_each_shape_is_measured_once_and_kept(
 def test_another_number_of_threads_and_other_instructions_are_measured_anew(
     fresh: Path, measured: list[list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     choices([weight()])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     choices([weight()])
@@ -224,7 +225,7 @@ def test_a_processor_without_packed_products_warns_once(
     def refuse(*_: Any) -> None:
         raise RuntimeError("bf16 path needs the cpu support avx_ne_convert\nand more")
 
-    monkeypatch.setattr(layout, "packed_linear", refuse)
+    monkeypatch.setattr(layout.Copies, "of", refuse)
     with pytest.warns(RuntimeWarning, match=r"cannot pack bfloat16 weights .* as saved.*avx_ne_convert$") as warned:
         made = [*choices([weight().bfloat16()] * 3), *choices([weight()])]
     assert made == [AS_SAVED] * 4
