@@ -25,7 +25,7 @@ lint: environment  ## style, types, and imports that point downwards
 	ruff check && ruff format --check && mypy && lint-imports --no-logo
 
 fast: environment  ## the tests, and the examples in docstrings
-	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder --doctest-modules specnb tests
+	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder --doctest-modules specnb specnb_audit studies tests
 
 compared: environment  ## the notebooks against their committed outputs: as make reproduce ran them, by nbval where it has not
 	python tests/portability.py --made
@@ -38,17 +38,17 @@ wheel: environment  ## build the wheel and use it in another environment, outsid
 	python .ci/wheel.py
 
 docs: environment  ## the public interface as pages, from docstrings: build/docs/index.html
-	pdoc --math --output-directory build/docs specnb '!specnb.experiments'
+	pdoc --math --output-directory build/docs specnb specnb_audit
 
 lab: environment  ## explore in JupyterLab
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 bench: export OMP_NUM_THREADS = $(or $(THREADS),1)
 bench: environment  ## measure what is promised about time, on a machine that does nothing else (PAIRS=trained: a third of it)
-	python -m specnb.experiments.bench $(STAGES) $(if $(PAIRS),--pairs $(PAIRS))
+	python -m studies.speed.bench $(STAGES) $(if $(PAIRS),--pairs $(PAIRS))
 
 bench-gpu: environment  ## measure it on a GPU (DEVICE=cuda), at published sizes: 20 minutes; run again, it goes on
-	python -m specnb.experiments.bench --device $(or $(DEVICE),cuda)
+	python -m studies.speed.bench --device $(or $(DEVICE),cuda)
 
 experiments: export OMP_NUM_THREADS = $(or $(THREADS),1)
 experiments: environment  ## measure the committed tables that take long (ONLY=detection: one of them; SMOKE=1: a trial)
@@ -64,21 +64,21 @@ engines: environment  ## collect tokens from other engines, each in its own envi
 models larger distilled features: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=20000000000:glibc.malloc.top_pad=500000000
 
 models: environment  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
-	python -m specnb.experiments.training --preset $(or $(PRESET),cpu)
-	python -m specnb.experiments.model_card
+	python -m studies.training.training --preset $(or $(PRESET),cpu)
+	python -m studies.training.model_card
 
 larger: environment  ## train a target of twice the layers from the shipped one (two hours on two cores); run again, it goes on
-	python -m specnb.experiments.larger_target
-	python -m specnb.experiments.model_card
+	python -m studies.training.larger_target
+	python -m studies.training.model_card
 
 distilled: environment  ## train copies of the draft for acceptance, with several objectives; run again, it goes on
-	python -m specnb.experiments.distillation
+	python -m studies.training.distillation
 
 features: environment  ## train heads that draft from the target's features, and their control; run again, it goes on
-	python -m specnb.experiments.feature_drafts
+	python -m studies.training.feature_drafts
 
 notebooks: environment  ## execute the notebooks in place, as they are committed
-	python -m specnb.experiments.notebooks
+	python -m studies.notebooks
 
 paper: environment  ## typeset the paper from results and figures; a missing or stale one stops it by name
 	python -m paper

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from specnb.report import reproduce
+from specnb.notebook import reproduce
 
 configfile: "config.yml"
 
@@ -63,7 +63,7 @@ for number, (name, entry) in enumerate(config["notebooks"].items()):
         resources:
             mem_mb=4000,
         shell:
-            "python -m specnb.report.reproduce {params.name} {params.entry:q} --done {output:q}"
+            "python -m specnb.notebook.reproduce {params.name} {params.entry:q} --done {output:q}"
 
 rule claims:
     input:
@@ -71,7 +71,7 @@ rule claims:
     output:
         DONE / "claims.txt",
     shell:
-        "python -m specnb.report.results > {output:q}"
+        "python -m specnb.notebook.findings > {output:q}"
 
 rule paper:
     input:

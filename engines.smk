@@ -7,8 +7,8 @@
 import os
 import sys
 
-from specnb.experiments import engines_converted
-from specnb.experiments.engines import rows
+from studies.engines import engines_converted
+from studies.engines.engines import rows
 
 ENGINE = str(config.get("engine") or "")  # `--config engine=` is None
 STANDARD = ("openvino", "llama_cpp", "transformers")  # together within 40 minutes on two cores; the others by name
@@ -63,7 +63,7 @@ for name in sorted({row.environment for row in CHOSEN} & {*engines_converted.ENG
             python=python(name),
         threads: workflow.cores  # one after the other: they write one table
         shell:
-            "python -m specnb.experiments.engines_converted {params.engine} {params.python:q}"
+            "python -m studies.engines.engines_converted {params.engine} {params.python:q}"
 
 for number, row in enumerate(CHOSEN):
     rule:
@@ -78,4 +78,4 @@ for number, row in enumerate(CHOSEN):
         priority: -number
         threads: workflow.cores  # generations are timed
         shell:
-            "python -m specnb.experiments.engines_collect {params.row} {params.python:q}"
+            "python -m studies.engines.engines_collect {params.row} {params.python:q}"

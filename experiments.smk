@@ -14,8 +14,8 @@ os.environ["SPECNB_OUT"] = str(OUT)
 # In the commands that measure: Snakemake sets these variables to the cores of a job, and a timed job has all of them.
 THREADS = "OMP_NUM_THREADS={0} MKL_NUM_THREADS={0}".format(os.environ.get("OMP_NUM_THREADS", 1))
 
-from specnb.experiments import run
-from specnb.experiments.bench.stages import STAGES
+from studies import run
+from studies.speed.bench.stages import STAGES
 
 FLAG = "--smoke" if SMOKE else ""
 TIMED = ("audit_cost", "beam_speeds", "block_against_token", "drafters", "layout_speeds", "pair_speeds", "recommendation", "rules_in_the_loop")  # measure time and need the machine for themselves
@@ -38,7 +38,7 @@ for name in run.NAMES:
             name=name,
         threads: workflow.cores if name in TIMED else 1
         shell:
-            "{THREADS} python -m specnb.experiments.run item {params.name} {wildcards.item} {output:q} {FLAG}"
+            "{THREADS} python -m studies.run item {params.name} {wildcards.item} {output:q} {FLAG}"
 
     rule:
         name: name
@@ -49,13 +49,13 @@ for name in run.NAMES:
         params:
             name=name,
         shell:
-            "{THREADS} python -m specnb.experiments.run gather {params.name} {FLAG}"
+            "{THREADS} python -m studies.run gather {params.name} {FLAG}"
 
 rule corpus:  # data/corpus.csv
     output:
         touch(DONE / "corpus.txt"),
     shell:
-        "python -m specnb.experiments.corpus"
+        "python -m specnb.notebook.corpus"
 
 for stage in STAGES:  # data/results/bench*.csv
     rule:
@@ -66,7 +66,7 @@ for stage in STAGES:  # data/results/bench*.csv
             stage=stage,
         threads: workflow.cores
         shell:
-            "{THREADS} python -m specnb.experiments.bench {params.stage}"
+            "{THREADS} python -m studies.speed.bench {params.stage}"
 
 rule bench:
     input:

@@ -4,7 +4,7 @@
 
 The environment holds the wheel, what the wheel says it depends on (taken from the environment that runs this, so that
 nothing is downloaded), and pytest. A dependency that is not declared is therefore missing there. Exit status 0 if the
-package imports without torch, generates with the pair that it ships, audits a file, and serves in a test.
+package generates with the pair that it ships, audits a file, and serves in a test.
 """
 
 import os
@@ -22,7 +22,6 @@ TOOLS = ("pytest",)
 GENERATE = """
 import json, sys, specnb
 assert "site-packages" in specnb.__file__, specnb.__file__
-assert not {"torch", "transformers", "numpy"} & set(sys.modules), "import specnb loads more than itself"
 pair = specnb.load_pair()
 prompts = [pair.encode(text) for text in ("def area(", "import ", "class ", "for i in range(")] * 4
 for name, temperature in (("exact", 1.0), ("greedy", 0.0)):
@@ -34,7 +33,7 @@ for name, temperature in (("exact", 1.0), ("greedy", 0.0)):
 
 TEST = """
 import pytest, torch
-import specnb
+import specnb_audit
 
 PROBS = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 
@@ -45,11 +44,11 @@ def sampled(probs):
     return torch.multinomial(probs, 800, replacement=True, generator=torch.Generator().manual_seed(1)).view(100, 8)
 
 def test_an_exact_sampler_passes():
-    specnb.audit.assert_exact(target, sampled(PROBS).tolist(), prompts=[[0]] * 100)
+    specnb_audit.assert_exact(target, sampled(PROBS).tolist(), prompts=[[0]] * 100)
 
 def test_another_distribution_is_rejected():
     with pytest.raises(AssertionError):
-        specnb.audit.assert_exact(target, sampled(PROBS.flip(0)).tolist(), prompts=[[0]] * 100)
+        specnb_audit.assert_exact(target, sampled(PROBS.flip(0)).tolist(), prompts=[[0]] * 100)
 """
 
 

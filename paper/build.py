@@ -18,9 +18,9 @@ import typst
 from paper.numbers import numbers
 from paper.reading import Missing, Results, known_bugs
 from paper.remarks import require_true
-from specnb.report import origin
-from specnb.report.claims import CLAIMS, ROOT
-from specnb.report.results import UNCHECKED, collect, out, write
+from specnb.notebook import origin
+from specnb.notebook.claims import CLAIMS, ROOT
+from specnb.notebook.findings import UNCHECKED, collect, out, write
 
 SOURCES = ("paper.typ", "style.typ", "references.bib")
 FIGURE = re.compile(r"\"(\d\d_\w+)\"")
@@ -28,7 +28,7 @@ FIGURE = re.compile(r"\"(\d\d_\w+)\"")
 
 def require_fresh(folder: Path) -> None:
     """Raises `Missing` with the names of the tables, verdicts and figures that `config.yml` promises and `folder`
-    lacks; of what has changed since a notebook read or wrote it (see `specnb.report.origin`); and of verdicts in
+    lacks; of what has changed since a notebook read or wrote it (see `specnb.notebook.origin`); and of verdicts in
     `claims.csv` that are not what the notebooks' own files say.
 
     What depends on this machine's clock (`_timed`) is no part of the paper.

@@ -19,12 +19,12 @@ from paper.reading import (
     single_runs,
     with_minus,
 )
-from specnb.experiments.detection import CAP, DELTA
-from specnb.experiments.false_alarms import CONTROLS
-from specnb.experiments.pair_speeds import GAMMAS
-from specnb.report.claims import CLAIMS, VERDICTS
-from specnb.report.results import UNCHECKED
+from specnb.notebook.claims import CLAIMS, VERDICTS
+from specnb.notebook.findings import UNCHECKED
 from specnb.theory import walltime_improvement
+from studies.audit_power.detection import CAP, DELTA
+from studies.audit_power.false_alarms import CONTROLS
+from studies.speed.pair_speeds import GAMMAS
 
 Named = dict[str, str]
 TOKENS = 5  # of the forward pass for which the cost of verifying is given

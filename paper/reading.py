@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from specnb.experiments.detection import BUG_SUITE, summary
+from studies.audit_power.detection import BUG_SUITE, summary
 
 
 class Missing(LookupError):  # noqa: N818 - read as "raises Missing"

@@ -1,6 +1,6 @@
 """A mutation tester: changes one thing in a module, runs its tests, and lists the changes that no test noticed.
 
-    python tests/mutation.py specnb/audit/auditor.py tests/audit/test_auditor.py --minutes 5
+    python tests/mutation.py specnb_audit/auditor.py tests/audit/test_auditor.py --minutes 5
 
 Prints one line per surviving mutant and the score. Run it from the project's root, with the package on the path.
 Mutants are tried in random order (`--seed`), so those tried within `--minutes` are a uniform sample. A first run on the

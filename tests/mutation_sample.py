@@ -42,7 +42,7 @@ from tests.mutation import HEAVY, WAITING, Mutant, Mutated, mutants
 
 Result = dict[str, Any]
 
-# The tests of specnb/audit/pit.py are in tests/audit/test_pit.py; where that is not all, the files in order.
+# The tests of specnb_audit/pit.py are in tests/audit/test_pit.py; where that is not all, the files in order.
 OTHER_FILES = {
     "sampling/batch_truncation": ["sampling/test_batch_truncation", "decoding/test_batch_layouts"],
     "sampling/beam_enumeration": ["sampling/test_beam_rules", "measure/test_beam_cost"],

@@ -33,9 +33,9 @@ import nbformat
 import papermill
 from nbformat import NotebookNode
 
-from specnb.experiments.notebooks import FOLDER, tidy
-from specnb.report import origin, reproduce
-from specnb.report.claims import ROOT
+from specnb.notebook import origin, reproduce
+from specnb.notebook.claims import ROOT
+from studies.notebooks import FOLDER, tidy
 
 SANITIZE = Path(__file__).with_name("sanitize.cfg")
 MADE = ROOT / "build" / "notebooks"  # where `make reproduce` leaves notebooks as it ran them

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_project import configure, results, run, runs, small_project
 
-from specnb.report import reproduce
+from specnb.notebook import reproduce
 
 pytestmark = pytest.mark.minutes
 
@@ -77,7 +77,7 @@ def test_an_unreadable_record_means_a_new_run(tmp_path: Path) -> None:
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "build" / "lock"
-    code = "import sys, time\nfrom pathlib import Path\nfrom specnb.report.reproduce import lock\n"
+    code = "import sys, time\nfrom pathlib import Path\nfrom specnb.notebook.reproduce import lock\n"
     code += "held = lock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(120)"
     with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

@@ -7,8 +7,8 @@ import nbformat
 import papermill
 import pytest
 
-from specnb.report import reproduce
-from specnb.report.claims import ROOT
+from specnb.notebook import reproduce
+from specnb.notebook.claims import ROOT
 from tests import portability
 from tests.portability import run
 

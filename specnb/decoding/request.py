@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from specnb.arguments import shown, whole
 from specnb.drafting.base import Drafter, missing_members
-from specnb.drafting.tree import TreeDrafter, require_exact
+from specnb.drafting.model import TreeDrafter, require_exact
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
-from specnb.sampling.tree_verification import TreeRule, node_depths, recursive_rejection
-from specnb.sampling.verification import Rule, token_verification
+from specnb.rules import Rule, TreeRule, recursive_rejection, token_verification
+from specnb.trees import node_depths
 
 Tokens = int | Collection[int] | None
 
@@ -48,9 +48,7 @@ def rule_for(rule: Any, drafter: Drafter | None, gamma: int) -> Rule | TreeRule:
     if rule is None:
         return recursive_rejection if tree else token_verification
     if not _takes(rule, 6 if isinstance(rule, TreeRule) else 5):
-        raise TypeError(
-            f"rule is {shown(rule)}; it must be an acceptance rule of specnb.sampling.verification, or such a function"
-        )
+        raise TypeError(f"rule is {shown(rule)}; it must be an acceptance rule of specnb.rules, or such a function")
     if drafter is not None and gamma > 0 and isinstance(rule, TreeRule) != tree:
         kind, other = ("a tree", "TreeRule, such as recursive_rejection") if tree else ("a chain", "rule for chains")
         raise TypeError(

@@ -1,4 +1,15 @@
-"""A smaller transformers model as the drafter."""
+"""A smaller transformers model as the drafter.
+
+Mixtures: draft tokens sampled from a weighted mean of two distributions, which is also what is reported as q.
+
+Copying where there is a match and a model otherwise is the mixture of a `PromptLookupDrafter` and a `ModelDrafter`; two
+models make a static ensemble.
+
+A tree of draft tokens from a smaller model: one forward pass for each level of the tree.
+
+The scheme (`specnb.trees`) says how the children of a node are sampled, and `EXACT_SCHEMES` which rules
+need a certain one. At temperature 0 all schemes but `top_children` propose one token only.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +19,33 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.chain import ChainDrafter
+from specnb.arguments import require_number
+from specnb.distributions import Sampling, require_sampling, sample, standardise
+from specnb.drafting.base import (
+    ChainDrafter,
+    Context,
+    Drafter,
+    Proposal,
+    require_chain,
+    require_drafter,
+    require_equal_vocabularies,
+    shared_hidden_layers,
+    wrong,
+)
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.support import require_supported
-from specnb.sampling.distributions import Sampling, require_sampling, sample, standardise
+from specnb.rules import Outcome, TreeOutcome, TreeRule, best_path_block, k_sequential_tree, spechub_tree
+from specnb.trees import (
+    SCHEMES,
+    Scheme,
+    TokenTree,
+    distinct_children,
+    hub_children,
+    independent_children,
+    node_depths,
+    top_children,
+)
 
 
 class ModelDrafter(ChainDrafter):
@@ -23,7 +55,7 @@ class ModelDrafter(ChainDrafter):
     drafter serves one batch only, so that a CUDA graph may hold its operations. Raises `TypeError` for a model
     that the loop cannot run, and for a `sampling` that is no `Sampling`.
 
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from studies.speed.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> drafter = ModelDrafter(model, Sampling(temperature=0))
     >>> context = Context(tokens=torch.tensor([[1, 2, 0, 0, 0, 0]]), lengths=torch.tensor([2]))
@@ -110,3 +142,167 @@ def as_drafter(draft: PreTrainedModel | Drafter | None, sampling: Sampling, *, c
     if isinstance(draft, PreTrainedModel):
         return ModelDrafter(draft, sampling, compile=compile, capturable=True)
     return draft
+
+
+class MixtureDrafter(ChainDrafter):
+    """Samples from `weight` x first + (1 - `weight`) x second where both propose, and from the one that does elsewhere.
+
+    With `weight` 1 the second drafter is used only where the first proposes nothing. Both are evaluated at every draft
+    token, so the cost is the sum of theirs; `FallbackDrafter` avoids that.
+
+    Raises `ValueError` for a weight outside [0, 1], for different vocabularies and for drafters that read different
+    hidden layers, `TypeError` for drafters that are no `ChainDrafter`.
+
+    >>> import torch
+    >>> from specnb.drafting.ngram import PromptLookupDrafter
+    >>> from specnb.drafting.ngram import UniformDrafter
+    >>> drafter = MixtureDrafter(PromptLookupDrafter(vocab=2), UniformDrafter(2), weight=0.5)
+    >>> drafter.distribution(Context(torch.tensor([[0, 1, 0], [0, 0, 0]]), torch.tensor([3, 1])), 0)
+    tensor([[0.2500, 0.7500],
+            [0.5000, 0.5000]])
+    """
+
+    def __init__(self, first: ChainDrafter, second: ChainDrafter, weight: float = 1.0) -> None:
+        require_chain("first", first)
+        require_chain("second", second)
+        require_number(most=1.0, weight=weight)
+        require_equal_vocabularies(first, second)
+        self.first, self.second, self.weight = first, second, weight
+        self.vocab = first.vocab
+        self.draft_model = second.draft_model or first.draft_model
+        self.hidden_layers = shared_hidden_layers(first, second)
+        self.can_refill = first.can_refill and second.can_refill
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        """See `Drafter.start`."""
+        self.first.start(context, rows)
+        self.second.start(context, rows)
+
+    def distribution(self, context: Context, position: int) -> Tensor:
+        """See `ChainDrafter.distribution`."""
+        one, other = (drafter.distribution(context, position) for drafter in (self.first, self.second))
+        has_one, has_other = (~(q.sum(dim=-1, keepdim=True) <= 0) for q in (one, other))  # NaN is no empty row
+        both = self.weight * one + (1 - self.weight) * other
+        return both.where(has_one & has_other, one.where(has_one, other))
+
+    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+        """See `Drafter.update`."""
+        self.first.update(context, outcome)
+        self.second.update(context, outcome)
+
+
+EXACT_SCHEMES: dict[TreeRule, tuple[Scheme, ...]] = {
+    k_sequential_tree: (independent_children,),
+    best_path_block: (independent_children,),
+    spechub_tree: (hub_children, top_children),
+}
+"""The schemes that a rule is exact for. `recursive_rejection`, `traversal_verification`, `top_k_tree` and
+`exact_match_tree` are exact for all of `SCHEMES`; `greedy_tree` is at temperature 0 only."""
+
+
+def require_exact(rule: TreeRule, scheme: Scheme, parents: tuple[int, ...]) -> None:
+    """Raises `ValueError` for a rule of `EXACT_SCHEMES` and one of `SCHEMES` that it is not exact for.
+
+    A tree in which no node has two children is a chain for every scheme.
+
+    >>> require_exact(best_path_block, independent_children, (-1, -1))
+    """
+    known = [schemes for other, schemes in EXACT_SCHEMES.items() if other == rule]
+    if known and scheme in SCHEMES and scheme not in known[0] and len(set(parents)) < len(parents):
+        raise ValueError(
+            f"this rule is not exact for children sampled by {scheme.__name__}: the output would not have the target's "
+            f"distribution. Give the TreeDrafter scheme={' or '.join(other.__name__ for other in known[0])}, "
+            "or another rule, such as recursive_rejection"
+        )
+
+
+class TreeDrafter(ModelDrafter):
+    """A tree of the shape `parents`, sampled from `model` as `sampling` and `scheme` say.
+
+    The cache keeps the accepted path, as the target's does. `top_children` looks at the order of the probabilities
+    only: it ignores `sampling`. Raises `TypeError` for a model that the loop cannot run, `ValueError` for parents that
+    do not come before their children.
+
+    >>> from studies.speed.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
+    >>> drafter = TreeDrafter(model, (-1, -1, 0), Sampling())
+    >>> context = Context(tokens=torch.tensor([[1, 2, 0, 0, 0, 0]]), lengths=torch.tensor([2]))
+    >>> drafter.start(context)
+    >>> drafter.propose(context, torch.rand(1, 3, dtype=torch.float64)).q.shape
+    torch.Size([1, 3, 4])
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        parents: tuple[int, ...],
+        sampling: Sampling = Sampling(),
+        scheme: Scheme = distinct_children,
+    ) -> None:
+        super().__init__(model, Sampling() if scheme is top_children else sampling)
+        self.parents: tuple[int, ...] = tuple(parents)
+        self.scheme = scheme
+        self.tree = TokenTree(self.parents, model.device)
+        depths = node_depths(self.parents)
+        self.levels = [[node for node, own in enumerate(depths) if own == depth] for depth in range(1, self.tree.depth)]
+        self.levels = [[node for node in level if node in self.parents] for level in self.levels]  # without leaves
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        """See `Drafter.propose`."""
+        self.first_node = context.lengths[:, None].clone()
+        root = context.lengths - 1
+        slots, positions = self.tree.slots(root), self.tree.positions(root)
+        visible = self.tree.visible(root, self.runner.capacity)
+        # A leaf that was accepted in the last step is not in the cache: the first forward pass has the last two tokens.
+        last_two = torch.stack([context.lengths - 2, context.lengths - 1], dim=1).clamp_min(0)
+        logits = self.runner.run(context.tokens.gather(1, last_two), last_two, keep=1)
+        after = {-1: standardise(logits[:, 0], self.sampling, check=False)}  # the model's distribution after a node
+        tokens: dict[int, Tensor] = {}
+        q: dict[int, Tensor] = {}
+        self._sample_children([-1], after, tokens, q, uniforms)
+        for level in self.levels:
+            entries = [node + 1 for node in level]
+            logits = self.runner.run(
+                torch.stack([tokens[node] for node in level], dim=1).clamp_min(0),
+                slots[:, entries],
+                keep=len(level),
+                positions=positions[:, entries],
+                visible=visible[:, entries],
+            )
+            probs = standardise(logits, self.sampling, check=False)
+            after.update((node, probs[:, i]) for i, node in enumerate(level))
+            self._sample_children(level, after, tokens, q, uniforms)
+        nodes = range(len(self.parents))
+        return Proposal(torch.stack([tokens[i] for i in nodes], dim=1), torch.stack([q[i] for i in nodes], dim=1))
+
+    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+        """Copies the cache entries of the accepted path to where its tokens are; see `Drafter.update`."""
+        assert isinstance(outcome, TreeOutcome)
+        depth = torch.arange(outcome.path.shape[1], device=outcome.path.device)
+        self.runner.move(self.first_node + outcome.path.clamp_min(0), self.first_node + depth)
+
+    def _sample_children(
+        self,
+        nodes: list[int],
+        after: dict[int, Tensor],
+        tokens: dict[int, Tensor],
+        q: dict[int, Tensor],
+        uniforms: Tensor,
+    ) -> None:
+        """Samples the children of `nodes`; a node without a token (-1) has no children either."""
+        for node in nodes:
+            siblings: list[Tensor] = []
+            for child in (child for child, parent in enumerate(self.parents) if parent == node):
+                own = self.scheme(after[node], siblings)
+                if node >= 0:
+                    own = own.where((tokens[node] >= 0)[:, None], 0.0)
+                q[child] = own
+                tokens[child] = sample(own, uniforms[:, child]).where(own.sum(-1) > 0, -1)
+                siblings.append(tokens[child])
+
+
+def require_model_drafter(name: str, drafter: Any) -> None:
+    """Raises `TypeError` unless `drafter` is a `ModelDrafter`."""
+    if not isinstance(drafter, ModelDrafter):
+        raise TypeError(wrong(name, drafter, "a ModelDrafter"))
+    require_drafter(name, drafter)

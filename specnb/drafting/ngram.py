@@ -3,14 +3,29 @@
 Interpolated Kneser-Ney smoothing: each order subtracts a discount from its counts and gives the freed probability to
 the order below, down to the uniform distribution. So each distribution sums to one and gives every token a chance. With
 a discount of 0 nothing is freed: the model backs off to the longest context that was seen, and reports its frequencies.
+
+Prompt lookup: copy what followed the longest earlier occurrence of the newest tokens (section 3.6).
+
+Saxena's prompt lookup decoding, and `prompt_lookup_num_tokens` of transformers. No model and no training: tensor
+operations on the sequence alone, of rows x slots x longest comparisons for each draft token, on any device.
+
+Copying from given documents: a suffix automaton over a file to edit, a retrieved passage, or earlier outputs.
+
+The automaton has a state for each set of strings that end at the same places in the documents, at most two states for
+each token. It lies on the host, and so does the search: `longest` dictionary look-ups for each row and draft token, and
+on a CUDA device one copy each way, for which the step waits.
+
+Random drafts: every token is equally probable (section 3.6).
 """
 
 from __future__ import annotations
 
 import operator
 import zipfile
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +33,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.arguments import require_number, require_whole, shown, whole
-from specnb.drafting.arguments import whole_tokens
-from specnb.drafting.base import Context
-from specnb.drafting.chain import ChainDrafter
-from specnb.sampling.distributions import Sampling, standardise_probs
+from specnb.distributions import Sampling, standardise_probs
+from specnb.drafting.base import ChainDrafter, Context, require_lengths, whole_tokens
 
 DISCOUNT = 0.75
 Ints = NDArray[np.int64]
@@ -217,3 +230,236 @@ class NgramDrafter(ChainDrafter):
         slots = lengths[:, None] - back + torch.arange(back, device=lengths.device)
         recent = tokens.gather(1, slots.clamp_min(0)).where(slots >= 0, -1).cpu().numpy()
         return standardise_probs(torch.from_numpy(self.model.probs(recent)), self.sampling).to(tokens.device)
+
+
+CHOICES = ("recent", "frequent", "proportional")
+
+
+class PromptLookupDrafter(ChainDrafter):
+    """Proposes what followed earlier occurrences of the row's newest tokens, in prompt and completion.
+
+    Of the earlier places those count whose preceding tokens agree with the newest ones over the longest stretch, at
+    most `longest` tokens and at least `shortest`; nothing is proposed if there is none. `choose` says which of their
+    continuations is taken: "recent" the last one, "frequent" the most frequent one (the lowest token among equals), or
+    "proportional", sampled as often as each occurs. The first two are deterministic, so q is one-hot; the third reports
+    the frequencies.
+
+    The match is looked for anew at each draft token, the earlier draft tokens included, so it also continues a
+    repetition beyond the end of the sequence. Raises `ValueError` for lengths that are not 1 <= shortest <= longest,
+    another `choose`, and a prompt of fewer than `shortest` + 1 tokens if `require_match_possible` is set.
+
+    >>> drafter = PromptLookupDrafter(vocab=9, longest=2)
+    >>> tokens = torch.tensor([[5, 6, 7, 8, 5, 6, 0, 0, 0]])
+    >>> drafter.distribution(Context(tokens, torch.tensor([6])), 0).argmax(-1)
+    tensor([7])
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        longest: int = 8,
+        shortest: int = 1,
+        choose: str = "recent",
+        require_match_possible: bool = False,
+    ) -> None:
+        require_lengths(vocab, shortest, longest)
+        if choose not in CHOICES:
+            raise ValueError(f"choose is {choose!r}; it must be one of {', '.join(CHOICES)}")
+        self.vocab, self.longest, self.shortest, self.choose = vocab, longest, shortest, choose
+        self.require_match_possible = require_match_possible
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        """Checks the prompts if that was asked for; nothing is kept from one sequence to the next."""
+        if not self.require_match_possible:
+            return
+        lengths = context.lengths if rows is None else context.lengths[rows]
+        least = int(lengths.min())
+        if least < self.shortest + 1:
+            raise ValueError(
+                f"a prompt has {least} tokens, and a match of {self.shortest} tokens with one after it needs "
+                f"{self.shortest + 1}; give a longer prompt, a smaller shortest, or require_match_possible=False"
+            )
+
+    def distribution(self, context: Context, position: int) -> Tensor:
+        """See `ChainDrafter.distribution`."""
+        tokens, lengths = context.tokens, context.lengths
+        matched = match_lengths(tokens, lengths, self.longest)
+        best = matched.amax(dim=1, keepdim=True)
+        chosen = (matched == best) & (matched >= self.shortest)
+        if self.choose == "recent":
+            slots = torch.arange(tokens.shape[1], device=tokens.device)
+            chosen = chosen & (slots == slots.where(chosen, -1).amax(dim=1, keepdim=True))
+        counts = torch.zeros(len(tokens), self.vocab, device=tokens.device)
+        counts = counts.scatter_add_(1, tokens, chosen.float())
+        found = chosen.any(dim=1, keepdim=True)
+        if self.choose != "proportional":
+            counts = torch.nn.functional.one_hot(counts.argmax(dim=1), self.vocab).float()
+        return (counts / counts.sum(dim=1, keepdim=True)).where(found, 0.0)
+
+
+def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
+    """`(rows, slots)`: how many tokens right before each slot agree with the newest of the row, `longest` at most.
+
+    0 from a row's length on. An occurrence ends before the newest token, so that a token follows it.
+
+    >>> match_lengths(torch.tensor([[1, 2, 3, 1, 2]]), torch.tensor([5]), longest=4)
+    tensor([[0, 0, 2, 0, 0]])
+    """
+    slots = torch.arange(tokens.shape[1], device=tokens.device)
+    agree = ((slots >= 1) & (slots < lengths[:, None])).to(torch.int64)
+    matched = torch.zeros_like(tokens)
+    for back in range(1, longest + 1):
+        newest = tokens.gather(1, (lengths - back).clamp_min(0)[:, None])
+        earlier = tokens.roll(back, dims=1)  # at each slot, the token `back` slots before it
+        agree = agree * ((earlier == newest) & (slots >= back) & (lengths[:, None] >= back))
+        matched = matched + agree
+    return matched
+
+
+SEPARATOR = -1  # between documents; no sequence contains it
+
+
+class SuffixAutomaton:
+    """All substrings of `documents`, and how often each occurs.
+
+    Raises `ValueError` if there are no tokens, `TypeError` for documents that are no lists of whole numbers.
+
+    >>> automaton = SuffixAutomaton([[1, 2, 3], [1, 2, 4], [2, 4]])
+    >>> automaton.continuations([7, 1, 2])
+    (2, {3: 1, 4: 1})
+    """
+
+    def __init__(self, documents: Collection[Sequence[int]]) -> None:
+        self.next: list[dict[int, int]] = [{}]
+        self.link, self.length, self.count = [-1], [0], [0]
+        last = 0
+        documents = listed_documents(documents)
+        if not any(documents):
+            raise ValueError("the documents have no tokens; give at least one document with a few tokens")
+        for document in documents:
+            for token in [*document, SEPARATOR]:
+                last = self._append(token, last)
+        for state in sorted(range(1, len(self.length)), key=lambda state: -self.length[state]):
+            self.count[self.link[state]] += self.count[state]
+
+    def _append(self, token: int, last: int) -> int:
+        """Extends the automaton by one token (Blumer et al. 1985); returns the state of the whole string."""
+        new = self._state({}, 0, self.length[last] + 1, 1)
+        state = last
+        while state >= 0 and token not in self.next[state]:
+            self.next[state][token] = new
+            state = self.link[state]
+        if state < 0:
+            return new
+        target = self.next[state][token]
+        if self.length[target] == self.length[state] + 1:
+            self.link[new] = target
+            return new
+        copy = self._state(dict(self.next[target]), self.link[target], self.length[state] + 1, 0)
+        while state >= 0 and self.next[state].get(token) == target:
+            self.next[state][token] = copy
+            state = self.link[state]
+        self.link[target] = self.link[new] = copy
+        return new
+
+    def _state(self, following: dict[int, int], link: int, length: int, count: int) -> int:
+        self.next.append(following)
+        self.link.append(link)
+        self.length.append(length)
+        self.count.append(count)
+        return len(self.length) - 1
+
+    def continuations(self, recent: Sequence[int]) -> tuple[int, dict[int, int]]:
+        """The longest suffix of `recent` that occurs with a token after it: its length, and how often each follows."""
+        state = matched = 0
+        for token in recent:
+            while state > 0 and token not in self.next[state]:
+                state = self.link[state]
+                matched = self.length[state]
+            if token in self.next[state]:
+                state, matched = self.next[state][token], matched + 1
+        while True:
+            after = {token: self.count[to] for token, to in self.next[state].items() if token != SEPARATOR}
+            if after or state == 0:
+                return matched, after
+            state = self.link[state]
+            matched = self.length[state]
+
+
+def listed_documents(documents: Any) -> list[list[int]]:
+    """Each of `documents` as a list of tokens. Raises `TypeError` for anything else, such as a text or a flat list.
+
+    >>> listed_documents([torch.tensor([1, 2]), [3]])
+    [[1, 2], [3]]
+    """
+    if isinstance(documents, str | bytes) or not isinstance(documents, Collection):
+        raise TypeError(
+            f"documents is a {type(documents).__name__}; it must be a list of documents, each a list of tokens"
+        )
+    return [whole_tokens(f"document {number}", document).tolist() for number, document in enumerate(documents)]
+
+
+class SuffixDrafter(ChainDrafter):
+    """Proposes what follows the longest suffix of the sequence in `documents`, which are the same for all rows.
+
+    At least `shortest` of the newest tokens have to occur, and at most `longest` are looked at; otherwise nothing is
+    proposed. `proportional` samples among the continuations as often as each occurs; otherwise the most frequent one is
+    taken (the lowest token among equals) and q is one-hot.
+
+    Raises `ValueError` for lengths that are not 1 <= shortest <= longest, documents without tokens, and tokens outside
+    the vocabulary; `TypeError` for documents that are no lists of whole numbers.
+
+    >>> drafter = SuffixDrafter([[4, 5, 6, 7]], vocab=9)
+    >>> drafter.distribution(Context(torch.tensor([[1, 4, 5, 0]]), torch.tensor([3])), 0).argmax(-1)
+    tensor([6])
+    """
+
+    def __init__(
+        self,
+        documents: Collection[Sequence[int]],
+        vocab: int,
+        longest: int = 32,
+        shortest: int = 2,
+        proportional: bool = False,
+    ) -> None:
+        require_lengths(vocab, shortest, longest)
+        documents = listed_documents(documents)
+        outside = [token for document in documents for token in document if not 0 <= token < vocab]
+        if outside:
+            raise ValueError(
+                f"the documents have the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}. "
+                "Encode them with the target's tokenizer"
+            )
+        self.automaton = SuffixAutomaton(documents)
+        self.vocab, self.longest, self.shortest, self.proportional = vocab, longest, shortest, proportional
+
+    def distribution(self, context: Context, position: int) -> Tensor:
+        """See `ChainDrafter.distribution`."""
+        tokens, lengths = context.tokens, context.lengths
+        counts = torch.zeros(len(tokens), self.vocab)
+        for row, (sequence, length) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
+            matched, after = self.automaton.continuations(sequence[max(0, length - self.longest) : length])
+            if matched < self.shortest:
+                continue
+            if not self.proportional:
+                after = {max(after, key=lambda token: (after[token], -token)): 1}
+            counts[row, list(after)] = torch.tensor(list(after.values()), dtype=torch.float32)
+        return (counts / counts.sum(dim=1, keepdim=True).clamp_min(1)).to(tokens.device)
+
+
+class UniformDrafter(ChainDrafter):
+    """Each draft token is sampled uniformly from the vocabulary. Its acceptance probability is sum min(p, 1/vocab).
+
+    Raises `ValueError` unless `vocab` is a whole number from 1.
+
+    >>> UniformDrafter(4).distribution(Context(torch.tensor([[1]]), torch.tensor([1])), 0)
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+    """
+
+    def __init__(self, vocab: int) -> None:
+        require_whole(vocab=(vocab, 1))
+        self.vocab = vocab
+
+    def distribution(self, context: Context, position: int) -> Tensor:
+        """See `ChainDrafter.distribution`."""
+        return torch.full((len(context.lengths), self.vocab), 1 / self.vocab, device=context.lengths.device)

@@ -16,11 +16,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.loop import generate
-from specnb.decoding.study import Study
+from specnb.decoding.generate import Study, generate
+from specnb.distributions import Sampling, overlap, standardise, standardise_probs
 from specnb.drafting.ngram import NgramModel
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
-from specnb.sampling.distributions import Sampling, overlap, standardise, standardise_probs
 
 Array = NDArray[np.float64]
 Draft = PreTrainedModel | NgramModel
@@ -64,7 +63,7 @@ def measure_acceptance(
     `batch` rows, batch x new_tokens x vocab numbers, twice. Raises `ValueError` for a draft model of another
     vocabulary, and what `generate` raises.
 
-    >>> from specnb.models.synthetic import Shape, synthetic_pair
+    >>> from studies.speed.synthetic import Shape, synthetic_pair
     >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
     >>> found = measure_acceptance(pair.target, {"draft": pair.draft}, [[1], [2, 3]], new_tokens=5)
     >>> found.beta["draft"].shape, [len(sequence) for sequence in found.sequences]

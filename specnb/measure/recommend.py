@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specnb.distributions import Sampling
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import Costs, measure_costs, mid_generation
 from specnb.measure.statistics import Estimate, bootstrap_indices, interval, ratio_of_sums
 from specnb.models.loading import Pair
-from specnb.sampling.distributions import Sampling
 from specnb.theory import walltime_improvement
 
 Array = NDArray[np.float64]
@@ -97,12 +97,12 @@ def recommend_gamma(
     - several gammas are predicted to be nearly equal: noise then decides, and little is lost;
     - decoding runs in batches: this is about one row.
 
-    `python -m specnb.experiments.recommendation` compares the answer with timed generations.
+    `python -m studies.speed.recommendation` compares the answer with timed generations.
 
     Raises `ValueError` for fewer than 8 prompts or largest < 1, and what `measure_acceptance` and `measure_costs`
     raise.
 
-    >>> from specnb.models.synthetic import Shape, synthetic_pair
+    >>> from studies.speed.synthetic import Shape, synthetic_pair
     >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
     >>> advice = recommend_gamma(pair, [[token] for token in range(8)], largest=3, new_tokens=8, repetitions=3)
     >>> advice.gamma in (0, 1, 2, 3)

@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from specnb.decoding.loop import generate
-from specnb.decoding.study import Study
-from specnb.decoding.timing import PARTS
+from specnb.decoding.generate import Study, generate
+from specnb.decoding.record import PARTS
+from specnb.distributions import Sampling
 from specnb.measure.statistics import Estimate, bootstrap
 from specnb.measure.timing import run_round
 from specnb.models.loading import Pair
-from specnb.sampling.distributions import Sampling
 
 Array = NDArray[np.float64]
 
@@ -103,7 +102,7 @@ def measure_speeds(
     conditions. The forward pass over the prompt is not timed, since Theorem 3.8 is about long sequences. Raises
     `ValueError` when 0 is not among `gammas` or there are fewer than 3 prompts.
 
-    >>> from specnb.models.synthetic import Shape, synthetic_pair
+    >>> from studies.speed.synthetic import Shape, synthetic_pair
     >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
     >>> measure_speeds(pair, [[1], [2], [3]], (0, 2), max_new_tokens=8).seconds.shape
     (3, 2, 3)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from specnb.decoding.timing import now
+from specnb.decoding.record import now
 
 Array = NDArray[np.float64]
 Clock = Callable[[], float]

@@ -22,7 +22,7 @@ class CachedModel:
     fixed_inputs   keyword arguments of every forward pass, tensors `(batch, ...)`. The encoder's output of an
                    encoder-decoder model belongs here; `specnb.models.support` refuses such models today
 
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from studies.speed.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> tokens, slots = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 2]])
     >>> CachedModel(model, capacity=8).run(tokens, slots, keep=2).shape

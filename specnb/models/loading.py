@@ -1,6 +1,14 @@
 """Load a model or a pair of models of transformers.
 
 Weights are read from safetensors only, and code that comes with a checkpoint is never executed.
+
+Llama models that compute in float64 from end to end.
+
+transformers computes the norms and the rotary angles of Llama in float32 even if the model is in float64. A sum in
+another order, as on another processor, then changes logits by 1e-6. With these two steps in float64 it changes them by
+1e-14, so every processor generates the same sequences and prints the same digits.
+
+The folder of the pair of models that this project trained: in an installed wheel, or in a checkout.
 """
 
 from __future__ import annotations
@@ -8,20 +16,52 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.utils import logging
 
 from specnb.models.checkpoints import folder_of, require_checksums, require_complete, require_safetensors
-from specnb.models.double_precision import in_double
 from specnb.models.packing import pack
 from specnb.models.support import require_same_vocabulary
-from specnb.models.trained_pair import TRAINED_PAIR as TRAINED_PAIR
-from specnb.models.trained_pair import is_trained, require_pair
+
+
+def find_pair(package: Path, checkout: Path) -> Path:
+    """The folder that holds `target` and `draft`: `package`/_pair if it exists, else `checkout`/data/pair.
+
+    >>> find_pair(Path("nowhere"), Path("clone")).as_posix()
+    'clone/data/pair'
+    """
+    installed = package / "_pair"
+    return installed if (installed / "target").is_dir() else checkout / "data" / "pair"
+
+
+_PACKAGE = Path(str(files("specnb")))
+
+
+TRAINED_PAIR = find_pair(_PACKAGE, _PACKAGE.parent)
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether `folder` is one of the trained pair, so that its checksums are known."""
+    return folder.resolve().parent == TRAINED_PAIR.resolve()
+
+
+def require_pair(folder: Path) -> None:
+    """Raises `FileNotFoundError`, with the ways to get it, if `folder` is one of the trained pair and is missing."""
+    if is_trained(folder) and not folder.is_dir():
+        raise FileNotFoundError(
+            f"the trained pair is not installed: there is no folder {folder}. Install specnb from its wheel, which "
+            "contains the pair, or work in a checkout of the repository with data/pair; or give load_pair two folders, "
+            "or two names on the Hugging Face hub"
+        )
+
 
 CHECKED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of weights as they are; those of quantised ones have no extremes."""
@@ -62,7 +102,7 @@ def load_pair(
     memory. On other devices and in float64 it does nothing. The choice is stored, so one machine generates the same
     tokens every time. In float32 the last bits of the logits depend on that choice and on the number of rows; for
     results that must not, use float64 or `packed=False`, the weights as saved. In float64 a Llama model computes in
-    float64 throughout (`specnb.models.double_precision`), so every processor generates the same sequences.
+    float64 throughout (`specnb.models.loading`), so every processor generates the same sequences.
 
     Raises `OSError` if there is no such model, its weights are not safetensors, or a file of the trained pair is not
     the committed one; `ValueError` if the tensors of a file are not those of the model, if a number in them or in the
@@ -140,3 +180,36 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
+
+
+class DoubleRotary(LlamaRotaryEmbedding):
+    """Cosines and sines of the angles `position * inv_freq`, computed in float64."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Both `(batch, n, head_dim)` for `position_ids` `(batch, n)`, with the device and dtype of `x`.
+
+        A copy of the model may have been converted to another dtype since.
+        """
+        angles = position_ids[..., None].double() * self.inv_freq.to(x.device, torch.float64)
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def in_double(model: PreTrainedModel) -> None:
+    """Replaces, in place, the modules of a float64 Llama model that compute in float32.
+
+    Other models, and rotary embeddings of another type than "default", are not changed.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, LlamaRMSNorm):
+                setattr(parent, name, _norm(child))
+            elif isinstance(child, LlamaRotaryEmbedding) and child.rope_type == "default":
+                setattr(parent, name, DoubleRotary(child.config).to(child.inv_freq.device))
+
+
+def _norm(norm: LlamaRMSNorm) -> nn.RMSNorm:
+    replacement = nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon, device="meta")
+    replacement.weight = norm.weight
+    return replacement.train(norm.training)

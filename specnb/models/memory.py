@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.distributions import Sampling
 from specnb.models.operations import Operation, OperationRecorder
-from specnb.sampling.distributions import Sampling
 
 GB = 1e9
 
@@ -74,7 +74,7 @@ def predicted(
 ) -> Memory:
     """The memory to generate `new_tokens` tokens in `rows` rows after prompts of `prompt` tokens (module's formula).
 
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from studies.speed.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32)
     >>> one, two = (predicted(model, None, rows=rows, prompt=3, new_tokens=5).generation for rows in (1, 2))
     >>> two == 2 * one
@@ -127,7 +127,7 @@ def _attention(model: PreTrainedModel) -> tuple[int, int, int, int]:
 def cache_bytes(model: PreTrainedModel) -> int:
     """Bytes of the keys and values of one token, in all layers.
 
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from studies.speed.shapes import Shape, empty_model
     >>> cache_bytes(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
     64
     """

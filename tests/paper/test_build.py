@@ -10,7 +10,7 @@ import pytest
 from paper import build
 from paper.numbers import numbers
 from paper.reading import Missing, Results
-from specnb.report import results
+from specnb.notebook import findings as results
 
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "paper" / "paper.typ").read_text()

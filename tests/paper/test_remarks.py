@@ -8,7 +8,7 @@ import pytest
 
 from paper.reading import Missing, Results
 from paper.remarks import REMARKS, require_true
-from specnb.experiments.run import code
+from studies.run import code
 
 ROOT = Path(__file__).parent.parent.parent
 TEXT = " ".join((ROOT / "paper" / "paper.typ").read_text().split())

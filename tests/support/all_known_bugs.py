@@ -6,7 +6,9 @@ from beam_bugs import BEAM_BUGS
 from samplers import SAMPLER_BUGS
 from tree_bugs import TREE_BUGS
 
-from specnb.audit.bugs.bug import KnownBug
-from specnb.audit.known_bugs import registry
+from specnb_audit.bugs.bug import KnownBug
+from specnb_audit.known_bugs import KNOWN_BUGS, MORE_BUGS
+from studies.batching.layout_bugs import LAYOUT_BUGS
 
-ALL_KNOWN_BUGS: list[KnownBug] = [*registry(), *BEAM_BUGS.values(), *TREE_BUGS.values(), *SAMPLER_BUGS.values()]
+GROUPS = (KNOWN_BUGS, MORE_BUGS, LAYOUT_BUGS, BEAM_BUGS, TREE_BUGS, SAMPLER_BUGS)
+ALL_KNOWN_BUGS: list[KnownBug] = [bug for group in GROUPS for bug in group.values()]

@@ -13,9 +13,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from specnb.audit.bugs.bug import KnownBug
-from specnb.sampling import beam_rules
-from specnb.sampling.beam_rules import BeamSettings, Path, Rule, State, advance
+from specnb import beam as beam_rules
+from specnb.beam import BeamSettings, Path, Rule, State, advance
+from specnb_audit.bugs.bug import KnownBug
 
 
 def with_functions(**wrong: Any) -> Rule:

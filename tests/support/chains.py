@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.audit.auditor import Auditor
-from specnb.audit.bets import Row
-from specnb.audit.report import Report
+from specnb_audit.auditor import Auditor
+from specnb_audit.bets import Row
+from specnb_audit.report import Report
 
 Array = NDArray[np.float64]
 

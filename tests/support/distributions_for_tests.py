@@ -11,7 +11,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.sampling.enumeration import Conditional
+from specnb.distributions import Conditional
 
 Array = NDArray[np.float64]
 

@@ -15,23 +15,23 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.chain import ChainDrafter
-from specnb.drafting.early_exit import early_exit
-from specnb.drafting.fallback import FallbackDrafter
-from specnb.drafting.features import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
-from specnb.drafting.hierarchical import HierarchicalDrafter
-from specnb.drafting.mixture import MixtureDrafter
-from specnb.drafting.model import ModelDrafter
-from specnb.drafting.ngram import NgramDrafter, NgramModel
-from specnb.drafting.other_vocabulary import OtherVocabularyDrafter
-from specnb.drafting.prompt_lookup import PromptLookupDrafter
-from specnb.drafting.skip_gram import SkipGramDrafter
-from specnb.drafting.stopping import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter, UnlikelySoFar
-from specnb.drafting.suffix import SuffixDrafter
-from specnb.drafting.template import TemplateDrafter
-from specnb.drafting.uniform import UniformDrafter
-from specnb.models.draft_heads import AttentionHead, ParallelHeads, RecurrentHead
+from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal, TemplateDrafter
+from specnb.drafting.heads import (
+    AttentionDrafter,
+    AttentionHead,
+    FeatureDrafter,
+    ParallelHeads,
+    ParallelHeadsDrafter,
+    RecurrentHead,
+)
+from specnb.drafting.length import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter, UnlikelySoFar
+from specnb.drafting.model import MixtureDrafter, ModelDrafter
+from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
+from studies.drafters.early_exit import early_exit
+from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.hierarchical import HierarchicalDrafter
+from studies.drafters.other_vocabulary import OtherVocabularyDrafter
+from studies.drafters.skip_gram import SkipGramDrafter
 
 Head = TypeVar("Head", RecurrentHead, AttentionHead, ParallelHeads)
 COUNTED = np.random.default_rng(0).integers(0, VOCAB, 60)

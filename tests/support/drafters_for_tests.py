@@ -9,13 +9,11 @@ from tiny import ARCHITECTURES, near_copy
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.template import TemplateDrafter
+from specnb.distributions import Sampling, sample, standardise
+from specnb.drafting.base import Context, Drafter, Proposal, TemplateDrafter
 from specnb.models.cached_model import CachedModel, prefill
-from specnb.models.token_tree import TokenTree
-from specnb.sampling.distributions import Sampling, sample, standardise
-from specnb.sampling.tree_verification import TreeOutcome
-from specnb.sampling.verification import Outcome
+from specnb.rules import Outcome, TreeOutcome
+from specnb.trees import TokenTree
 
 VOCAB = 4
 TWO_DRAFTS = (-1, -1)

@@ -1,6 +1,6 @@
 """The distribution of the real loop, measured: what `test_engine_law` and `test_engine_mutants` both run.
 
-Many rows of several prompts go through `specnb.decoding.loop.generate` on tiny transformers, with cache, batch
+Many rows of several prompts go through `specnb.decoding.generate.generate` on tiny transformers, with cache, batch
 and several steps; how often each text came out is compared with its enumerated probability, which
 comes from full runs of the target without any cache, in float64.
 """
@@ -20,15 +20,15 @@ from tiny import ARCHITECTURES, distributions_after, near_copy, next_distributio
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding import loop
-from specnb.decoding.loop import Generation, generate
+from specnb.decoding import generate as loop
+from specnb.decoding.generate import Generation, generate
 from specnb.decoding.record import StepRecord
+from specnb.distributions import Sampling, overlap
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
+from specnb.enumeration import joint_distribution
 from specnb.measure.statistics import Fit, detectable_total_variation, goodness_of_fit, merge_rare_cells
-from specnb.sampling.distributions import Sampling, overlap
-from specnb.sampling.enumeration import joint_distribution
 
 VOCAB = 4
 PROMPTS = ((0,), (3, 1), (2, 0, 1, 3))  # rows of different lengths stand side by side

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from implementation_distribution import Case
 
-from specnb.audit.known_bugs import known_bugs
-from specnb.sampling.distributions import Sampling
+from specnb.distributions import Sampling
+from specnb_audit.known_bugs import known_bugs
 
 FILTERED = Sampling(0.7, top_k=3)
 ROWS = 3_000  # fewer than the test of the correct loop; enough for most bugs

@@ -1,4 +1,4 @@
-"""The bets of `specnb.audit.bets`, computed token by token, for float64 distributions.
+"""The bets of `specnb_audit.bets`, computed token by token, for float64 distributions.
 
 What other modules compute (cells, alternative distributions, densities on the transform, frequencies, reuse within a
 step) is taken from them; each has tests of its own.
@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.audit import pit
-from specnb.audit.alternatives import UNIFORMS, alternative_distributions
-from specnb.audit.bets import Row
-from specnb.audit.condensed import CondensedDistributions, condense_distributions
-from specnb.audit.frequencies import Frequencies
-from specnb.audit.shared_uniforms import CumulativeMass, within_step_ratios
+from specnb_audit import pit
+from specnb_audit.alternatives import UNIFORMS, alternative_distributions
+from specnb_audit.bets import Row
+from specnb_audit.condensed import CondensedDistributions, condense_distributions
+from specnb_audit.frequencies import Frequencies
+from specnb_audit.shared_uniforms import CumulativeMass, within_step_ratios
 
 Array = NDArray[np.float64]
 Ends = tuple[float, float]
@@ -41,7 +41,7 @@ class ReferenceBets:
     """By alternative the ratios `(n,)` of its bets in order, and the deviations `(n,)` of all test functions."""
 
     def __init__(self, seed: int) -> None:
-        self.random = np.random.default_rng([int.from_bytes(b"specnb.audit", "big"), seed])
+        self.random = np.random.default_rng([int.from_bytes(b"specnb_audit", "big"), seed])
         self.histograms = {name: pit.Histogram() for name in ("along-p", "along-q/p", "along-ids")}
         self.frequencies = Frequencies()
         self.texts: list[Text] = []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from specnb.audit.numerics import Numerics
-from specnb.audit.report import Report
 from specnb.measure.statistics import Estimate
+from specnb_audit.numerics import Numerics
+from specnb_audit.report import Report
 
 
 def report(**changed: object) -> Report:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specnb.audit.bets import Row
-from specnb.audit.bugs.bug import KnownBug
-from specnb.sampling.distributions import normalise, one_hot, residual, sample
-from specnb.sampling.verification import Outcome, Rule, token_verification
+from specnb.distributions import normalise, one_hot, residual, sample
+from specnb.rules import Outcome, Rule, token_verification
+from specnb_audit.bets import Row
+from specnb_audit.bugs.bug import KnownBug
 
 VOCAB, GAMMA = 24, 3
 

@@ -22,7 +22,7 @@ SETTLE = """
 from pathlib import Path
 import pandas
 from specnb import used
-from specnb.report.results import Findings
+from specnb.notebook.findings import Findings
 findings = Findings("{number}")
 Path("../runs.txt").open("a").write("{number} ")
 {work}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from specnb.decoding.loop import Generation, generate
-from specnb.decoding.study import Study
+from specnb.decoding.generate import Generation, Study, generate
 
 OF_STUDY = {field.name for field in fields(Study)}
 

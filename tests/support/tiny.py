@@ -27,9 +27,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from specnb.distributions import Conditional, Sampling, standardise
 from specnb.models.loading import Pair
-from specnb.sampling.distributions import Sampling, standardise
-from specnb.sampling.enumeration import Conditional
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 LIMIT = 16  # positions of every tiny model
@@ -127,7 +126,7 @@ def next_distributions(
 def distributions_after(
     model: PreTrainedModel, prompt: Sequence[int], length: int, sampling: Sampling = Sampling()
 ) -> Conditional:
-    """`specnb.sampling.enumeration.Conditional` of `model` for the `length` tokens after `prompt`."""
+    """`specnb.enumeration.Conditional` of `model` for the `length` tokens after `prompt`."""
     model = copy.deepcopy(model).double()
     table: dict[tuple[int, ...], Tensor] = {}
     for known in range(length):

@@ -7,9 +7,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from specnb.audit.bugs.bug import KnownBug
-from specnb.models.tree import TreeModel
-from specnb.sampling.beam_rules import Path
+from specnb.beam import Path, TreeModel
+from specnb_audit.bugs.bug import KnownBug
 
 
 class ChangedInputs(TreeModel):

@@ -1,0 +1,495 @@
+"""Beam search, and its speculative version (appendix A.4): the same beams from fewer forward passes of the target.
+
+The draft model's beam search, wider than the target's, builds a tree of gamma levels. One forward pass of the target
+gives its distributions at all nodes. The target's beam search then continues down this tree while all its beams are in
+it. Only the target's scores decide which beams are kept; the draft decides how many levels one forward pass covers.
+
+Ties: of two candidates with equal scores, the one whose parent ranks higher comes first, then the lower token; of two
+finished beams, the one that finished first.
+
+>>> settings = BeamSettings(width=1, max_new_tokens=2)
+>>> state = extend(start(), torch.tensor([[0.25, 0.75]]).log(), settings)
+>>> state.paths, state.ended
+(((1,),), False)
+
+A model evaluated over a tree of continuations of one prompt: each node once, many nodes in one forward pass.
+
+A node is identified by its path, the tokens from the prompt to it; the prompt itself is the path (). Each node has its
+own slot in the cache, any that is free; it sees the slots of the prompt and of its ancestors, and its position follows
+from its depth. When beams are reordered or dropped, only the table of slots changes; no keys or values are moved.
+
+Beam search: the target's own, or the same result with fewer target forward passes by drafting (appendix A.4).
+
+One prompt at a time. Its beams and all draft tokens are one tree in one row of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from specnb.arguments import require_whole
+from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens
+from specnb.drafting.model import ModelDrafter
+from specnb.models.cached_model import CachedModel
+
+Path = tuple[int, ...]
+"""A node of the tree of all continuations: the tokens from the prompt to it."""
+
+
+@runtime_checkable
+class LogProbs(Protocol):
+    """Next-token log-probabilities of a model or a table.
+
+    Called with paths it returns `(len(paths), vocab)`. `keep(paths)` says that from now on only these paths and
+    their descendants are asked for.
+    """
+
+    def __call__(self, paths: Sequence[Path], /) -> Tensor: ...
+
+    def keep(self, paths: Iterable[Path], /) -> None: ...
+
+
+@dataclass(frozen=True)
+class BeamSettings:
+    """The settings of a beam search, with the names and meanings of `generate` in transformers.
+
+    A beam ends with a token of `eos`, or after `max_new_tokens`. Its score is the sum of its log-probabilities divided
+    by its number of tokens (the last included) to the power `length_penalty`. Only the first `width` candidates of a
+    level may finish. With `early_stopping=True` the search ends once `width` beams have finished; otherwise once no
+    running beam can score above the worst of them, assuming that it ends now (False) or at the best length ("never").
+
+    Raises `ValueError` for a width or max_new_tokens < 1, an infinite penalty or another `early_stopping`.
+
+    >>> BeamSettings(width=4, max_new_tokens=32, length_penalty=2.0).normalised(-8.0, length=2)
+    -2.0
+    """
+
+    width: int
+    max_new_tokens: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    eos: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_whole(width=(self.width, 1), max_new_tokens=(self.max_new_tokens, 1))
+        given: Any = self.length_penalty
+        penalty: Any = given if isinstance(given, Real) else float("nan")
+        if not abs(penalty) < float("inf"):
+            raise ValueError(f"length_penalty is {self.length_penalty!r}; it must be a finite number (1: the mean)")
+        if self.early_stopping not in (True, False, "never"):
+            raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
+
+    def normalised(self, score: float, length: int) -> float:
+        """The final score of a beam of `length` tokens whose log-probabilities sum to `score`."""
+        return score / length**self.length_penalty  # type: ignore[no-any-return]  # int ** float is Any
+
+
+class Finished(NamedTuple):
+    """A beam that has ended, and its final score, length penalty included."""
+
+    score: float
+    path: Path
+
+
+class State(NamedTuple):
+    """A beam search between two levels.
+
+    paths, scores  the running beams, best first, and the sums of their log-probabilities `(beams,)`
+    finished       the best finished beams so far, best first, at most `width`
+    ended          whether the search is over
+    """
+
+    paths: tuple[Path, ...]
+    scores: Tensor
+    finished: tuple[Finished, ...] = ()
+    ended: bool = False
+
+
+def start() -> State:
+    """The state before the first level: one beam, the prompt, at score 0.
+
+    >>> start().paths
+    ((),)
+    """
+    return State(((),), torch.zeros(1, dtype=torch.float64))
+
+
+def best(totals: Float[Tensor, "rows columns"], count: int) -> tuple[list[int], list[int], Float[Tensor, " best"]]:
+    """Rows, columns and values of the `count` largest of `totals` `(rows, columns)`, best first; ties as in the module.
+
+    >>> best(torch.tensor([[1.0, 3.0], [3.0, 2.0]]), count=2)
+    ([0, 1], [1, 0], tensor([3., 3.]))
+    """
+    flat = totals.flatten()
+    count = min(count, len(flat))
+    # topk gives the smallest value that is kept, but any order among equals; a stable sort gives ours.
+    at = (flat >= flat.topk(count).values[-1]).nonzero()[:, 0]
+    at = at[flat[at].argsort(descending=True, stable=True)[:count]]
+    return (at // totals.shape[1]).tolist(), (at % totals.shape[1]).tolist(), flat[at]
+
+
+def extend(state: State, log_p: Float[Tensor, "beams vocab"], settings: BeamSettings) -> State:
+    """The state after one more level, with the target's log-probabilities `log_p` `(beams, vocab)` at `state.paths`.
+
+    Raises `FloatingPointError` if `log_p` has NaN.
+    """
+    if log_p.isnan().any():
+        raise FloatingPointError("the target's distributions have NaN; look for an overflow in the model (its dtype)")
+    width, length = settings.width, len(state.paths[0]) + 1
+    at_end = length == settings.max_new_tokens
+    parents, tokens, scores = best(_totals(state.scores, log_p), width * max(2, 1 + len(settings.eos)))
+    children = [(*state.paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
+    ends = [at_end or token in settings.eos for token in tokens]
+
+    finished = state.finished
+    if not (settings.early_stopping is True and len(finished) == width):
+        ended = [i for i in range(min(width, len(children))) if ends[i]]
+        new = [Finished(settings.normalised(float(scores[i]), length), children[i]) for i in ended]
+        finished = tuple(sorted([*finished, *new], key=lambda beam: -beam.score)[:width])  # stable: the older first
+    running = [i for i, end in enumerate(ends) if not end][:width]
+    extended = State(tuple(children[i] for i in running), scores[running], finished)
+    return extended._replace(ended=at_end or is_over(extended, settings))
+
+
+def _totals(scores: Float[Tensor, " beams"], log_p: Float[Tensor, "beams vocab"]) -> Float[Tensor, "beams vocab"]:
+    return scores.to(log_p.device)[:, None] + log_p  # float64, as scores are
+
+
+def is_over(state: State, settings: BeamSettings) -> bool:
+    """Whether no running beam of `state` can still become one of the best finished ones, as `settings` define it.
+
+    >>> running = State(((0, 1),), torch.tensor([-4.0]), finished=(Finished(-1.0, (2,)),))
+    >>> is_over(running, BeamSettings(width=1, max_new_tokens=8))  # -4 / 2 tokens is below -1
+    True
+    """
+    if len(state.finished) < settings.width:
+        return False
+    longest_is_best = settings.early_stopping == "never" and settings.length_penalty > 0
+    length = settings.max_new_tokens if longest_is_best else len(state.paths[0])
+    best_possible = settings.normalised(float(state.scores[0]), length)
+    return settings.early_stopping is True or best_possible <= state.finished[-1].score
+
+
+def draft_levels(
+    state: State, draft: LogProbs, width: int, gamma: int, settings: BeamSettings
+) -> Iterator[tuple[Path, ...]]:
+    """Up to `gamma` levels of `width` paths each: the draft model's beam search from the running beams.
+
+    It starts from the target's scores of these beams and adds the draft's log-probabilities. Paths that end are left
+    out because no forward pass follows them, and so is the last level, where all paths end.
+
+    >>> from studies.beams.beam_enumeration import DyadicLogProbs
+    >>> draft, settings = DyadicLogProbs(vocab=3, seed=0), BeamSettings(width=1, max_new_tokens=8)
+    >>> list(draft_levels(start(), draft, width=2, gamma=2, settings=settings))
+    [((1,), (0,)), ((1, 0), (1, 1))]
+    """
+    paths, scores = state.paths, state.scores
+    for _ in range(min(gamma, settings.max_new_tokens - 1 - len(paths[0]))):
+        totals = _totals(scores, draft(paths))
+        totals[:, list(settings.eos)] = -torch.inf
+        parents, tokens, scores = best(totals, width)
+        paths = tuple((*paths[parent], token) for parent, token in zip(parents, tokens, strict=True))
+        yield paths
+
+
+Rule = Callable[[State, Mapping[Path, Tensor], BeamSettings], list[State]]
+"""From a state and the target's log-probabilities at the nodes of a tree to the states that the search reaches."""
+
+
+def advance(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+    """The states that the target's search reaches with its log-probabilities `log_p` at the running beams and the tree.
+
+    A level is accepted while all running beams are in the tree: top_w(target) is a subset of top_u(draft). The first
+    level that is not is the last of the list. The list has one state at least, and one more than the tree has levels
+    at most.
+
+    >>> log_p = {(): torch.tensor([0.25, 0.75]).log(), (1,): torch.tensor([0.5, 0.5]).log()}
+    >>> [state.paths for state in advance(start(), log_p, BeamSettings(width=1, max_new_tokens=8))]
+    [((1,),), ((1, 0),)]
+    """
+    states: list[State] = []
+    while not state.ended and all(path in log_p for path in state.paths):
+        state = extend(state, torch.stack([log_p[path] for path in state.paths]), settings)
+        states.append(state)
+    return states
+
+
+def advance_pooled(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+    """The "more elaborate procedure" of A.4: the target may continue every node of the tree, not only its own beams.
+
+    A candidate above the target's own best descends from a node that the target's search dropped and the wider draft
+    search kept. Each level scores at least what `advance` gives from the same beams, but the result is not that of
+    beam search.
+
+    >>> log_p = {(): torch.tensor([0.45, 0.55]).log(), (0,): torch.tensor([0.9, 0.1]).log()}
+    >>> log_p[(1,)] = torch.tensor([0.5, 0.5]).log()
+    >>> [state.paths for state in advance_pooled(start(), log_p, BeamSettings(width=1, max_new_tokens=8))]
+    [((1,),), ((0, 0),)]
+    """
+    scores = dict(zip(state.paths, state.scores, strict=True))
+    for path in sorted(log_p.keys() - scores.keys(), key=lambda path: (len(path), path)):
+        scores[path] = scores[path[:-1]] + log_p[path[:-1]][path[-1]]
+    states: list[State] = []
+    while not state.ended and all(path in log_p for path in state.paths):
+        others = {path for path in scores if len(path) == len(state.paths[0])} - set(state.paths)
+        pool = [*state.paths, *sorted(others, key=lambda path: (-float(scores[path]), path))]
+        wider = state._replace(paths=tuple(pool), scores=torch.stack([scores[path] for path in pool]))
+        state = extend(wider, torch.stack([log_p[path] for path in pool]), settings)
+        states.append(state)
+    return states
+
+
+def steps(
+    target: LogProbs,
+    settings: BeamSettings,
+    draft: LogProbs | None = None,
+    draft_width: int = 1,
+    gamma: int = 0,
+    rule: Rule = advance,
+) -> Iterator[list[State]]:
+    """The steps of a search, each as its list of states: draft a tree, evaluate the target once, apply `rule`.
+
+    Without a `draft` each step has one state: plain beam search.
+
+    >>> from studies.beams.beam_enumeration import DyadicLogProbs
+    >>> target, settings = DyadicLogProbs(vocab=3, seed=0), BeamSettings(width=1, max_new_tokens=4)
+    >>> [len(states) for states in steps(target, settings)]
+    [1, 1, 1, 1]
+    >>> [len(states) for states in steps(target, settings, draft=target, gamma=3)]
+    [4]
+    """
+    state = start()
+    while not state.ended:
+        tree = draft_levels(state, draft, draft_width, gamma, settings) if draft is not None else ()
+        paths = [*state.paths, *(path for level in tree for path in level)]
+        states = rule(state, dict(zip(paths, target(paths), strict=True)), settings)
+        state = states[-1]
+        for distributions in (target, draft):
+            if distributions is not None:
+                distributions.keep(state.paths)
+        yield states
+
+
+class TreeModel:
+    """`model` after `prompt`, with slots for `capacity` nodes; a `specnb.beam.LogProbs`.
+
+    All but the last token of the prompt are evaluated at once; the last one is the root of the tree, the path ().
+
+    runs  number of nodes of each forward pass after the prompt's
+
+    >>> from studies.speed.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
+    >>> tree = TreeModel(model, prompt=[1, 2], capacity=8)
+    >>> tree([(), (0,), (0, 3)]).shape, tree.runs
+    (torch.Size([3, 4]), [3])
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: PreTrainedModel, prompt: Sequence[int], capacity: int) -> None:
+        self.prompt = list(prompt)
+        known = len(prompt) - 1
+        slots = known + capacity
+        self.runner = CachedModel(model, slots)
+        # Row s: the slots that the node in slot s sees. On the host, where new nodes copy their parents' rows.
+        self.visible = np.zeros((slots, slots), dtype=bool)
+        self.visible[:, :known] = True
+        self.free = list(range(slots - 1, known - 1, -1))
+        self.slots: dict[Path, int] = {}
+        self.log_distributions: dict[Path, Tensor] = {}
+        self.runs: list[int] = []
+        if known:
+            tokens = torch.tensor([self.prompt[:-1]], device=model.device)
+            self.runner.run(tokens, torch.arange(known, device=model.device)[None], keep=1)
+
+    def __call__(self, paths: Sequence[Path]) -> Tensor:
+        """The log-probabilities `(len(paths), vocab)` of the token after each path; float32 or better.
+
+        One forward pass over the paths and ancestors that are not in the cache; none if all are. Raises `RuntimeError`
+        if there are not enough free slots.
+        """
+        missing = self._missing(paths)
+        if missing:
+            self._run(missing)
+        return torch.stack([self.log_distributions[path] for path in paths])
+
+    def keep(self, paths: Iterable[Path]) -> None:
+        """Drops all nodes but `paths` and their ancestors, and the distributions of the ancestors."""
+        paths = set(paths)
+        alive = {path[:end] for path in paths for end in range(len(path) + 1)}
+        self.free += [slot for path, slot in self.slots.items() if path not in alive]
+        self.slots = {path: slot for path, slot in self.slots.items() if path in alive}
+        self.log_distributions = {path: probs for path, probs in self.log_distributions.items() if path in paths}
+
+    def _missing(self, paths: Sequence[Path]) -> list[Path]:
+        """The nodes to evaluate for `paths`, parents before their children."""
+        missing: dict[Path, None] = {}
+        for path in paths:
+            unknown = []
+            while path not in self.slots and path not in missing:
+                unknown.append(path)
+                if not path:
+                    break
+                path = path[:-1]
+            missing.update(dict.fromkeys(reversed(unknown)))
+        return list(missing)
+
+    @torch.inference_mode()
+    def _run(self, paths: list[Path]) -> None:
+        if len(paths) > len(self.free):
+            raise RuntimeError(
+                f"{len(paths)} new nodes need {len(paths)} cache slots, but {len(self.free)} are free: "
+                "drop nodes with keep(), or give a larger capacity"
+            )
+        for path in paths:
+            slot = self.slots[path] = self.free.pop()
+            if path:  # the root's row already shows it the prompt
+                self.visible[slot] = self.visible[self.slots[path[:-1]]]
+            self.visible[slot, slot] = True
+        slots = [self.slots[path] for path in paths]
+        device = self.runner.model.device
+        logits = self.runner.run(
+            torch.tensor([[path[-1] if path else self.prompt[-1] for path in paths]], device=device),
+            torch.tensor([slots], device=device),
+            keep=len(paths),
+            positions=torch.tensor([[len(self.prompt) - 1 + len(path) for path in paths]], device=device),
+            visible=torch.from_numpy(self.visible[slots])[None].to(device),
+        )
+        # Cloned, because a view would keep the logits of the whole tree in memory.
+        self.log_distributions.update(
+            (path, row.clone()) for path, row in zip(paths, log_distribution(logits[0]), strict=True)
+        )
+        self.runs.append(len(paths))
+
+
+def log_distribution(logits: Tensor) -> Tensor:
+    """log p `(..., vocab)` at temperature 1, in float32 or better.
+
+    >>> log_distribution(torch.zeros(2)).exp()
+    tensor([0.5000, 0.5000])
+    """
+    return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+
+
+@dataclass(frozen=True)
+class BeamRecord:
+    """What each step of a search did.
+
+    levels       (steps,)  levels by which the target's search advanced: 1 to gamma + 1
+    nodes        (steps,)  tokens of the target's forward pass: at most width + draft_width gamma
+    draft_nodes  for each step, the tokens of each forward pass of the draft
+    states       the search after 0, 1, ... levels
+    """
+
+    levels: NDArray[np.int64]
+    nodes: NDArray[np.int64]
+    draft_nodes: list[tuple[int, ...]]
+    states: list[State]
+
+    @property
+    def target_passes(self) -> int:
+        """Sequential forward passes of the target, one per step, after the prompt's."""
+        return len(self.levels)
+
+
+@dataclass(frozen=True)
+class BeamSearch:
+    """The new tokens and scores of the beams found, best first, and the record of every step."""
+
+    tokens: list[list[int]]
+    scores: list[float]
+    record: BeamRecord
+
+
+def beam_search(
+    target: PreTrainedModel,
+    prompt: Sequence[int],
+    draft: PreTrainedModel | None = None,
+    *,
+    width: int = 4,
+    draft_width: int | None = None,
+    gamma: int = 4,
+    max_new_tokens: int = 64,
+    length_penalty: float = 1.0,
+    early_stopping: bool | Literal["never"] = False,
+    eos: Tokens = None,
+    sampling: None = None,
+    progress: bool = True,
+) -> BeamSearch:
+    """The `width` best beams after `prompt`, as `generate(num_beams=width)` of transformers finds them.
+
+    A `draft` proposes its own `draft_width` beams (2 `width` by default) for `gamma` levels, which saves target forward
+    passes; the result is the same. Log-probabilities are float32 or better and summed in float64; see `BeamSettings`
+    for the other settings. A progress bar shows after 3 seconds.
+
+    Raises `ValueError` or `TypeError`, before anything is run, for: settings out of range, `draft_width` <
+    `width`, `gamma` < 1 with a draft, a width above the number of tokens that are not in `eos`, anything in `sampling`
+    (beam search does not sample), an empty prompt or tokens outside the vocabulary, a context longer than a model's
+    limit, different vocabularies or devices, a model that cannot be run.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+    ...                      num_attention_heads=2)
+    >>> target, draft = (LlamaForCausalLM(config).eval() for _ in range(2))
+    >>> alone = beam_search(target, [0, 1], width=2, max_new_tokens=4)
+    >>> beam_search(target, [0, 1], draft, width=2, gamma=2, max_new_tokens=4).tokens == alone.tokens
+    True
+    """
+    if sampling is not None:
+        raise ValueError(
+            f"sampling is {sampling}; beam search does not sample, so it takes no temperature: use generate"
+        )
+    settings = BeamSettings(width, max_new_tokens, length_penalty, early_stopping, tuple(sorted(set(as_list(eos)))))
+    draft_width = 2 * width if draft_width is None else draft_width
+    drafter = ModelDrafter(draft) if draft is not None else None
+    require_models(target, drafter)
+    require_tokens([prompt], [0], eos, target.config.vocab_size)
+    require_context(target, drafter, len(prompt), max_new_tokens)
+    drafted = (draft_width, gamma) if draft is not None else (width, 1)  # without a draft neither is read
+    _require_widths(settings, *drafted, target.config.vocab_size)
+
+    capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
+    distributions = TreeModel(target, prompt, capacity)
+    draft_distributions = TreeModel(draft, prompt, capacity) if draft is not None else None
+    states = [start()]
+    levels: list[int] = []
+    nodes: list[int] = []
+    draft_nodes: list[tuple[int, ...]] = []
+    with tqdm(total=max_new_tokens, desc="levels", delay=3, leave=False, disable=not progress) as bar:
+        for reached in steps(distributions, settings, draft_distributions, draft_width, gamma):
+            states += reached
+            levels.append(len(reached))
+            nodes.append(sum(distributions.runs))
+            draft_nodes.append(tuple(draft_distributions.runs) if draft_distributions is not None else ())
+            for model_distributions in (distributions, draft_distributions):
+                if model_distributions is not None:
+                    model_distributions.runs.clear()
+            bar.update(len(reached))
+    record = BeamRecord(np.array(levels), np.array(nodes), draft_nodes, states)
+    found = states[-1].finished
+    return BeamSearch([list(beam.path) for beam in found], [beam.score for beam in found], record)
+
+
+def _require_widths(settings: BeamSettings, draft_width: int, gamma: int, vocab: int) -> None:
+    require_whole(draft_width=(draft_width, 1), gamma=(gamma, 1))
+    if draft_width < settings.width:
+        raise ValueError(
+            f"draft_width is {draft_width} and width {settings.width}: fewer drafted beams than beams cannot cover "
+            "them; draft at least as many"
+        )
+    most = vocab - len(settings.eos)
+    for name, value in (("width", settings.width), ("draft_width", draft_width)):
+        if value > most:
+            raise ValueError(
+                f"{name} is {value}, and {most} tokens of the vocabulary are not in eos; choose at most {most}"
+            )

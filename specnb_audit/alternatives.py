@@ -1,0 +1,204 @@
+"""Alternative hypotheses: the distributions that known bugs of a sampler give to the next token.
+
+Each is a distribution r computed from p, q and the tokens before, so r(x)/p(x) at the emitted x is a fair bet against
+p: its expectation under p is 1 (less, where p is zero). Under a sampler with that bug the bet gains.
+`specnb_audit.known_bugs` lists the bugs and where they were reported.
+
+There is none for a recovered token that was sampled from the target's distribution at the following position: that
+distribution depends on the rejected draft token, which no file of tokens has. Other bets find it (notebook 16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specnb.distributions import normalise, one_hot, residual
+from specnb_audit.condensed import CondensedDistributions, greater_mask
+
+ALTERNATIVES = {
+    "argmax": "the most probable token comes too often: the temperature is ignored somewhere",
+    "sharper": "as if the temperature were lower than claimed",
+    "flatter": "as if the temperature were higher than claimed, or the target had another context",
+    "near-uniform": "some tokens are almost uniform: a temperature that is uninitialised or huge at some positions",
+    "tail-cut": "unlikely tokens are missing: a top-k, top-p or min-p that was not claimed",
+    "shifted": "tokens fit the target's distribution at the position before: logits are read one position off, or a "
+    "token is missing in the cache",
+    "repeats": "tokens that occurred before come too often",
+    "avoids": "tokens that occurred before come too rarely: a penalty that was not claimed",
+    "draft-leak": "tokens follow the draft's distribution: draft tokens are accepted too often, or the residual is "
+    "inverted",
+    "no-residual": "after a rejection a token is sampled from p instead of the residual",
+    "redraw": "draft tokens are accepted when they match a sample from p, and a mismatch samples from p again",
+    "residual-only": "tokens come from the residual although a draft token should have been accepted",
+    "greedy-draft": "draft tokens are the argmax of q, and are verified as if they had been sampled from q",
+    "wrong-q": "draft tokens are sampled from one q (temperature, top-k, top-p) and verified with another",
+    "blind-acceptance": "draft tokens are accepted by q alone: acceptance does not depend on p of the token",
+    "lenience": "draft tokens are accepted with a probability above p/q: a lenience below 1",
+    "constant-uniform": "all acceptance tests use one uniform, or a generator is seeded again",
+    "one-uniform": "the uniform that rejected a draft token also samples the recovered token",
+    "shared-noise": "the uniform that sampled a rejected draft token also samples the recovered token",
+    "noise-of-steps": "the uniform of one token is used again for a later token of the same sequence",
+    "noise-of-texts": "the uniforms of one sequence are used again for a later one",
+    "same-tokens": "a sequence repeats the tokens of an earlier one",
+    "suspected-model": "tokens follow the distribution of the suspected model given as alternative",
+    "along-p": "the probability p of the tokens deviates, in no way that is listed here",
+    "along-q/p": "the ratio q/p of the tokens deviates, in no way that is listed here",
+    "along-ids": "low or high token ids come too often: sampling itself, or its uniforms, are wrong",
+    "token-bias": "single tokens come too often or too rarely wherever they are possible: a logit bias, a banned or "
+    "suppressed token",
+}
+"""The alternatives that the audit bets on, and what each means when its e-value is large."""
+
+DEPENDENCE = ("noise-of-texts", "same-tokens")
+"""The alternatives where each sequence may have the right distribution, and sequences are not independent."""
+
+LEARNED = ("token-bias",)
+"""The alternatives that are learnt from earlier sequences; how large a deviation they would detect is not known."""
+
+POWERS = {
+    "sharper": (1.1, 1.25, 1.5, 2.0, 3.0),
+    "flatter": (0.9, 0.8, 0.67, 0.5),
+    "near-uniform": (0.25, 0.05),
+}
+TOP_K = (2, 5, 10, 20, 50, 100)
+TOP_P = (0.9, 0.95, 0.98, 0.99, 0.999)
+MIN_P = (0.1, 0.03, 0.01)
+FACTORS = {"repeats": (1.25, 2.0, 5.0), "avoids": (0.8, 0.5, 0.2)}
+DRAFT_POWERS = (0.5, 0.7, 1.4, 2.0)
+LENIENCES = (0.9, 0.7, 0.5, 0.3)
+UNIFORMS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
+
+Named = Iterator[tuple[str, Tensor]]
+
+
+def alternative_distributions(condensed: CondensedDistributions, occurred: Tensor) -> Named:
+    """Pairs of a name in `ALTERNATIVES` and distributions `(m, n, C)` on the cells, always in the same order.
+
+    `occurred` `(n, C)` marks the cells whose token occurred before.
+
+    >>> from specnb_audit.condensed import condense_distributions
+    >>> p = torch.tensor([[0.5, 0.3, 0.2]])
+    >>> condensed = condense_distributions(torch.tensor([0]), p, p)
+    >>> name, r = next(alternative_distributions(condensed, torch.zeros(1, 5, dtype=torch.bool)))
+    >>> name, r.tolist()
+    ('argmax', [[[1.0, 0.0, 0.0, 0.0, 0.0]]])
+    """
+    p, cells, sizes = condensed.p, condensed.p.shape[-1], condensed.sizes.clamp_min(1).to(condensed.p.dtype)
+    yield "argmax", _argmax(p)[None]
+    for name, powers in POWERS.items():
+        yield name, _tempered(p, sizes, powers)
+    yield "tail-cut", _top(p)
+    yield "tail-cut", _top_p(p)
+    yield "tail-cut", _min_p(p)
+    yield "shifted", condensed.previous_p[None]
+    yield "repeats", one_hot(condensed.previous_cell, cells, p.dtype)[None]
+    for name, factors in FACTORS.items():
+        yield name, normalise(p * (1 + (_column(factors, p) - 1) * occurred.to(p.dtype)))
+    if condensed.q is not None:
+        yield from _with_draft(p, condensed.q, sizes)
+    if condensed.q is not None and condensed.raw is not None:
+        yield "wrong-q", Verification(p, q=condensed.raw).emitted(sampled=condensed.q)[None]
+        yield "wrong-q", Verification(p, q=condensed.q).emitted(sampled=condensed.raw)[None]
+
+
+def _with_draft(p: Tensor, q: Tensor, sizes: Tensor) -> Named:
+    correct, overlap = Verification(p, q), torch.minimum(p, q)
+    yield "draft-leak", q[None]
+    yield "no-residual", _completed(overlap, p)[None]
+    yield "redraw", _completed(p * q / sizes, p)[None]  # in a pooled cell, of one token of it
+    yield "residual-only", correct.residual[None]
+    yield "greedy-draft", correct.emitted(sampled=_argmax(q))[None]
+    yield "wrong-q", correct.emitted(sampled=_top(q))
+    others = _tempered(q, sizes, DRAFT_POWERS)
+    yield "wrong-q", correct.emitted(sampled=others)
+    yield "wrong-q", Verification(p, q=others).emitted(sampled=q)
+    yield "blind-acceptance", _completed(q * _blind_acceptance(p, q, sizes), p)[None]
+    yield "lenience", _completed(torch.minimum(p / _column(LENIENCES, p), q), correct.residual)
+    yield "constant-uniform", _completed(q * greater_mask(p, _column(UNIFORMS, p) * q), correct.residual)
+
+
+class Verification:
+    """Algorithm 1 as if the draft token came from q: `accept_prob` of each token, and the `residual`."""
+
+    def __init__(self, p: Tensor, q: Tensor) -> None:
+        self.accept_prob = (p / q).nan_to_num(0.0).clamp_max(1)  # 0 / 0: what p makes impossible is never accepted
+        self.residual = residual(p, q)
+
+    def emitted(self, sampled: Tensor) -> Tensor:
+        """The distribution `(..., n, C)` of the emitted token when the draft token comes from `sampled`."""
+        return _completed(sampled * self.accept_prob, self.residual)
+
+
+def _blind_acceptance(p: Tensor, q: Tensor, sizes: Tensor) -> Tensor:
+    """The probability `(n, C)` that u <= q(x)/p(y) for a y sampled from p, whatever the x: sum over y of min(p, q(x)).
+
+    Pooled cells count as tokens of equal probability. The tokens y are sorted by p, so that for each x a prefix of them
+    has p(y) below q(x).
+    """
+    each, per_token = p / sizes, q / sizes
+    ordered, index = each.sort(dim=-1)
+    count = sizes.expand_as(p).gather(-1, index)
+    mass_below = torch.nn.functional.pad((ordered * count).cumsum(dim=-1), (1, 0))
+    tokens_below = torch.nn.functional.pad(count.cumsum(dim=-1), (1, 0))
+    below = torch.searchsorted(ordered, per_token.contiguous())
+    above = tokens_below[:, -1:] - tokens_below.gather(-1, below)
+    return (mass_below.gather(-1, below) + per_token * above).clamp(0, 1)
+
+
+def _completed(accepted: Tensor, rest: Tensor) -> Tensor:
+    """The accepted mass `(..., n, C)`, and the missing mass distributed as `rest`."""
+    return accepted + (1 - accepted.sum(dim=-1, keepdim=True)).clamp_min(0) * rest
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return like.new_tensor(values)[:, None, None]
+
+
+def _argmax(probs: Tensor) -> Tensor:
+    return one_hot(probs[:, :-2].argmax(dim=-1), probs.shape[-1], probs.dtype)
+
+
+def _tempered(probs: Tensor, sizes: Tensor, powers: Sequence[float]) -> Tensor:
+    """norm(probs^power) `(m, n, C)` for each of `powers`; the tokens of a pooled cell count as equally likely."""
+    return torch.softmax(_column(powers, probs) * (probs / sizes).log() + sizes.log(), dim=-1)
+
+
+def _top(probs: Tensor) -> Tensor:
+    """Top-k of `probs` `(n, C)` for each of `TOP_K`, `(m, n, C)`; pooled cells hold unlikely tokens, and are cut."""
+    rising = _rising(probs)
+    return _kept(probs, rising[:, [-min(k, rising.shape[-1]) for k in TOP_K]].T)
+
+
+def _top_p(probs: Tensor) -> Tensor:
+    """Top-p of `probs` `(n, C)` for each of `TOP_P`, `(m, n, C)`; `probs` itself where the single tokens have less."""
+    rising = _rising(probs)
+    reached = rising.flip(-1).cumsum(dim=-1)
+    limits = probs.new_tensor(TOP_P)
+    count = torch.searchsorted(reached, limits.expand(len(probs), -1).contiguous())  # likelier tokens below the limit
+    is_reached = count < rising.shape[-1]
+    weakest = rising.flip(-1).gather(-1, count.clamp_max(rising.shape[-1] - 1))
+    return torch.where(is_reached.T[..., None], _kept(probs, weakest.T), probs)
+
+
+def _min_p(probs: Tensor) -> Tensor:
+    """Min-p of `probs` `(n, C)` for each of `MIN_P`, `(m, n, C)`; pooled cells hold unlikely tokens, and are cut."""
+    return _kept(probs, probs.new_tensor(MIN_P)[:, None] * probs[:, :-2].amax(dim=-1))
+
+
+def _rising(probs: Tensor) -> Tensor:
+    """The probabilities of the single tokens, the smallest first."""
+    return torch.from_numpy(np.sort(probs[:, :-2].numpy(), axis=-1))  # many times faster than torch
+
+
+def _kept(probs: Tensor, weakest: Tensor) -> Tensor:
+    """The single tokens of `probs` `(n, C)` at least as likely as `weakest` `(m, n)`, normalised.
+
+    Where the pooled cells have all the mass, `probs` itself.
+    """
+    single = probs[:, :-2]
+    kept = torch.nn.functional.pad(single * (single >= weakest[..., None]), (0, 2))
+    return normalise(kept.where(kept.sum(dim=-1, keepdim=True) > 0, probs))

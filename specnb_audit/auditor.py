@@ -1,0 +1,315 @@
+"""Audits sequences one after the other; may be stopped after any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specnb_audit.alternatives import ALTERNATIVES, LEARNED
+from specnb_audit.bets import Bets, CutoffGap, Row, steps_between
+from specnb_audit.distance import TotalVariationEstimate
+from specnb_audit.evidence import Evidence, log_mean
+from specnb_audit.impossible import Impossible, ImpossibleTokens
+from specnb_audit.numerics import Numerics, crossing
+from specnb_audit.report import VIOLATIONS, Report
+
+Ends = int | Iterable[int] | None
+POSITION_GROUPS = (0, 1, 4, 16, 64, 256, 1024)  # first position of each
+
+
+class Auditor:
+    """Audits sequence after sequence; may be stopped after any of them without a higher false-alarm rate.
+
+    delta           largest probability that an exact sampler is ever rejected
+    seed            of the audit's own uniforms
+    eos             tokens after which a sequence must end, `max_new_tokens` its length without one; each is checked
+                    only where given
+    numerics        how far the engine's distributions may be from the target's because of rounding
+    undeclared      returns the numerics of bfloat16; called once there is a token that `numerics` do not explain. None
+                    where it is known in which dtype the engine computes
+    ignore          kinds of deviation that are left out: names in `ALTERNATIVES` and `VIOLATIONS`
+
+    Raises `ValueError` for a delta outside (0, 1), a negative seed or end token, `max_new_tokens` below 1, and unknown
+    names in `ignore`.
+
+    >>> import torch
+    >>> auditor = Auditor()
+    >>> for _ in range(40):  # the sampler claims a fair coin and always returns 1
+    ...     auditor.add(Row([1], torch.tensor([[0.5, 0.5]])))
+    >>> auditor.found_after
+    29
+    """
+
+    def __init__(
+        self,
+        delta: float = 1e-6,
+        seed: int = 0,
+        eos: Ends = None,
+        max_new_tokens: int | None = None,
+        numerics: Numerics | None = None,
+        undeclared: Callable[[], Numerics] | None = None,
+        ignore: Iterable[str] = (),
+    ) -> None:
+        if not 0 < delta < 1:
+            raise ValueError(f"delta is {delta}; a false-alarm rate lies between 0 and 1")
+        if seed < 0:
+            raise ValueError(f"seed is {seed}; it must be a non-negative integer")
+        if max_new_tokens is not None and max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be a positive integer, or None for no check")
+        self.ignored = frozenset(ignore)
+        if unknown := sorted(self.ignored - ALTERNATIVES.keys() - VIOLATIONS.keys()):
+            raise ValueError(f"ignore has {unknown[0]}; kinds are {', '.join([*VIOLATIONS, *ALTERNATIVES])}")
+        self.delta = delta
+        self.ends = end_tokens(eos)
+        self.max_new_tokens = max_new_tokens
+        self.numerics = numerics
+        self.bets = Bets(seed)
+        self.alternatives: list[str] = []
+        self.evidence: Evidence | None = None
+        self.distance = TotalVariationEstimate()
+        self.logs: list[NDArray[np.float64]] = []  # natural log of each e-value, `(n, alternatives)`
+        self.places: list[NDArray[np.int64]] = []  # sequence, position, token and position in the step, `(4, n)`
+        self.violations: dict[str, int] = {}
+        self.violated_after: dict[str, int] = {}  # number of tokens after which the first of each kind is known
+        self.impossible = ImpossibleTokens(numerics, undeclared)
+        self.crossed_after: int | None = None  # number of tokens after which the e-value passed 1/delta
+        self.numerics_only = False
+        self.tokens = self.sequences = self.offset = 0
+        self.ended = self.wrong_length = False
+
+    @torch.no_grad()
+    def add(self, row: Row) -> None:
+        """Audits one row. Raises `ValueError` for tokens and distributions that do not fit together."""
+        _require_row(row)
+        if not row.continues:
+            self.sequences, self.offset = self.sequences + 1, 0
+            self.ended = self.wrong_length = False
+            self.bets.begin(row.prompt, row.batch)
+        end_tokens(self.ends, row.p.shape[1])
+        row = self._until_eos(row)
+        if len(row.tokens) == 0:
+            return
+        bets = self.bets.bets_on(row).without(self.ignored)
+        if self.evidence is None:
+            if not bets.alternatives:
+                raise ValueError("ignore leaves no kind of deviation to test for; leave out one of its names")
+            self.alternatives = bets.alternatives
+            self.evidence = Evidence(bets.alternatives, bets.masks.shape[1])
+        if bets.alternatives != self.alternatives or bets.masks.shape[1] != self.evidence.subsets:
+            raise ValueError(
+                "some sequences come with a draft's distributions or with steps and others do not; give them for all"
+            )
+        zero = row.p.gather(-1, _tokens(row)[:, None])[:, 0].numpy(force=True) == 0
+        ratios = np.where(zero[:, None], 1.0, bets.ratios)
+        log_e = self.evidence.add(ratios, bets.masks)
+        self.distance.add(bets.deviations)
+        self._record_impossible(row, np.flatnonzero(zero))
+        n = len(row.tokens)
+        positions = self.offset + np.arange(n)
+        sequence = np.full(n, self.sequences - 1)
+        self.places.append(np.stack([sequence, positions, np.asarray(row.tokens), bets.step_positions]))
+        self.logs.append(log_e)
+        self._update_verdict(log_mean(log_e))
+        self.tokens += n
+        self.offset += n
+
+    def _until_eos(self, row: Row) -> Row:
+        """The row up to its end token; records tokens after it, and a wrong length, as violations."""
+        tokens = [int(token) for token in row.tokens]
+        keep = 0 if self.ended else len(tokens)
+        ends = [at for at, token in enumerate(tokens[:keep]) if token in self.ends]
+        if ends:
+            keep, self.ended = ends[0] + 1, True
+        if keep < len(tokens):
+            self._violation("after-the-end", self.tokens + keep + 1, len(tokens) - keep)
+        self._check_length(keep, row.more)
+        if keep == len(tokens):
+            return row
+        q, raw, other = (None if probs is None else probs[:keep] for probs in (row.q, row.raw, row.suspected))
+        steps = None if row.steps is None else steps_between(row.steps, 0, keep)
+        return replace(row, tokens=tokens[:keep], p=row.p[:keep], q=q, raw=raw, suspected=other, steps=steps)
+
+    def _check_length(self, n: int, more: bool) -> None:
+        """Records a wrong length, once for each sequence, of which `n` tokens are added."""
+        if self.max_new_tokens is None or self.wrong_length:
+            return
+        length = self.offset + n
+        too_long = length > self.max_new_tokens
+        self.wrong_length = too_long or (length < self.max_new_tokens and not self.ended and not more)
+        if self.wrong_length:
+            after = max(self.max_new_tokens - self.offset, 0) + 1 if too_long else n
+            self._violation("wrong-length", self.tokens + after, 1)
+
+    def _record_impossible(self, row: Row, zeros: NDArray[np.intp]) -> None:
+        for at in zeros.tolist():
+            gap = row.cutoff_gaps.get(self.offset + at, CutoffGap(float("nan"), float("nan")))
+            if self.impossible.add(Impossible(self.sequences - 1, self.offset + at, int(row.tokens[at]), *gap)) == (
+                "violations"
+            ):
+                self._violation("impossible", self.tokens + at + 1, 1)
+
+    def _violation(self, name: str, after: int, count: int) -> None:
+        """Records `count` violations, the first one known after `after` tokens, unless ignored."""
+        if name in self.ignored:
+            return
+        self.violations[name] = self.violations.get(name, 0) + count
+        self.violated_after[name] = min(after, self.violated_after.get(name, after))
+
+    def _update_verdict(self, log_e: NDArray[np.float64]) -> None:
+        if self.crossed_after is None:
+            self.crossed_after = self._crossed(log_e, self._nats)
+            self.numerics_only = self.numerics_only or self._crossed(log_e, 0.0) is not None
+
+    def excuse_impossible(self) -> None:
+        """Takes back that impossible tokens are violations: a control has as many, and as large ones."""
+        self.impossible.excuse()
+        self.violations.pop("impossible", None)
+        self.violated_after.pop("impossible", None)
+
+    @property
+    def found_after(self) -> int | None:
+        """The number of tokens after which exactness was rejected, or None."""
+        crossed = [] if self.crossed_after is None else [self.crossed_after]
+        return min([*self.violated_after.values(), *crossed], default=None)
+
+    @property
+    def first_violation(self) -> int | None:
+        """Index of the token of the first violation, or None; 0 for one that is known before the first token."""
+        return max(min(self.violated_after.values()) - 1, 0) if self.violated_after else None
+
+    @property
+    def _nats(self) -> float:
+        return 0.0 if self.numerics is None else self.numerics.nats
+
+    def _crossed(self, log_e: NDArray[np.float64], nats: float) -> int | None:
+        return crossing(log_e, self.delta, nats, before=self.tokens)
+
+    @property
+    def log10_e(self) -> float:
+        """Decimal logarithm of the e-value so far; infinite after a violation."""
+        if self.first_violation is not None:
+            return float("inf")
+        return float(log_mean(self.logs[-1][-1:])[0] / np.log(10)) if self.logs else 0.0
+
+    def report(self, detect: bool = True) -> Report:
+        """The report so far; `detect` adds what would have been detected, where nothing was found.
+
+        Raises `ValueError` where there were no tokens and no violations.
+        """
+        if self.evidence is None:
+            return self._report_without_tokens()
+        logs = np.concatenate(self.logs) / np.log(10)
+        running = log_mean(logs * np.log(10)) / np.log(10)
+        if self.first_violation is not None:
+            running[self.first_violation :] = np.inf
+            running[-1] = np.inf  # the violation may come after the last token that was bet on
+        leading = int(logs[-1].argmax())
+        nothing = self.found_after is None
+        return Report(
+            delta=self.delta,
+            tokens=self.tokens,
+            sequences=self.sequences,
+            found_after=self.found_after,
+            numerics_only=nothing and (self.numerics_only or self.impossible.counts["undeclared"] > 0),
+            running=running,
+            running_by_alternative=dict(zip(self.evidence.names, logs.T, strict=True)),
+            tv=self.distance.estimate(),
+            violations=self.violations,
+            impossible=self.impossible.listed["violations"],
+            borderline=self.impossible.listed["borderline"],
+            undeclared=self.impossible.listed["undeclared"],
+            impossible_summary=self.impossible.summary(self.tokens),
+            breakdown={} if nothing else self._breakdown(np.diff(logs[:, leading], prepend=0.0)),
+            detectable=self._detectable() if detect and nothing and not self.numerics_only else {},
+            numerics=self.numerics,
+        )
+
+    def _report_without_tokens(self) -> Report:
+        if not self.violations:
+            raise ValueError("there are no tokens to audit; give at least one sequence with a token in it")
+        return Report(
+            delta=self.delta,
+            tokens=0,
+            sequences=self.sequences,
+            found_after=self.found_after,
+            numerics_only=False,
+            running=np.empty(0),
+            running_by_alternative={},
+            tv=self.distance.estimate(),
+            violations=self.violations,
+            numerics=self.numerics,
+        )
+
+    def _detectable(self) -> dict[str, float]:
+        assert self.evidence is not None
+        found = {"impossible": 1 - 0.1 ** (1 / self.tokens)} | self.evidence.detectable(self.delta)  # one is enough
+        return {name: value for name, value in found.items() if name not in {*LEARNED, *self.ignored}}
+
+    def _breakdown(self, gains: NDArray[np.float64]) -> dict[str, list[tuple[str, int, float]]]:
+        """Sums of the leading alternative's gains over groups of tokens."""
+        sequence, position, token, step_position = np.concatenate(self.places, axis=1)
+        groups: dict[str, tuple[NDArray[np.int64], Callable[[int], str]]] = {
+            "position in the sequence": (np.searchsorted(POSITION_GROUPS, position, side="right") - 1, _positions),
+            "token": (token, str),
+            "sequence": (sequence, str),
+        }
+        if (step_position >= 0).any():
+            groups["position in the step"] = (step_position, str)
+        return {grouping: _summed(index, gains, name) for grouping, (index, name) in groups.items()}
+
+
+def end_tokens(eos: Ends, vocab: int | None = None) -> set[int]:
+    """The set of end tokens that `eos` names: one, several or none.
+
+    Raises `ValueError` for one that is negative, or outside a vocabulary of `vocab` tokens.
+    """
+    ends = set(eos) if isinstance(eos, Iterable) else set() if eos is None else {eos}
+    outside = [token for token in sorted(ends) if token < 0 or (vocab is not None and token >= vocab)]
+    if outside:
+        known = "token ids are 0 or more" if vocab is None else f"the vocabulary has the tokens 0 to {vocab - 1}"
+        raise ValueError(f"eos is {outside[0]}; {known}")
+    return ends
+
+
+def _positions(group: int) -> str:
+    first = POSITION_GROUPS[group]
+    if group + 1 == len(POSITION_GROUPS):
+        return f"{first} and later"
+    last = POSITION_GROUPS[group + 1] - 1
+    return f"{first}" if first == last else f"{first} to {last}"
+
+
+def _summed(
+    index: NDArray[np.int64], gains: NDArray[np.float64], name: Callable[[int], str]
+) -> list[tuple[str, int, float]]:
+    """The twenty groups with the largest sums."""
+    groups, inverse, counts = np.unique(index, return_inverse=True, return_counts=True)
+    sums = np.bincount(inverse, gains)
+    best = np.argsort(-sums, kind="stable")[:20]
+    return [(name(int(groups[at])), int(counts[at]), float(sums[at])) for at in best]
+
+
+def _tokens(row: Row) -> torch.Tensor:
+    return torch.as_tensor([int(token) for token in row.tokens], device=row.p.device)
+
+
+def _require_row(row: Row) -> None:
+    n = len(row.tokens)
+    for name, probs in (("p", row.p), ("q", row.q), ("raw", row.raw), ("suspected", row.suspected)):
+        if probs is not None and (probs.ndim != 2 or len(probs) != n or probs.shape[1] != row.p.shape[1]):
+            raise ValueError(
+                f"{name} has shape {tuple(probs.shape)} for {n} tokens and p {tuple(row.p.shape)}; "
+                "each needs one distribution per token, all over the same vocabulary"
+            )
+    if n and not bool((row.p.sum(dim=-1) - 1).abs().max() < 1e-3):  # NaN fails too
+        raise ValueError("a row of p does not sum to 1; give probabilities after standardisation, not logits")
+    if n and bool(row.p.min() < 0):
+        raise ValueError("p has a negative entry; give probabilities")
+    if n and not (min(row.tokens) >= 0 and max(row.tokens) < row.p.shape[1]):
+        raise ValueError(f"tokens go from {min(row.tokens)} to {max(row.tokens)} in a vocabulary of {row.p.shape[1]}")
+    if row.steps is not None and (sum(row.steps) != n or min(row.steps, default=1) < 1):
+        raise ValueError(f"steps add up to {sum(row.steps)} for {n} tokens; give the tokens emitted by each step")

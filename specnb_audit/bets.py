@@ -1,0 +1,331 @@
+"""All bets on one sequence: alternative distributions, transforms (PIT) in three orders, and uniforms used twice.
+
+Each bet is fixed before the token it is about is seen. What is carried from sequence to sequence (histograms, earlier
+sequences) depends only on tokens that were judged before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specnb_audit import pit
+from specnb_audit.alternatives import alternative_distributions
+from specnb_audit.claimed import CutoffGap as CutoffGap
+from specnb_audit.condensed import CondensedDistributions, condense_distributions, greater_mask
+from specnb_audit.frequencies import Frequencies
+from specnb_audit.shared_uniforms import CumulativeMass, Interval, same_uniform_ratio, within_step_ratios
+
+Array = NDArray[np.float64]
+
+LAGS = (1, 2, 3, 4, 5, 6)
+STREAM = int.from_bytes(b"specnb_audit", "big")
+"""Keeps the audit's uniforms apart from those of a sampler that is seeded with the same small number."""
+EARLY, LATE = 4, 32  # bets are also made on the first 4 tokens of a sequence alone, and on those from offset 32 on
+KEPT = 1000
+"""Different prompts, and batches, whose last sequence is remembered for comparison with the next one of the same."""
+TOP_P_BETS = [number for number, edge in enumerate(pit.EDGES) if edge >= 0.5]
+"""The fixed bets along p that put all mass on the likeliest part of p, as an unclaimed top-p does."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence, or a piece of one: its tokens, and the distributions they should have been sampled from.
+
+    tokens       n tokens
+    p            (n, vocab) the target's distribution before each of them, standardised as claimed
+    q            (n, vocab) the draft's distribution there, standardised; zero where nothing was drafted
+    raw          (n, vocab) the draft's distribution before standardisation, where that differs
+    suspected    (n, vocab) the distribution of a model that may have been used instead of the target
+    prompt       the tokens before the sequence
+    steps        tokens emitted by each step; they add up to n
+    cutoff_gaps  offset in the sequence -> `CutoffGap`, of tokens that p makes impossible
+    continues    whether it continues the sequence of the row before
+    more         whether the next row continues it
+    batch        a number or name that sequences generated together share; None if that is unknown
+
+    >>> Row([1, 0], torch.full((2, 2), 0.5)).tokens
+    [1, 0]
+    """
+
+    tokens: Sequence[int]
+    p: Tensor
+    q: Tensor | None = None
+    raw: Tensor | None = None
+    suspected: Tensor | None = None
+    prompt: Sequence[int] = ()
+    steps: Sequence[int] | None = None
+    cutoff_gaps: Mapping[int, CutoffGap] = field(default_factory=dict)
+    continues: bool = False
+    more: bool = False
+    batch: int | str | None = None
+
+
+def steps_between(steps: Sequence[int], start: int, stop: int) -> list[int]:
+    """The tokens of each step that are among the tokens `start` to `stop`; a step that a border divides has a part.
+
+    >>> steps_between([3, 1, 4], 2, 6)
+    [1, 1, 2]
+    """
+    ends = np.cumsum(np.asarray(steps, dtype=np.int64)).clip(start, stop)
+    return [int(size) for size in np.diff(ends, prepend=start) if size > 0]
+
+
+class RowBets(NamedTuple):
+    """The bets on n tokens.
+
+    alternatives    names of the alternatives that the K bets belong to
+    ratios          (n, K) r(x)/p(x)
+    deviations      (n, J) deviations of J test functions from their expectation under p (`specnb_audit.distance`)
+    masks           (n, subsets) the subsets of tokens on which each bet is also made alone
+    step_positions  (n,) each token's position in its step, counted from 0; -1 where steps are unknown
+    """
+
+    alternatives: list[str]
+    ratios: Array
+    deviations: Array
+    masks: NDArray[np.bool_]
+    step_positions: NDArray[np.int64]
+
+    def without(self, ignored: Collection[str]) -> RowBets:
+        """The bets whose alternative is not in `ignored`."""
+        kept = [number for number, name in enumerate(self.alternatives) if name not in ignored]
+        if len(kept) == len(self.alternatives):
+            return self
+        return self._replace(alternatives=[self.alternatives[at] for at in kept], ratios=self.ratios[:, kept])
+
+
+class Bets:
+    """Makes all bets on row after row; `seed` is that of the transform's own uniforms."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = np.random.default_rng([STREAM, seed])
+        self.histograms = {name: pit.Histogram() for name in ("along-p", "along-q/p", "along-ids")}
+        self.frequencies = Frequencies()
+        self.longest_step = 1
+        self.sequence = _History()
+        self.previous_p: Tensor | None = None  # p before the last token judged, `(1, vocab)`
+        self.references: tuple[_History, _History] = (_History(), _History())
+        self.last_with_prompt: dict[tuple[int, ...], _History] = {}
+        self.last_in_batch: dict[int | str | None, _History] = {}
+
+    def begin(self, prompt: Sequence[int], batch: int | str | None = None) -> None:
+        """Begins a new sequence. What is kept of earlier ones does not grow with the vocabulary.
+
+        It is compared with the last one of its batch, or with the one before where there is none or that is unknown.
+        """
+        self.frequencies.begin()
+        before, self.sequence, self.previous_p = self.sequence, _History(prompt=list(prompt)), None
+        with_prompt = _exchanged(self.last_with_prompt, tuple(prompt), self.sequence)
+        in_batch = None if batch is None else _exchanged(self.last_in_batch, batch, self.sequence)
+        self.references = (in_batch or before, with_prompt or _History())
+
+    def bets_on(self, row: Row) -> RowBets:
+        """The bets on `row`, a piece of the sequence begun last, whose tokens and distributions have been checked."""
+        tokens = torch.as_tensor(row.tokens, device=row.p.device)
+        row, q_interval, q_mass = _with_p_where_nothing_was_drafted(row), None, None
+        p_interval = CumulativeMass(row.p).interval(tokens)
+        if row.q is not None:
+            q_mass = CumulativeMass(row.q)
+            q_interval = q_mass.interval(tokens)
+        condensed = self._condensed(row, tokens)
+        collected = _Collected([], [], [])
+        self._bet_on_alternatives(collected, tokens, condensed)
+        self._bet_on_transforms(collected, condensed, p_interval)
+        ratios, deviations = self.frequencies.bets(row.p, tokens)
+        for ratio in ratios:
+            collected.bet("token-bias", ratio)
+        collected.deviations.extend(deviations)
+        self._bet_on_reused_uniforms(collected, tokens, p_interval, q_interval)
+        if row.q is not None and q_mass is not None:
+            within_step = within_step_ratios(row.p, row.q, tokens, q_mass)
+            for name, ratio in zip(("one-uniform", "shared-noise"), within_step, strict=True):
+                collected.bet(name, ratio)
+        if row.suspected is not None:
+            collected.bet("suspected-model", _ratio_at(row.suspected, row.p, tokens))
+        masks, step_positions = self._subsets(row)
+        self.sequence.extend(row, p_interval, q_interval)
+        self.previous_p = row.p[-1:].clone()
+        return RowBets(
+            collected.alternatives,
+            np.stack(collected.ratios, 1),
+            np.stack(collected.deviations, 1),
+            masks,
+            step_positions,
+        )
+
+    def _condensed(self, row: Row, tokens: Tensor) -> CondensedDistributions:
+        first = row.p[:1] if self.previous_p is None else self.previous_p
+        previous_p = torch.cat([first, row.p[:-1]])
+        last = [*self.sequence.prompt, *self.sequence.tokens][-1:]
+        return condense_distributions(tokens, row.p, previous_p, row.q, row.raw, previous_token=last[0] if last else 0)
+
+    def _bet_on_alternatives(self, collected: _Collected, tokens: Tensor, condensed: CondensedDistributions) -> None:
+        occurred = torch.nn.functional.pad(self.sequence.occurred(condensed.ids, tokens.cpu()), (0, 2))
+        names, at_token = [], []
+        for name, distributions in alternative_distributions(condensed, occurred):
+            names += [name] * len(distributions)
+            at_token.append(condensed.at_token(distributions))
+            likelier = greater_mask(distributions, condensed.p)
+            deviations = condensed.at_token(likelier) - torch.linalg.vecdot(likelier, condensed.p)
+            collected.deviations.extend(deviations.numpy(force=True))
+        p = condensed.at_token(condensed.p).double()  # dividing by the smallest float32 would overflow
+        ratios = torch.where(p > 0, torch.cat(at_token) / p.where(p > 0, 1.0), 1.0).numpy(force=True)
+        for name, ratio in zip(names, ratios, strict=True):
+            collected.bet(name, ratio)
+        constant = [ratio for name, ratio in zip(names, ratios, strict=True) if name == "constant-uniform"]
+        if constant:
+            collected.bet("constant-uniform", self.sequence.adaptive_mixture(np.stack(constant, axis=1)))
+
+    def _bet_on_transforms(
+        self, collected: _Collected, condensed: CondensedDistributions, p_interval: Interval
+    ) -> None:
+        w = self.random.random(len(p_interval.low))
+        scores = {"along-p": condensed.p / condensed.sizes.clamp_min(1)}
+        if condensed.q is not None:
+            possible = condensed.p > 0
+            scores["along-q/p"] = torch.where(possible, condensed.q / condensed.p.where(possible, 1.0), torch.inf)
+        transforms = {name: pit.transform(condensed.p, score, condensed.cell, w) for name, score in scores.items()}
+        transforms["along-ids"] = np.clip(p_interval.low + w * p_interval.width, 0.0, 1.0)
+        for name, u in transforms.items():
+            bets = np.concatenate([pit.fixed_bets(u), self.histograms[name].bets(u)], axis=1)
+            for number, ratio in enumerate(bets.T):
+                is_top_p = name == "along-p" and number in TOP_P_BETS
+                collected.bet("tail-cut" if is_top_p else name, ratio)
+            below = (u[:, None] < np.array(pit.EDGES)) - np.array(pit.EDGES)
+            collected.deviations.extend([*below.T, *-below.T])
+
+    def _bet_on_reused_uniforms(
+        self, collected: _Collected, tokens: Tensor, p_interval: Interval, q_interval: Interval | None
+    ) -> None:
+        """Compares with the tokens a few positions before, and with two earlier sequences at the same offset: the
+        last one of the batch, or the one before, and the last one with the same prompt."""
+        start, n = len(self.sequence.tokens), len(tokens)
+        for model, interval in enumerate((p_interval, q_interval)):
+            if interval is None:
+                continue
+            so_far = self.sequence.intervals(model, interval)
+            for lag in LAGS:
+                earlier = _slice(so_far, start - lag, n)
+                collected.bet("noise-of-steps", same_uniform_ratio(p_interval, earlier, interval))
+            for reference in self.references:
+                earlier = _slice(reference.intervals(model), start, n)
+                collected.bet("noise-of-texts", same_uniform_ratio(p_interval, earlier, interval))
+        for reference in self.references:
+            expected = np.full(n, -1)
+            known = reference.tokens[start : start + n]
+            expected[: len(known)] = known
+            width = np.where(p_interval.width > 0, p_interval.width, 1.0)
+            hit = np.where(expected == tokens.numpy(force=True), 1 / width, 0.0)
+            collected.bet("same-tokens", np.where(expected >= 0, hit, 1.0))
+
+    def _subsets(self, row: Row) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """The masks of `RowBets`: early and late tokens; with steps, the first, inner and last positions of a step,
+        and the first position after a step of full length."""
+        offset = len(self.sequence.tokens) + np.arange(len(row.tokens))
+        masks = [offset < EARLY, offset >= LATE]
+        if row.steps is None:
+            return np.stack(masks, axis=1), np.full(len(offset), -1)
+        positions: list[int] = []
+        context: list[tuple[bool, int]] = []
+        after_full = False
+        for emitted in row.steps:
+            positions += range(emitted)
+            context += [(after_full, self.longest_step)] * emitted
+            after_full = emitted >= self.longest_step > 1
+            self.longest_step = max(self.longest_step, emitted)
+        position = np.array(positions, dtype=np.int64)
+        after, longest = np.array(context, dtype=np.int64).reshape(-1, 2).T
+        masks += [position == 0, (position > 0) & (position < longest - 1), (position > 0) & (position == longest - 1)]
+        return np.stack([*masks, (position == 0) & (after > 0)], axis=1), position
+
+
+def _exchanged(last: dict[Any, _History], key: Any, sequence: _History) -> _History | None:
+    """The last sequence of `key`, which `sequence` becomes now; forgets the key seen longest ago."""
+    before = last.pop(key, None)
+    last[key] = sequence
+    if len(last) > KEPT:
+        del last[next(iter(last))]
+    return before
+
+
+class _Collected(NamedTuple):
+    alternatives: list[str]
+    ratios: list[Array]
+    deviations: list[Array]
+
+    def bet(self, alternative: str, ratio: Array) -> None:
+        self.alternatives.append(alternative)
+        self.ratios.append(ratio)
+
+
+class _History:
+    """What is kept of a sequence: its tokens, and the intervals of their uniforms under p and q."""
+
+    def __init__(self, prompt: list[int] | None = None) -> None:
+        self.prompt = prompt or []
+        self.tokens: list[int] = []
+        self.pieces: tuple[list[Interval], list[Interval]] = ([], [])
+        self.log_weight: Array | float = 0.0
+
+    def extend(self, row: Row, p_interval: Interval, q_interval: Interval | None) -> None:
+        self.tokens += [int(token) for token in row.tokens]
+        self.pieces[0].append(p_interval)
+        if q_interval is not None:
+            self.pieces[1].append(q_interval)
+
+    def intervals(self, model: int, more: Interval | None = None) -> Interval:
+        """Of all tokens so far, under p (`model` 0) or q (1), followed by `more`."""
+        parts = [*self.pieces[model], *([] if more is None else [more])]
+        if not parts:
+            return Interval(np.empty(0), np.empty(0))
+        return Interval(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def occurred(self, ids: Tensor, tokens: Tensor) -> Tensor:
+        """Which of `ids` `(n, H)` occur in the prompt or the sequence before each of the next `tokens` `(n,)`."""
+        known = torch.as_tensor([*self.prompt, *self.tokens], dtype=torch.int64, device=ids.device)
+        vocab = int(max(ids.max(), tokens.max(), known.max() if len(known) else 0)) + 1
+        first = torch.full((vocab,), len(tokens), device=ids.device)
+        positions = torch.arange(len(tokens), device=ids.device)
+        first.scatter_reduce_(0, tokens, positions + 1, "amin")
+        first[known] = 0
+        return first[ids] <= positions[:, None]
+
+    def adaptive_mixture(self, ratios: Array) -> Array:
+        """The mean `(n,)` of the bets `(n, U)`, weighted by what each has gained in this sequence so far."""
+        staked = np.log(0.05 + 0.95 * ratios)
+        gained = self.log_weight + np.concatenate([np.zeros((1, ratios.shape[1])), staked.cumsum(axis=0)])
+        self.log_weight = gained[-1]
+        weight = np.exp(gained[:-1] - gained[:-1].max(axis=1, keepdims=True))
+        mean: Array = (weight * np.exp(staked)).sum(axis=1) / weight.sum(axis=1)
+        return mean
+
+
+def _ratio_at(r: Tensor, p: Tensor, tokens: Tensor) -> Array:
+    """r(x)/p(x) `(n,)` at `tokens`, and 1 where p is 0."""
+    top, bottom = (probs.gather(-1, tokens[:, None])[:, 0].double() for probs in (r, p))
+    ratios: Array = torch.where(bottom > 0, top / bottom.where(bottom > 0, 1.0), 1.0).numpy(force=True)
+    return ratios
+
+
+def _with_p_where_nothing_was_drafted(row: Row) -> Row:
+    if row.q is None:
+        return row
+    mass = row.q.sum(dim=-1, keepdim=True)
+    return replace(row, q=torch.where(mass > 0, row.q, row.p)) if bool((mass == 0).any()) else row
+
+
+def _slice(intervals: Interval, start: int, n: int) -> Interval:
+    """Entries `start` to `start + n`; empty intervals outside."""
+    index = start + np.arange(n)
+    inside = (index >= 0) & (index < len(intervals.low))
+    index = np.where(inside, index, 0)
+    if len(intervals.low) == 0:
+        return Interval(np.zeros(n), np.zeros(n))
+    return Interval(intervals.low[index], np.where(inside, intervals.high[index], intervals.low[index]))

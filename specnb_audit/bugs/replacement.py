@@ -1,0 +1,126 @@
+"""Bugs of a step in the recovered or the bonus token; acceptance is as it should be, if not said."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specnb.distributions import sample
+from specnb.rules import Outcome, block_verification, token_verification
+from specnb_audit.bugs.bug import Bug
+from specnb_audit.bugs.parts import at_position, followed, without_bonus
+
+TOLERANCE = 0.005
+
+
+def residual_of_one_token(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """The residual subtracts q at the rejected draft token alone."""
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
+    at_draft_token = q * torch.zeros_like(q).scatter(-1, draft_tokens.clamp_min(0)[..., None], 1.0)
+    return followed(p, at_draft_token, accepted, final)
+
+
+def replaced_from_the_next_position(
+    p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor
+) -> Outcome:
+    """After a rejection a token is sampled from the target's distribution after the rejected draft token."""
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
+    following = (accepted + 1).clamp_max(p.shape[-2] - 1)
+    return Outcome(accepted, sample(at_position(p, following), final))
+
+
+def residual_not_normalised(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """max(0, p - q) is inverted as if it summed to 1: uniforms beyond its mass give the last token."""
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
+    here, drafted = at_position(p, accepted), at_position(without_bonus(q), accepted)
+    cumulated = (here - drafted).clamp_min(0).cumsum(dim=-1)
+    beyond = final >= cumulated[..., -1]
+    inverted = torch.searchsorted(cumulated, final[..., None].contiguous(), right=True)[..., 0]
+    return Outcome(accepted, torch.where(beyond, here.shape[-1] - 1, inverted.clamp_max(here.shape[-1] - 1)))
+
+
+def softmax_of_the_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """After a rejection softmax(max(0, p - q)) is sampled, which is nearly uniform."""
+    accepted, token = token_verification(p, q, draft_tokens, accept, final)
+    difference = at_position(p, accepted) - at_position(without_bonus(q), accepted)
+    wrong = sample(torch.softmax(difference.clamp_min(0), dim=-1), final)
+    return Outcome(accepted, torch.where(accepted < draft_tokens.shape[-1], wrong, token))
+
+
+def absolute_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """After a rejection |p - q| is sampled."""
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
+    difference = at_position(p, accepted) - at_position(without_bonus(q), accepted)
+    return Outcome(accepted, sample(difference.abs(), final))
+
+
+def residual_with_the_first_q(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """The residual subtracts q of the step's first position, wherever the rejection is."""
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
+    return followed(p, q[..., :1, :].expand_as(q), accepted, final)
+
+
+def small_differences_dropped(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """The residual leaves out the tokens where p - q is below a tolerance for rounding, unless it would be empty."""
+    accepted, token = token_verification(p, q, draft_tokens, accept, final)
+    difference = (at_position(p, accepted) - at_position(without_bonus(q), accepted)).clamp_min(0)
+    large = difference.where(difference >= TOLERANCE, 0.0)
+    replaced = sample(large.where(large.sum(dim=-1, keepdim=True) > 0, difference), final)
+    return Outcome(accepted, torch.where(accepted < draft_tokens.shape[-1], replaced, token))
+
+
+def block_with_the_residual_of_tokens(
+    p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor
+) -> Outcome:
+    """The acceptance of block verification with the residual of token verification."""
+    return followed(p, q, block_verification(p, q, draft_tokens, accept, final).accepted, final)
+
+
+def last_not_tested(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """The last draft token counts as rejected without a test: a token of its residual is in its place."""
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
+    return followed(p, q, accepted.clamp_max(draft_tokens.shape[-1] - 1), final)
+
+
+def bonus_from_draft(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """After full acceptance the bonus token is sampled from the draft's last distribution."""
+    accepted, token = token_verification(p, q, draft_tokens, accept, final)
+    is_full = accepted == draft_tokens.shape[-1]
+    return Outcome(accepted, torch.where(is_full, sample(q[..., -1, :], final), token))
+
+
+def bonus_argmax(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """After full acceptance the bonus token is the target's most probable token."""
+    accepted, token = token_verification(p, q, draft_tokens, accept, final)
+    return Outcome(accepted, torch.where(accepted == draft_tokens.shape[-1], p[..., -1, :].argmax(dim=-1), token))
+
+
+_held_out = partial(Bug, kind="step", held_out=True)
+_BUGS = [
+    _held_out("residual-of-one-token", "the residual subtracts q at the rejected draft token alone", "xLLM#2175",
+              rule=residual_of_one_token),
+    _held_out("replaced-from-the-next-position",
+              "after a rejection a token is sampled from the target's distribution at the following position",
+              "openvino.genai#4190", rule=replaced_from_the_next_position),
+    _held_out("residual-not-normalised", "max(0, p - q) is inverted without its normalisation", "-",
+              rule=residual_not_normalised),
+    _held_out("softmax-of-the-residual", "after a rejection softmax(max(0, p - q)) is sampled", "transformers#28508",
+              rule=softmax_of_the_residual),
+    _held_out("absolute-residual", "after a rejection |p - q| is sampled", "-", rule=absolute_residual),
+    _held_out("residual-with-the-first-q", "the residual subtracts q of the first position of the step", "-",
+              rule=residual_with_the_first_q),
+    _held_out("small-differences-dropped", f"the residual leaves out tokens where p - q is below {TOLERANCE}", "-",
+              rule=small_differences_dropped),
+    _held_out("block-with-the-residual-of-tokens",
+              "block verification replaces a rejected token as token verification does", "vllm-ascend#7807",
+              rule=block_with_the_residual_of_tokens),
+    _held_out("last-not-tested", "the last draft token counts as rejected without a test", "-", rule=last_not_tested),
+    _held_out("bonus-from-draft", "the bonus token is sampled from the draft's last distribution", "-",
+              rule=bonus_from_draft),
+    _held_out("bonus-argmax", "the bonus token is the target's most probable token", "-", rule=bonus_argmax),
+]  # fmt: skip
+
+REPLACEMENT_BUGS = {bug.name: bug for bug in _BUGS}
+"""These bugs by name."""

@@ -1,0 +1,245 @@
+"""The bug suite of a step: what implementations have got wrong, each as one change of a correct step.
+
+The bets of the audit were designed with these. More bugs of a step are in the modules beside this one, by theme.
+
+`specnb_audit.bugs.step_deviation` enumerates a step with a bug; `specnb_audit.known_bugs.generate` runs it in the loop.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specnb.distributions import Sampling, normalise, one_hot, residual, sample, standardise
+from specnb.rules import Outcome, exact_match, lenient_verification, token_verification
+from specnb_audit.bugs.bug import Bug, Change
+from specnb_audit.bugs.parts import at_position, without_bonus
+
+LENIENCE = 0.9
+UNVERIFIED = 0.02
+FILTERS = Sampling(top_k=50, top_p=0.9)
+
+
+def sampled_as(sampling: Sampling) -> Change:
+    """The change of a distribution at temperature 1 into the one under `sampling`."""
+    return lambda distributions: standardise(distributions.log(), sampling, check=False)
+
+
+def argmax_distribution(distributions: Tensor) -> Tensor:
+    """One-hot at the most probable token."""
+    return one_hot(distributions.argmax(dim=-1), distributions.shape[-1], distributions.dtype)
+
+
+def unchanged(distributions: Tensor) -> Tensor:
+    """The distributions as they are: no temperature, no filters."""
+    return distributions
+
+
+def one_position_early(distributions: Tensor) -> Tensor:
+    """Each position gets the distribution of the one before it; the first keeps its own."""
+    return torch.cat([distributions[..., :1, :], distributions[..., :-1, :]], dim=-2)
+
+
+def in_bfloat16(distributions: Tensor) -> Tensor:
+    """The distributions rounded to bfloat16, and normalised."""
+    return normalise(distributions.bfloat16().to(distributions.dtype))
+
+
+# Rules, as in `specnb.rules.Rule`: p, q, draft tokens, and the uniforms `accept` and `final`.
+
+
+def one_uniform(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """The uniform that rejected a draft token also samples the recovered token."""
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
+    reused = torch.cat([accept, final[..., None]], dim=-1).gather(-1, accepted[..., None])[..., 0]
+    return token_verification(p, q, draft_tokens, accept, reused)
+
+
+def zero_uniform(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """The uniforms of the acceptance tests are 0."""
+    return token_verification(p, q, draft_tokens, torch.zeros_like(accept), final)
+
+
+def same_uniform(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """All acceptance tests of a step use one uniform."""
+    return token_verification(p, q, draft_tokens, accept[..., :1].expand_as(accept), final)
+
+
+def unverified(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """A fraction of the draft tokens is accepted without a test; the others are verified correctly."""
+    tested = ((accept - UNVERIFIED) / (1 - UNVERIFIED)).clamp_min(0)
+    return token_verification(p, q, draft_tokens, tested, final)
+
+
+def p_mutated(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """p is set to zero at the draft token, for the residual, before the acceptance test reads it."""
+    zeroed = torch.cat([p[..., :-1, :].scatter(-1, draft_tokens[..., None], 0.0), p[..., -1:, :]], dim=-2)
+    return token_verification(zeroed, q, draft_tokens, accept, final)
+
+
+def redraw(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """Exact match, but at a mismatch the target's token is sampled a second time."""
+    accepted = exact_match(p, q, draft_tokens, accept, final).accepted
+    return Outcome(accepted, sample(at_position(p, accepted), final))
+
+
+def no_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """After a rejection p itself is sampled."""
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
+    return Outcome(accepted, sample(at_position(p, accepted), final))
+
+
+def inverted_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """After a rejection max(0, q - p) is sampled."""
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
+    padded_q = torch.cat([q, p[..., -1:, :]], dim=-2)
+    p_or_zero = torch.cat([p[..., :-1, :], torch.zeros_like(p[..., -1:, :])], dim=-2)
+    wrong = residual(at_position(padded_q, accepted), at_position(p_or_zero, accepted))
+    return Outcome(accepted, sample(wrong, final))
+
+
+def soft_greedy(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """All tokens are argmaxes, that of the residual too; the acceptance test reads p and q at temperature 1."""
+    accepted = token_verification(p, q, draft_tokens, accept, final).accepted
+    return Outcome(accepted, residual(at_position(p, accepted), at_position(without_bonus(q), accepted)).argmax(dim=-1))
+
+
+def merged_children(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """Two draft tokens for the first position become one child if they are equal, and that is tested once."""
+    return Outcome(
+        torch.zeros_like(draft_tokens[..., 0]), sample(merged_distribution(p[..., 0, :], q[..., 0, :]), final)
+    )
+
+
+def merged_distribution(p: Tensor, q: Tensor) -> Tensor:
+    """The distribution `(..., vocab)` of the token emitted from two draft tokens, merged where they are equal.
+
+    With a(x) = min(1, p/q), b(x) = min(1, r/q) for the residual r, and s the residual of r and q: equal draft tokens
+    (q^2) are tested once, and replaced from r; different ones are tested with a, then with b, then replaced from s.
+    """
+    first, r = _accept_prob(p, q), residual(p, q)
+    second, last = _accept_prob(r, q), residual(r, q)
+    equal, rejected = q * q, q * (1 - first)
+    rejected_equal = (equal * (1 - first)).sum(-1, keepdim=True)
+    other_rejected = rejected.sum(-1, keepdim=True) - rejected  # a different token was tested first and rejected
+    both_rejected = (q * (1 - second) * other_rejected).sum(-1, keepdim=True)
+    from_equal = equal * first + rejected_equal * r
+    return from_equal + q * (1 - q) * first + q * second * other_rejected + both_rejected * last
+
+
+def step_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
+    """The bugs of one step by name; `filters` is claimed by those that need a top-k and a top-p."""
+    nucleus_first = [sampled_as(Sampling(top_p=filters.top_p)), sampled_as(Sampling(top_k=filters.top_k))]
+    bug = partial(Bug, kind="step")
+    bugs = [
+        bug(
+            "greedy-draft-soft-q",
+            "draft tokens are the argmax of q, verification reads q at temperature 1",
+            "transformers#32867, jaymody/speculative-sampling#3",
+            sampled=argmax_distribution,
+        ),
+        bug(
+            "raw-q",
+            "draft tokens are sampled from the filtered q, verification reads the unfiltered q",
+            "transformers#47932",
+            claimed=filters,
+            q=unchanged,
+            sampled=sampled_as(filters),
+        ),
+        bug(
+            "wrong-temperature-q",
+            "draft tokens are sampled from q at temperature 0.7, verification reads q at 1",
+            "-",
+            sampled=sampled_as(Sampling(0.7)),
+        ),
+        bug(
+            "draw-dtype",
+            "draft tokens are sampled from q in bfloat16, verification reads q in float32",
+            "DeepSpec#31",
+            sampled=in_bfloat16,
+        ),
+        bug(
+            "one-uniform",
+            "the uniform that rejected a draft token also samples the recovered token",
+            "vllm-ascend#16370",
+            rule=one_uniform,
+        ),
+        bug(
+            "zero-uniform",
+            "the uniforms of the acceptance tests are 0: every possible token is accepted",
+            "vllm-ascend#13470",
+            rule=zero_uniform,
+        ),
+        bug(
+            "reseeded",
+            "the generator is seeded again before each acceptance test",
+            "LLMSpeculativeSampling",
+            rule=same_uniform,
+        ),
+        bug(
+            "p-mutated",
+            "p is set to zero in place for the residual, and then the acceptance test reads it",
+            "vllm-ascend#2881",
+            rule=p_mutated,
+        ),
+        bug(
+            "processors-dropped",
+            "top-k and top-p are applied when drafting, not when verifying",
+            "vLLM#18902, #42744, TensorRT-LLM#17701",
+            claimed=filters,
+            p=unchanged,
+        ),
+        bug(
+            "filter-order",
+            "verification applies top-p before top-k, drafting after it",
+            "sglang#36173",
+            claimed=filters,
+            p=lambda distributions: nucleus_first[1](nucleus_first[0](distributions)),
+        ),
+        bug("always-argmax", "verification ignores the temperature", "sglang#31214, #39253", p=argmax_distribution),
+        bug(
+            "wrong-slice",
+            "the target's distributions are read one position early",
+            "TensorRT-LLM#15098",
+            p=one_position_early,
+        ),
+        bug(
+            "redraw",
+            "exact match, but a mismatch samples the target's token again",
+            "an n-gram assisted sampler",
+            rule=redraw,
+        ),
+        bug(
+            "soft-greedy",
+            "tokens are argmaxes, verification reads p and q at temperature 1",
+            "n-gram sampler; a source",
+            rule=soft_greedy,
+            claimed=Sampling(temperature=0),
+            p=unchanged,
+            q=unchanged,
+            sampled=argmax_distribution,
+        ),
+        bug("no-residual", "after a rejection p itself is sampled", "teaching code", rule=no_residual),
+        bug("inverted-residual", "after a rejection max(0, q - p) is sampled", "-", rule=inverted_residual),
+        bug("lenience-left-on", f"lenience {LENIENCE} by default", "-", rule=lenient_verification(LENIENCE)),
+        bug(
+            "unverified",
+            f"{UNVERIFIED:.0%} of the draft tokens are accepted without a test",
+            "- (a yardstick)",
+            rule=unverified,
+        ),
+        bug(
+            "merged-children",
+            "two equal draft tokens become one child of a tree, tested once",
+            "SpecInfer as printed",
+            rule=merged_children,
+        ),
+    ]
+    return {one.name: one for one in bugs}
+
+
+def _accept_prob(p: Tensor, q: Tensor) -> Tensor:
+    """min(1, p/q), and 0 where q is 0."""
+    return torch.where(q > 0, p / q, 0.0).clamp_max(1)

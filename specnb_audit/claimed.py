@@ -1,0 +1,198 @@
+"""The sampling settings that an engine claims: `Sampling`, with min-p, and the filters in the engine's own order.
+
+`temperature` after the filters is not the same as before them: top-p keeps more tokens at a higher temperature. Engines
+differ in the order, and each is exact for its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specnb.distributions import Sampling, standardise
+from specnb_audit.setting_names import ENGINE_ORDERS, FILTERS, NOT_AUDITED
+
+
+@dataclass(frozen=True)
+class Claimed(Sampling):
+    """`Sampling` with min-p and an order of the filters.
+
+    min_p  tokens less probable than this times the most probable token are removed; 0: none
+    order  the filters in the order in which they are applied; those left out come last, in the order of `FILTERS`
+
+    Raises what `Sampling` raises, and `ValueError` for min_p outside [0, 1] and an order with other or repeated names.
+
+    >>> Claimed(0.7, top_p=0.9, order=("top-p", "temperature")).order
+    ('top-p', 'temperature', 'top-k', 'min-p')
+    """
+
+    min_p: float = 0.0
+    order: tuple[str, ...] = FILTERS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.min_p, bool) or not isinstance(self.min_p, int | float) or not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p is {self.min_p!r}; it must lie in [0, 1], where 0 keeps every token")
+        if len(set(self.order)) < len(self.order) or not set(self.order) <= set(FILTERS):
+            allowed = f"each of {', '.join(FILTERS)} at most once, or one of {', '.join(ENGINE_ORDERS)}"
+            raise ValueError(f"the order of filters is {', '.join(self.order)}; give {allowed}")
+        rest = tuple(name for name in FILTERS if name not in self.order)
+        object.__setattr__(self, "order", (*self.order, *rest))
+
+
+def claimed_sampling(settings: Mapping[str, Any], order: str | Sequence[str] = "transformers") -> Sampling:
+    """The `Sampling` of an engine's `settings`; `order` is an engine's name in `ENGINE_ORDERS`, or the filters' names.
+
+    `settings` may have temperature, top_k (0, -1 or None for none), top_p and min_p, and those of `NOT_AUDITED` with
+    the value that switches them off. Raises `ValueError` for anything else: a claim that is left out of the audit would
+    be found as a deviation.
+
+    >>> claimed_sampling({"temperature": 0.7, "top_k": 0})
+    Sampling(temperature=0.7, top_k=None, top_p=1.0)
+    >>> claimed_sampling({"repetition_penalty": 1.1})
+    Traceback (most recent call last):
+        ...
+    ValueError: repetition_penalty is 1.1; the audit cannot claim it: generate with repetition_penalty=1
+    """
+    for name, value in settings.items():
+        if name in NOT_AUDITED and not _is_off(value, NOT_AUDITED[name]):
+            off = (
+                f"generate with {name}={NOT_AUDITED[name]}" if NOT_AUDITED[name] is not None else "generate without it"
+            )
+            raise ValueError(f"{name} is {value}; the audit cannot claim it: {off}")
+        if name not in NOT_AUDITED and name not in ("temperature", "top_k", "top_p", "min_p"):
+            raise ValueError(f"{name} is no setting that the audit knows; leave it out if it changes no distribution")
+    given = {name: settings[name] for name in ("temperature", "top_p") if settings.get(name) is not None}
+    top_k = settings.get("top_k")
+    given["top_k"] = None if top_k in (0, -1) else top_k
+    names = ENGINE_ORDERS[order] if isinstance(order, str) and order in ENGINE_ORDERS else _names(order)
+    claimed = Claimed(**given, min_p=settings.get("min_p") or 0.0, order=names)
+    plain = claimed.order == FILTERS and not claimed.min_p
+    return Sampling(claimed.temperature, claimed.top_k, claimed.top_p) if plain else claimed
+
+
+def _names(order: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.strip() for name in order.split(",")) if isinstance(order, str) else tuple(order)
+
+
+def _is_off(value: Any, off: Any) -> bool:
+    return not value if off is None else value is None or value == off
+
+
+def claimed_probs(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`; as `standardise`, in its order.
+
+    >>> logits = torch.tensor([0.6, 0.3, 0.1]).log()
+    >>> claimed_probs(logits, Claimed(min_p=0.4)).round(decimals=2)
+    tensor([0.6700, 0.3300, 0.0000])
+    """
+    if not isinstance(sampling, Claimed) or sampling.temperature == 0:
+        return standardise(logits, sampling)
+    for name in sampling.order:
+        if is_active(sampling, name):
+            one = standardise(logits, _only(sampling, name)) if name != "min-p" else _min_p(logits, sampling.min_p)
+            logits = one.log()
+    return standardise(logits)
+
+
+def is_active(sampling: Sampling, name: str) -> bool:
+    """Whether the filter `name` of `FILTERS` changes anything under the settings of `sampling`."""
+    return {
+        "temperature": sampling.temperature != 1,
+        "top-k": sampling.top_k is not None,
+        "top-p": sampling.top_p < 1,
+        "min-p": isinstance(sampling, Claimed) and sampling.min_p > 0,
+    }[name]
+
+
+def _only(sampling: Sampling, name: str) -> Sampling:
+    return {
+        "temperature": Sampling(sampling.temperature),
+        "top-k": Sampling(top_k=sampling.top_k),
+        "top-p": Sampling(top_p=sampling.top_p),
+    }[name]
+
+
+def _min_p(logits: Tensor, min_p: float) -> Tensor:
+    probs = standardise(logits)
+    return probs.where(probs >= min_p * probs.amax(dim=-1, keepdim=True), 0.0)
+
+
+def other_orders(sampling: Sampling) -> dict[str, Claimed]:
+    """The same settings in the other orders of `ENGINE_ORDERS`, by engine; empty where the order makes no difference.
+
+    >>> list(other_orders(Sampling(0.7, top_p=0.9)))
+    ['llama.cpp']
+    """
+    active = [name for name in FILTERS if is_active(sampling, name)]
+    if sampling.temperature == 0 or len(active) < 2:
+        return {}
+    min_p, order = (sampling.min_p, sampling.order) if isinstance(sampling, Claimed) else (0.0, FILTERS)
+    found: dict[str, Claimed] = {}
+    seen = [[name for name in order if name in active]]
+    for engine, names in ENGINE_ORDERS.items():
+        effective = [name for name in names if name in active]
+        if effective not in seen:
+            seen.append(effective)
+            found[engine] = Claimed(sampling.temperature, sampling.top_k, sampling.top_p, min_p, names)
+    return found
+
+
+class CutoffGap(NamedTuple):
+    """How far a token of probability zero is from being possible.
+
+    logit  difference to the smallest logit that argmax, top-k or min-p keeps (0 if they keep the token)
+    mass   probability of likelier tokens in excess of top-p (0 if top-p keeps the token), where the filters before
+           top-p kept the token in place of the weakest that they keep
+    """
+
+    logit: float
+    mass: float
+
+
+def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
+    """How far `token` is from the tokens that `sampling` keeps, by `logits` `(vocab,)`; zeros if it is kept.
+
+    >>> cutoff_gap(torch.tensor([2.0, 1.0]), Sampling(temperature=0), 1)
+    CutoffGap(logit=1.0, mass=0.0)
+    """
+    now = logits.double()
+    if sampling.temperature == 0:
+        return CutoffGap(float((now.max() - now[token]).clamp_min(0)), 0.0)
+    temperature, gap, excess = 1.0, 0.0, 0.0
+    for name in sampling.order if isinstance(sampling, Claimed) else FILTERS:
+        if not is_active(sampling, name):
+            continue
+        own = float(logits[token]) / temperature
+        if name == "temperature":
+            temperature = sampling.temperature
+            now = now / temperature
+        elif name == "top-p":
+            probs = standardise(now)
+            excess = float(probs[probs > probs[token]].sum()) - sampling.top_p
+            now = _with(now.where(standardise(now, _only(sampling, name)) > 0, -torch.inf), token, own)
+        else:
+            weakest = _weakest(now, sampling, name)
+            gap = max(gap, temperature * (weakest - own))
+            kept = now > weakest if name == "top-k" and own < weakest else now >= weakest
+            now = _with(now.where(kept, -torch.inf), token, own)
+    return CutoffGap(gap, max(0.0, excess))
+
+
+def _with(logits: Tensor, token: int, own: float) -> Tensor:
+    """`logits` with `token`, which the engine kept: the filters after it see it in place of the weakest one."""
+    return logits.index_fill(0, torch.tensor(token, device=logits.device), own)
+
+
+def _weakest(logits: Tensor, sampling: Sampling, name: str) -> float:
+    """The smallest logit that top-k or min-p keeps."""
+    if name == "top-k":
+        assert sampling.top_k is not None
+        return float(logits.topk(min(sampling.top_k, len(logits))).values[-1])
+    assert isinstance(sampling, Claimed)
+    return float(logits.max()) + math.log(sampling.min_p)

@@ -1,0 +1,87 @@
+"""The command `specnb`: `specnb audit TOKENS.jsonl --target FOLDER_OR_NAME` and its options.
+
+    audit_options  the options of `specnb audit`
+    audit          what it does
+    output         exit statuses, errors as one line, and the report on stdout
+
+`specnb collect` and `specnb compare` are added by modules of their own. torch, transformers and scipy, which take
+seconds, are imported after the options have been read, by the commands that need them.
+
+Exit status 0: no deviation was found. 1: exactness is rejected. 2: no verdict, and one line on stderr says why and
+names the file. 130: interrupted (Ctrl-C), 143: terminated (SIGTERM), both with the report on the tokens so far, if
+there were any, unless that rejects exactness.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from types import FrameType
+
+from specnb_audit.cli import audit_options
+from specnb_audit.cli import collect as collect_command
+from specnb_audit.cli import compare as compare_command
+from specnb_audit.cli.output import INTERRUPTED, TERMINATED, one_line, print_report
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived. The audit ends as at Ctrl-C, with the report so far; no handler of `Exception` swallows it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    >>> main(["audit", "missing.jsonl", "--target", "."])  # prints one line to stderr
+    2
+    """
+    try:
+        options = _parser().parse_args(argv)
+        with _sigterm_raises() as terminated:
+            with redirect_stdout(io.StringIO()) as printed:
+                status: int = options.run(options)
+            print_report(printed.getvalue())
+    except Terminated:
+        print("specnb: terminated", file=sys.stderr)
+        return TERMINATED
+    except KeyboardInterrupt:
+        print("specnb: interrupted before there was anything to report", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:  # status 1 is a verdict, so nothing unforeseen may end with it
+        print(f"specnb: {one_line(error)}", file=sys.stderr)
+        return 2
+    return TERMINATED if terminated and status == INTERRUPTED else status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="specnb", description="Tests whether a sampler is lossless.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (audit_options, collect_command, compare_command):
+        command.add_to(commands)
+    return parser
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[list[int]]:
+    """SIGTERM raises `Terminated` inside, so that partial files are removed; other threads cannot set handlers.
+
+    The list yielded has an entry once that has happened.
+    """
+    arrived: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield arrived
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield arrived
+    finally:
+        signal.signal(signal.SIGTERM, before)

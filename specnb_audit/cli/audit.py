@@ -1,0 +1,241 @@
+"""What `specnb audit` does: reads tokens and models, audits, and prints the report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from logging import CRITICAL
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from specnb.distributions import Sampling
+from specnb.models.loading import load_model
+from specnb.notebook.findings import write
+from specnb_audit import Engine
+from specnb_audit.claimed import claimed_sampling
+from specnb_audit.cli.output import INTERRUPTED, one_line
+from specnb_audit.report import Report
+from specnb_audit.run import Settings, audit_completions, require_models
+from specnb_audit.setting_names import NOT_AUDITED
+from specnb_audit.teacher_forcing import Completion, Models
+from specnb_audit.token_file import Seeds, read_tokens
+from specnb_audit.token_file import Sequence as Line
+from specnb_audit.token_stream import lines_of, read_stream
+
+STDIN = Path("-")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Audits, prints the report and returns the exit status. Raises `ValueError` and `OSError` for what cannot be."""
+    report = _audited(options)
+    if options.html is not None:
+        _write_page(options.html, report.to_html())
+    print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else report)
+    return 1 if report.rejected else INTERRUPTED if report.interrupted else 0
+
+
+def _audited(options: argparse.Namespace) -> Report:
+    """The report. Everything that can be checked without a model is checked before one is loaded."""
+    sampling, draft_sampling = _claimed(options), _draft_sampling(options)
+    progress = True if sys.stderr is not None and sys.stderr.isatty() else _say
+    ignore, ends = tuple(options.ignore), (options.eos, options.max_new_tokens)
+    settings = Settings(options.delta, options.seed, *ends, ignore, options.stop, progress)
+    settings.auditor()  # raises for bad settings
+    _require_limit(options.limit)
+    if options.numerics_positions < 0:
+        raise ValueError(f"--numerics-positions is {options.numerics_positions}; give a number of positions, or 0")
+    dtype = None if options.engine_dtype is None else getattr(torch, options.engine_dtype)
+    engine = Engine(dtype, options.logit_tolerance, positions=options.numerics_positions)
+    _require_device(options.device)
+    if options.html is not None:
+        _require_writable(options.html)
+        _require_other_file(options.html, options)
+    seeds, seeds_of_control = Seeds(), Seeds()
+    sequences = None if options.tokens == STDIN else _independent(read_tokens(options.tokens)[: options.limit], seeds)
+    control = [] if options.control is None else _independent(read_tokens(options.control), seeds_of_control)
+    target = _loaded(options.target, options)
+    draft, suspected = (
+        None if name is None else _loaded(name, options) for name in (options.draft, options.alternative)
+    )
+    models = Models(target, sampling, draft, draft_sampling or sampling, suspected)
+    try:
+        engine = replace(engine, control=_completions(control, models))
+        if sequences is None:
+            report = audit_completions(models, _from_stdin(models, options.limit, seeds), settings, engine)
+        else:
+            given, expected = _completions(sequences, models), sum(len(one.tokens) for one in sequences)
+            report = audit_completions(models, given, settings, engine, expected)
+        of_control = [f"of the control, {note}" for note in seeds_of_control.note()]
+        return replace(report, notes=[*report.notes, *seeds.note(), *of_control])
+    except Exception as error:
+        raise ValueError(f"cannot audit {options.tokens} against {options.target}: {one_line(error)}") from error
+
+
+def _claimed(options: argparse.Namespace) -> Sampling:
+    """The settings claimed. Raises `ValueError` for settings that cannot be claimed, by name."""
+    names = ("temperature", "top_k", "top_p", "min_p", *NOT_AUDITED)
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return claimed_sampling(given, options.filter_order)
+
+
+def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
+    given = (options.draft_temperature, options.draft_top_k, options.draft_top_p)
+    if given == (None, None, None):
+        return None
+    default = (options.temperature, options.top_k, options.top_p)
+    return Sampling(*(own if value is None else value for value, own in zip(given, default, strict=True)))
+
+
+def _require_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit is {limit}; give the number of sequences to read, at least 1")
+
+
+def _completions(sequences: Sequence[Line], models: Models) -> list[Completion]:
+    """The sequences, checked. Raises `ValueError`, with file and line, for one that a model cannot judge."""
+    completions = [Completion(one.prompt, one.tokens, one.steps, one.batch) for one in sequences]
+    if completions:
+        require_models(models, completions, [one.where for one in sequences])
+    return completions
+
+
+def _independent(sequences: Sequence[Line], seeds: Seeds) -> list[Line]:
+    """Without those that repeat a seed."""
+    return [one for one in sequences if not seeds.repeated(one)]
+
+
+def _from_stdin(models: Models, limit: int | None, seeds: Seeds) -> Iterator[Completion | None]:
+    if sys.stdin is None:
+        raise ValueError("stdin is closed; give a file, or a pipe that writes to this command")
+    count = 0
+    for sequence in read_stream(lines_of(sys.stdin.fileno())):
+        if sequence is None or not seeds.repeated(sequence):
+            yield None if sequence is None else _completions([sequence], models)[0]
+        count += sequence is not None
+        if count == limit:
+            return
+
+
+def _say(line: str) -> None:
+    print(f"specnb: {line}", file=sys.stderr, flush=True)
+
+
+def _require_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        if device.type == "meta":
+            raise ValueError("it computes nothing")
+    except Exception as error:
+        raise ValueError(f"--device {name} cannot be used ({one_line(error)}); give cpu, or cuda on a GPU") from None
+
+
+def _require_writable(page: Path) -> None:
+    """Raises `OSError` or `ValueError` unless `page` can be written; leaves nothing behind and changes no file."""
+    if page.is_fifo():
+        return  # opening it would wait for a reader
+    if page.exists():
+        with page.open("ab"):
+            return
+    if not page.parent.is_dir():
+        raise ValueError(f"--html {page} cannot be written: there is no folder {page.parent}")
+    try:
+        tempfile.TemporaryFile(dir=page.parent).close()
+        page.lstat()
+    except FileNotFoundError:
+        return  # the file does not exist yet; any other OSError names it
+    except OSError as error:
+        raise ValueError(f"--html {page} cannot be written: {error.strerror}") from None
+
+
+def _require_other_file(page: Path, options: argparse.Namespace) -> None:
+    """Raises `ValueError` where `page` is a file that the audit reads: it would be replaced."""
+    read = [options.tokens, *([] if options.control is None else [options.control])]
+    for name in (options.target, options.draft, options.alternative):
+        read += Path(name).iterdir() if name and Path(name).is_dir() else []
+    if page.is_file() and any(file.is_file() and page.samefile(file) for file in read):
+        raise ValueError(f"--html {page} is a file that the audit reads; give another one")
+
+
+def _write_page(page: Path, content: str) -> None:
+    """Writes the page; raises `ValueError`, naming it, where that fails after all, such as on a disk that is full."""
+    try:
+        if page.is_file() or not page.exists():
+            write(page, content)  # atomic
+        else:
+            page.write_text(content, encoding="utf-8")  # a device such as /dev/stdout, which must not be replaced
+    except OSError as error:
+        raise ValueError(f"--html {page} cannot be written: {error.strerror}") from None
+
+
+def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
+    """The model of that name or folder. Raises `ValueError`, naming it, for one that cannot be loaded."""
+    _require_model(name)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            model = load_model(name, options.device, getattr(torch, options.dtype), packed=False)
+    except Exception as error:
+        raise ValueError(f"cannot load the model {name}: {one_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    for warning in warned:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return model
+
+
+def _require_model(name: str) -> None:
+    """Raises `ValueError` for a path that is not a folder, and for damaged files in the folder.
+
+    A model's name on the hub has at most one slash; anything else is taken for a path.
+    """
+    folder = Path(name)
+    if not name.strip():
+        raise ValueError("the name of a model is empty; give a folder or a model's name")
+    if folder.is_file():
+        raise ValueError(f"{name} is a file; give the folder that holds config.json and the weights")
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not folder.is_dir():
+        raise ValueError(f"there is no folder {name}; give one with a model in it, or a model's name")
+    if folder.is_dir():
+        _require_files(folder)
+
+
+def _require_files(folder: Path) -> None:
+    """Raises `ValueError` for a configuration or weights that cannot be read or do not fit together."""
+    config, tensors = folder / "config.json", 0
+    if not config.is_file():
+        raise ValueError(f"{folder} has no config.json; give the folder that holds it and the weights")
+    for file in folder.iterdir():
+        if not file.is_file() and not file.is_dir():  # opening a pipe would wait for ever
+            raise ValueError(f"{file} is neither a file nor a folder; copy it again")
+    for file in [config, *sorted(folder.glob("*.index.json"))]:
+        _require_json(file)
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as weights:
+                tensors += len(weights.keys())
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"the weights {file} are truncated or damaged ({error}); copy them again") from None
+    layers = json.loads(config.read_text(encoding="utf-8")).get("num_hidden_layers")
+    if isinstance(layers, int) and layers > tensors > 0:  # creating that many layers could take forever
+        raise ValueError(f"{config} has {layers} layers, and the weights have {tensors} tensors: one of them is wrong")
+
+
+def _require_json(file: Path) -> None:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ValueError(f"{file} is not JSON ({reason}); copy it again") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is not a JSON object; copy it again")

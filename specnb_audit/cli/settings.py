@@ -1,0 +1,156 @@
+"""What an engine is asked for: the settings of a generation, and the models.
+
+Only Python's standard library is imported here: adapters run in environments that hold nothing but their engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+SPECULATIONS = ("none", "draft", "probabilistic", "lookup")
+"""`none`: the control. `draft`: a draft model, as the engine uses it by default. `probabilistic`: a draft model whose
+tokens are sampled, where the engine has that as an option. `lookup`: n-grams of the prompt and the completion."""
+DTYPES = ("float32", "bfloat16", "default")
+SEED_STRIDE = 100_003  # a prime, so that seeds of two runs with different seeds do not meet within a run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a generation.
+
+    temperature, top_k, top_p  as the engine names them; temperature 0 is greedy, top_k 0 and top_p 1 are none
+    speculation                one of `SPECULATIONS`
+    gamma                      draft tokens per step
+    seed                       of the run; each prompt has a seed of its own, `seed_of`
+    max_new_tokens             length of every completion; end tokens are ignored
+    dtype                      `float32`, `bfloat16`, or `default` for the precision that the engine chooses itself
+
+    Raises `ValueError` for values outside their range.
+
+    >>> Settings(temperature=-1)
+    Traceback (most recent call last):
+        ...
+    ValueError: temperature is -1; it must be 0 (greedy) or positive and finite
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    speculation: str = "none"
+    gamma: int = 4
+    seed: int = 1
+    max_new_tokens: int = 64
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        finite = 0 <= self.temperature < float("inf")
+        _require(finite, "temperature", self.temperature, "0 (greedy) or positive and finite")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 (none) or positive")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (none)")
+        _require(self.speculation in SPECULATIONS, "speculation", self.speculation, f"one of {', '.join(SPECULATIONS)}")
+        _require(self.gamma >= 1, "gamma", self.gamma, "at least 1")
+        _require(self.seed >= 0, "seed", self.seed, "0 or positive")
+        _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
+        _require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+
+    def seed_of(self, prompt: int) -> int:
+        """The seed of prompt number `prompt`: different for all prompts of a run, and below 2^31.
+
+        >>> Settings(seed=2).seed_of(5)
+        200011
+        """
+        return (self.seed * SEED_STRIDE + prompt) % 2**31
+
+
+class Request(NamedTuple):
+    """One prompt, and the seed of its completion."""
+
+    prompt: list[int]
+    seed: int
+
+
+def requests(prompts: Sequence[list[int]], settings: Settings, count: int = 0) -> list[Request]:
+    """A request for each prompt; with `count`, so many, the prompts repeated in their order with new seeds.
+
+    >>> [request.prompt for request in requests([[1], [2]], Settings(), 3)]
+    [[1], [2], [1]]
+    """
+    numbers = range(count or len(prompts))
+    return [Request(prompts[number % len(prompts)], settings.seed_of(number)) for number in numbers]
+
+
+@dataclass(frozen=True)
+class Models:
+    """Folders of the target and of the draft model, and a `cache` folder for files converted from them."""
+
+    target: Path
+    draft: Path | None = None
+    cache: Path = Path("build/engines/models")
+
+    def require_draft(self) -> Path:
+        """The draft model's folder. Raises `ValueError` if there is none."""
+        if self.draft is None:
+            raise ValueError("this kind of speculation needs a draft model; give its folder with --draft")
+        return self.draft
+
+    def folder(self, name: str) -> Path:
+        """The folder of the model called `name`, target or draft."""
+        return self.target if name == "target" else self.require_draft()
+
+
+class Adapter(Protocol):
+    """What a module of an engine has.
+
+    PACKAGE      the package on PyPI whose version is the engine's
+    SUPPORTED    the kinds of speculation that it can be asked for
+    generate     yields the tokens that continue each prompt, in the order of the requests
+
+    An adapter that converts models has a function `logits(models, name, prompts)` too: what the engine computes in
+    float32 after each prompt with the converted model called `name`, up to a constant for each prompt. One with rows
+    in the engine's own precision has `default_dtype(target)`, the name of its dtype.
+    """
+
+    PACKAGE: str
+    SUPPORTED: tuple[str, ...]
+
+    def generate(self, models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
+        """The tokens that continue the prompt of each request, without the prompt."""
+
+
+def batches(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
+    """The requests in groups of at most `size`.
+
+    >>> [len(group) for group in batches([Request([1], 1)] * 3, 2)]
+    [2, 1]
+    """
+    for start in range(0, len(requests), size):
+        yield requests[start : start + size]
+
+
+def _require(condition: bool, name: str, value: object, allowed: str) -> None:
+    if not condition:
+        raise ValueError(f"{name} is {value}; it must be {allowed}")
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The settings that the options name."""
+    return Settings(
+        options.temperature, options.top_k, options.top_p, options.speculation, options.gamma, options.seed,
+        options.max_new_tokens, options.dtype,
+    )  # fmt: skip
+
+
+def add_settings(add: Callable[..., Any]) -> None:
+    """Adds the arguments of `Settings`."""
+    add("--speculation", choices=SPECULATIONS, default=Settings.speculation)
+    add("--gamma", type=int, default=Settings.gamma, help="draft tokens per step (default: %(default)s)")
+    add("--temperature", type=float, default=Settings.temperature)
+    add("--top-k", type=int, default=Settings.top_k, help="0: none")
+    add("--top-p", type=float, default=Settings.top_p, help="1: none")
+    add("--max-new-tokens", type=int, default=Settings.max_new_tokens)
+    add("--seed", type=int, default=Settings.seed)
+    add("--dtype", choices=DTYPES, default=Settings.dtype)

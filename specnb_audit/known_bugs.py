@@ -1,0 +1,96 @@
+"""The registry of known bugs, and `generate` with one of them.
+
+`KNOWN_BUGS` are the bug suite: bugs of a step and of the loop, which `generate` can run. `MORE_BUGS` are more bugs of a
+step, which it can run too; no bet of the audit was designed for those of them in `HELD_OUT_BUGS`. Batch layouts
+(`studies/batching`), beam search, tree attention and stand-alone samplers (in the tests) have known bugs too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.decoding import generate as loop
+from specnb.decoding.generate import Study
+from specnb.distributions import Sampling
+from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.model import ModelDrafter
+from specnb.models.cached_model import CachedModel
+from specnb.rules import Outcome
+from specnb_audit.bugs.acceptance import ACCEPTANCE_BUGS
+from specnb_audit.bugs.bug import Bug
+from specnb_audit.bugs.distributions import DISTRIBUTION_BUGS
+from specnb_audit.bugs.filters import FILTER_BUGS
+from specnb_audit.bugs.loop import LOOP_BUGS, Reseeded
+from specnb_audit.bugs.replacement import REPLACEMENT_BUGS
+from specnb_audit.bugs.step import FILTERS, step_bugs
+from specnb_audit.bugs.uniforms import UNIFORM_BUGS
+
+
+def known_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
+    """The bug suite by name: the bugs of a step, with `filters` where they need some, and those of the loop.
+
+    >>> known_bugs()["no-residual"].description
+    'after a rejection p itself is sampled'
+    """
+    suite = step_bugs(filters) | LOOP_BUGS
+    suite["reseeded"] = replace(suite["reseeded"], batch=Reseeded)  # in the loop this is a matter of the uniforms
+    return suite
+
+
+KNOWN_BUGS = known_bugs()
+MORE_BUGS = ACCEPTANCE_BUGS | REPLACEMENT_BUGS | UNIFORM_BUGS | DISTRIBUTION_BUGS | FILTER_BUGS
+"""More bugs of a step by name, those that a bet was designed for included."""
+HELD_OUT_BUGS = {name: bug for name, bug in MORE_BUGS.items() if bug.held_out}
+"""Those of them that no bet was designed for: they judge the audit's power."""
+EXACT = Bug("exact", "nothing", "-", "step", lossless=True)
+"""No bug at all, for comparison."""
+
+
+class BuggyDrafter(ModelDrafter):
+    """A draft model that samples from one distribution and reports another, as `bug` says."""
+
+    def __init__(self, model: PreTrainedModel, bug: Bug) -> None:
+        raw = bug.sampled is not None or bug.q is not None
+        super().__init__(model, Sampling() if raw else bug.claimed)
+        self.bug = bug
+        self.runner_class = bug.draft_class or CachedModel
+
+    def sample(self, probs: Tensor, uniform: Tensor) -> Tensor:
+        return super().sample(self.bug.sampled(probs) if self.bug.sampled else probs, uniform)
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        draft_tokens, q = super().propose(context, uniforms)
+        return Proposal(draft_tokens, self.bug.q(q) if self.bug.q else q)
+
+
+def generate(
+    bug: Bug,
+    target: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    drafter: PreTrainedModel | Drafter,
+    study: Study = Study(),
+    **settings: Any,
+) -> loop.Generation:
+    """`specnb.decoding.generate.generate` with `bug`; the tokens should have the distribution under `bug.claimed`.
+
+    A bug of how draft tokens are sampled needs a model as `drafter`. `settings` are those of `loop.generate` except
+    sampling and rule; the `batch_class` of `study` is the bug's. Raises what that raises, and
+    `TypeError` for a drafter that cannot have the bug.
+    """
+    changes_draft = bug.sampled or bug.q or (bug.draft_class and not bug.batch)
+    if isinstance(drafter, PreTrainedModel):
+        drafter = BuggyDrafter(drafter, bug)
+    elif changes_draft:
+        raise TypeError(f"{bug.name} changes how a draft model is sampled; give the model, not a drafter")
+
+    def rule(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+        return bug.rule(bug.p(p) if bug.p else p, q, draft_tokens, accept, final)
+
+    sampling = Sampling() if bug.p else bug.claimed
+    study = replace(study, batch_class=bug.batch)
+    return loop.generate(target, prompts, drafter, sampling=sampling, rule=rule, study=study, **settings)

@@ -1,0 +1,192 @@
+"""How far an engine's distributions may be from the target's because of rounding alone, and what that explains.
+
+A sampler runs its target over 1 or gamma + 1 tokens, perhaps in another dtype; the audit runs it over a whole sequence.
+Kernels then sum in different orders. This is not a fault of the sampling algorithm, so it is measured separately, by
+comparing the target with itself, or with a copy of itself in the engine's dtype.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+from scipy.stats import norm
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.distributions import Sampling, total_variation
+from specnb_audit.claimed import claimed_probs
+from specnb_audit.teacher_forcing import Completion, batch_logits
+
+SEQUENCES = 4
+OTHER_KERNELS = 2
+"""An engine's kernels may err this many times as much as the two ways of computing that are compared here."""
+LARGEST = float(norm.isf(1e-6 / 1e6))
+"""No value among a million normal ones is more standard deviations from its mean, but for a probability of 1e-6."""
+ORDERS = np.array([1 - 2.0**-10, 1 / 2, 3 / 4, 7 / 8, 15 / 16, 31 / 32])
+WEIGHTS = np.array([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+
+
+class Numerics(NamedTuple):
+    """Differences between two ways to compute the target's distributions, at `positions` positions.
+
+    logit    largest difference of a logit
+    tv       largest total variation between the two distributions
+    tv_mean  mean total variation
+    nats     mean Kullback-Leibler divergence of the engine's distributions from the audit's: the most evidence per
+             token, on average, that any bet can gain from the difference
+    spread   root mean square of the differences of the logits, at the position where it is largest
+    source   what was compared
+    """
+
+    positions: int
+    logit: float
+    tv: float
+    tv_mean: float
+    nats: float
+    spread: float = 0.0
+    source: str = "the target's forward passes over one token differ from its pass over the whole sequence"
+
+    def __str__(self) -> str:
+        if not self.positions:
+            return self.source
+        return (
+            f"{self.source} by up to {self.logit:.2g} in a logit and {self.tv:.2g} in total variation "
+            f"({self.positions} positions)"
+        )
+
+    @property
+    def logit_gap(self) -> float:
+        """How far below the tokens kept the logit of a token may be that the engine keeps.
+
+        Two logits err, hence the 2. The largest error over a long audit is beyond the largest at a few positions: for
+        normal errors with the measured `spread`, and kernels that err twice as much, the difference of two logits
+        exceeds this bound anywhere in a million tokens with probability 1e-6.
+        """
+        return max(2 * self.logit, OTHER_KERNELS * math.sqrt(2) * LARGEST * self.spread)
+
+    @property
+    def mass_gap(self) -> float:
+        """How much more than top-p the tokens may have that are likelier than a token that the engine keeps."""
+        return 2 * self.tv * (OTHER_KERNELS if self.spread else 1)
+
+    def explains(self, logit: float, mass: float) -> bool:
+        """Whether a token so far from those kept may be kept by the engine; False for NaN.
+
+        >>> Numerics(16, logit=0.01, tv=0.001, tv_mean=0.0, nats=0.0).explains(0.015, 0.0)
+        True
+        """
+        return logit <= self.logit_gap and mass <= self.mass_gap
+
+
+def given_numerics(logit_gap: float, sampling: Sampling) -> Numerics:
+    """The numerics of an engine each of whose logits errs by at most `logit_gap` / 2.
+
+    Then the logarithm of the ratio of the distributions at temperature T varies by at most logit_gap / T, so their
+    total variation is at most tanh(logit_gap / (4 T)), and their Renyi divergence of order a at most
+    a (logit_gap / T)^2 / 8 (Hoeffding's lemma), which is what `crossing` needs.
+
+    Raises `ValueError` for a tolerance that is negative or not finite.
+
+    >>> given_numerics(0.1, Sampling()).explains(0.1, 0.0)
+    True
+    """
+    if not 0 <= logit_gap < math.inf:
+        raise ValueError(f"logit_tolerance is {logit_gap}; it must be 0 or more, in units of logits")
+    scaled = logit_gap / sampling.temperature if sampling.temperature else 0.0
+    tv = math.tanh(scaled / 4)
+    source = f"the engine's logits are taken to err by up to {logit_gap / 2:.2g}, as given"
+    return Numerics(0, logit_gap / 2, tv, tv, scaled**2 / 8, source=source)
+
+
+@torch.inference_mode()
+def measure_numerics(
+    model: PreTrainedModel,
+    completions: Sequence[Completion],
+    sampling: Sampling = Sampling(),
+    positions: int = 16,
+    engine_dtype: torch.dtype | None = None,
+) -> Numerics:
+    """The differences at the first positions of up to four of `completions`.
+
+    About `positions` positions in all; 0 < `positions`, and at least one completion must have tokens. `engine_dtype` is
+    that of the passes over one token (default: the model's own); another one needs a copy of the model.
+    """
+    chosen = [completion for completion in completions if completion.tokens][:SEQUENCES]
+    each = -(-positions // len(chosen))
+    engine = model if engine_dtype in (None, model.dtype) else in_dtype(model, engine_dtype)
+    pairs = [_many_and_one(model, engine, Completion(one.prompt, one.tokens[:each])) for one in chosen]
+    many, one = (torch.cat(logits).double() for logits in zip(*pairs, strict=True))
+    p, r = claimed_probs(many, sampling), claimed_probs(one, sampling)
+    distance = total_variation(p, r)
+    both = (p > 0) & (r > 0)
+    nats = torch.where(both, r * (r.where(both, 1.0) / p.where(both, 1.0)).log(), 0.0).sum(dim=-1)
+    difference = one - many
+    centred = difference - difference.mean(dim=-1, keepdim=True)  # a shift of all logits changes no probability
+    numerics = Numerics(
+        len(many),
+        float(difference.abs().max()),
+        float(distance.max()),
+        float(distance.mean()),
+        max(0.0, float(nats.mean())),
+        float(centred.square().mean(dim=-1).sqrt().max()),
+    )
+    if engine is model:
+        return numerics
+    dtype = str(engine.dtype).removeprefix("torch.")
+    return numerics._replace(source=f"forward passes over one token in {dtype} differ from the target's pass")
+
+
+def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy of `model` that computes as if it had been loaded in `dtype`."""
+    copied: Any = copy.deepcopy(model)
+    converted: PreTrainedModel = copied.to(dtype)
+    for module, original in zip(converted.modules(), model.modules(), strict=True):
+        if isinstance(frequencies := getattr(original, "inv_freq", None), Tensor):
+            module.inv_freq = frequencies.clone()  # loading does not round those of rotary embeddings
+    return converted
+
+
+def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: Completion) -> tuple[Tensor, Tensor]:
+    """Logits `(n, vocab)` of `model` from one pass over the sequence, and of `engine` from one pass per token."""
+    ((_, _, many),) = batch_logits(model, [completion])
+    output = engine(input_ids=torch.tensor([completion.prompt], device=engine.device), use_cache=True)
+    logits = [output.logits[:, -1]]
+    for token in completion.tokens[:-1]:
+        output = engine(
+            input_ids=torch.tensor([[token]], device=engine.device),
+            past_key_values=output.past_key_values,
+            use_cache=True,
+        )
+        logits.append(output.logits[:, -1])
+    return many, torch.cat(logits)
+
+
+def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int = 0) -> int | None:
+    """The number of tokens at which the e-value first passes 1/delta by more than the numerics explain, or None.
+
+    `log_e` `(n,)` are natural logarithms of the e-value, `before` tokens preceded them, and the engine differs from
+    the target by `nats` per token.
+
+    If each token is sampled from r instead of p, Hoelder's inequality bounds the mean of the factor e^a, a < 1, of a
+    token by E_p[(r/p)^(1/(1-a))]^(1-a), which is at most exp(a nats / (1-a)) where the Renyi divergences of r from p
+    are at most their order times `nats` (so for `given_numerics`; for measured ones, up to terms of third order in
+    log r/p). So e^a exp(-n a nats / (1-a)) is a nonnegative supermartingale that starts at 1, and so is its mean over
+    several a: such an engine is rejected, at any time, with probability at most delta.
+
+    >>> crossing(np.array([1.0, 3.0]), delta=0.1, nats=0.0)
+    2
+    """
+    n = before + np.arange(1, len(log_e) + 1)
+    explained = log_e
+    if nats > 0:
+        powers = ORDERS * log_e[:, None] - n[:, None] * nats * ORDERS / (1 - ORDERS)
+        explained = np.asarray(logsumexp(powers, b=WEIGHTS, axis=1))
+    passed = explained >= -np.log(delta)
+    return int(n[passed.argmax()]) if passed.any() else None

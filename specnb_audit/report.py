@@ -1,0 +1,416 @@
+"""The report of an audit: as an object, as text, as JSON and as an HTML page."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specnb.measure.statistics import Estimate
+from specnb_audit.alternatives import ALTERNATIVES, DEPENDENCE, LEARNED
+from specnb_audit.impossible import Impossible
+from specnb_audit.numerics import Numerics
+
+if TYPE_CHECKING:
+    from specnb_audit.control import ControlComparison
+
+Array = NDArray[np.float64]
+
+SUSPICIOUS = 2.0  # decimal logarithm of an e-value from which on the report asks for more tokens
+FAMILIES = {
+    "temperature and filters": ("argmax", "sharper", "flatter", "near-uniform", "tail-cut", "token-bias"),
+    "context": ("shifted", "repeats", "avoids"),
+    "verification of drafts": ("draft-leak", "no-residual", "redraw", "residual-only", "greedy-draft", "wrong-q"),
+    "uniforms": ("one-uniform", "shared-noise", "noise-of-steps"),
+    "dependence of rows": DEPENDENCE,
+}
+HUGE, SEVERAL = 50.0, 3
+"""Decimal logarithms of e-values above `HUGE` in so many families are more than one bug usually gives."""
+VIOLATIONS = {
+    "impossible": "a token has probability zero under the settings claimed",
+    "after-the-end": "tokens follow an end token",
+    "wrong-length": "a sequence is longer than claimed, or shorter and without an end token",
+}
+"""What an exact sampler never does: one violation rejects exactness, without statistics."""
+KINDS = VIOLATIONS | ALTERNATIVES
+"""Every kind of deviation that a report can name, and what it means."""
+NOT_COVERED = (
+    f"deviations of another shape; kinds that are learnt from the sequences ({', '.join(LEARNED)}); noise without "
+    "direction (rounded logits, quantised weights), for which give the suspected model (--alternative)"
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of an audit of `tokens` tokens in `sequences` sequences at the false-alarm rate `delta`.
+
+    found_after             number of tokens after which exactness was rejected, or None
+    numerics_only           whether tokens deviate, but by no more than numerics explain: the e-value passed 1/delta by
+                            no more than that, or some tokens are `undeclared`
+    running                 (tokens,) decimal logarithm of the e-value after each token
+    running_by_alternative  the same for each alternative of `specnb_audit.alternatives.ALTERNATIVES`
+    tv                      lower-bound estimate of the total variation per token; see `specnb_audit.distance`
+    violations              number of violations by name; see `VIOLATIONS`
+    impossible              the tokens of probability zero (the first 100)
+    borderline              those whose probability may be zero because of the engine's numerics alone
+    undeclared              those that the numerics of bfloat16 would explain, where the engine's dtype is unknown; or
+                            of which a control has as many
+    impossible_summary      how many tokens are impossible, of any of the three classes, and by how much
+    breakdown               evidence of the leading alternative by position, token, ...: lists of (group, tokens,
+                            decimal log e-value)
+    detectable              kind -> total variation per token from which on a deviation of that kind alone would have
+                            been detected with power 0.9, if every token had deviated alike: with the distribution
+                            (1 - e) p + e r, r that of the kind and e the same at every token; NaN: not even r itself
+    numerics                how far the target's distributions depend on the way they are computed
+    control                 the comparison with the same engine without speculation (`specnb_audit.control`)
+    rows_alone              where rows share noise, the report on those rows that share none with an earlier one
+    interrupted             whether Ctrl-C stopped the audit before the last token
+    """
+
+    delta: float
+    tokens: int
+    sequences: int
+    found_after: int | None
+    numerics_only: bool
+    running: Array
+    running_by_alternative: dict[str, Array]
+    tv: Estimate
+    violations: dict[str, int] = field(default_factory=dict)
+    impossible: list[Impossible] = field(default_factory=list)
+    borderline: list[Impossible] = field(default_factory=list)
+    undeclared: list[Impossible] = field(default_factory=list)
+    impossible_summary: str = ""
+    breakdown: dict[str, list[tuple[str, int, float]]] = field(default_factory=dict)
+    detectable: dict[str, float] = field(default_factory=dict)
+    numerics: Numerics | None = None
+    notes: list[str] = field(default_factory=list)
+    control: ControlComparison | None = None
+    rows_alone: Report | None = None
+    interrupted: bool = False
+
+    @property
+    def rejected(self) -> bool:
+        """Whether exactness is rejected at the false-alarm rate `delta`."""
+        return self.found_after is not None
+
+    @property
+    def verdict(self) -> str:
+        """`rejected`, `dependent`, `numerics` or `not rejected`.
+
+        `dependent` is a rejection too: rows share noise, and those that share none with an earlier one do not deviate.
+        """
+        if self.rejected and self.rows_alone is not None and not self.rows_alone.rejected:
+            return "dependent"
+        return "rejected" if self.rejected else "numerics" if self.numerics_only else "not rejected"
+
+    @property
+    def log10_e(self) -> float:
+        """Decimal logarithm of the e-value at the end; infinite after a violation."""
+        return math.inf if any(self.violations.values()) else float(self.running[-1])
+
+    @property
+    def log10_e_peak(self) -> float:
+        """The largest `log10_e` after any token; 10 to the power of minus this is a p-value."""
+        return math.inf if any(self.violations.values()) else float(self.running.max())
+
+    @property
+    def by_alternative(self) -> dict[str, float]:
+        """Decimal logarithm of each alternative's e-value at the end, the largest first."""
+        last = {name: float(values[-1]) for name, values in self.running_by_alternative.items()}
+        return dict(sorted(last.items(), key=lambda item: -item[1]))
+
+    @property
+    def diagnosis(self) -> str | None:
+        """What the deviation looks like: a violation, or the alternative with the largest e-value; None without one."""
+        if not self.rejected and not self.numerics_only:
+            return None
+        return next(iter(self.violations)) if self.violations else next(iter(self.by_alternative))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """The report in words. Sequences and positions are counted from 0."""
+        return [*self._outcome_lines(), *self._detectable_lines(), *(f"note: {note}" for note in self.notes)]
+
+    def _outcome_lines(self) -> list[str]:
+        sequences = counted(self.sequences, "sequence")
+        impossible = f"; {self.impossible_summary}" if self.impossible_summary else ""
+        tokens = counted(self.tokens, "token")
+        lines = [f"audit of {tokens} in {sequences}, false-alarm rate at most {self.delta:g}{impossible}"]
+        if self.verdict == "dependent":
+            lines += self._dependence_lines()
+        elif self.rejected:
+            lines += [f"REJECTED after {self._found_after}: the tokens do not have the target's distribution"]
+            lines += self._diagnosis_lines()
+        elif self.numerics_only:
+            lines += ["NUMERICS: the tokens deviate from the target, by no more than numerics explain"]
+            lines += self._numerics_lines()
+        else:
+            listed = "; the deviations that would have been detected are listed below"
+            lines += [(self._suspicion or "no deviation was found") + listed * bool(self.detectable)]
+            lines += self._most_evidence_lines() if self._suspicion else []
+        largest = "" if any(self.violations.values()) else f", largest {_power(self.log10_e_peak)}"
+        lines += [f"e-value: {_power(self.log10_e)}{largest}"]
+        lines += [f"impossible: {one}" for one in self.impossible[:5]]
+        lines += [f"impossible by no more than the numerics explain: {one}" for one in self.borderline[:5]]
+        by = "numerics as in the control" if self._like_control else "those of bfloat16"
+        lines += [f"impossible by no more than {by} would explain: {one}" for one in self.undeclared[:5]]
+        lines += [
+            f"total variation per token: a lower bound on it is estimated as {self.tv.value:.4f}, 95% interval "
+            f"[{self.tv.low:.4f}, {self.tv.high:.4f}]"
+        ]
+        if self.control is not None:
+            lines += self.control.lines() + self._legend_lines([*self.control.shared, *self.control.only_here])
+        return lines if self.numerics is None else [*lines, f"numerics: {self.numerics}"]
+
+    def _detectable_lines(self) -> list[str]:
+        """What the outcome "no deviation was found" rules out, kind by kind."""
+        if not self.detectable:
+            return []
+        lines = ["would have been found with probability 0.9 from this total variation per token on, each kind alone:"]
+        lines += [f"  {_distance(value):<6}  {name}: {KINDS[name]}" for name, value in self._figures]
+        if self._found:
+            lines += [f"  {max(self._found):.4f}  any one of the kinds with a figure"]
+        return [*lines, "  (mixed into every token alike; none: not at this length)", f"not covered: {NOT_COVERED}"]
+
+    @property
+    def _found(self) -> list[float]:
+        """The figures of `detectable` for the kinds that would have been found at all."""
+        return [value for value in self.detectable.values() if not math.isnan(value)]
+
+    @property
+    def _figures(self) -> list[tuple[str, float]]:
+        """`detectable`, the smallest first and NaN last."""
+        return sorted(self.detectable.items(), key=lambda item: (math.isnan(item[1]), item[1]))
+
+    def _legend_lines(self, kinds: Sequence[str]) -> list[str]:
+        """What the `kinds` mean that the lines on the diagnosis do not explain."""
+        explained = set(self._explained) if self.rejected else set()
+        return [f"  {kind}: {KINDS[kind]}" for kind in kinds if kind not in explained]
+
+    @property
+    def _explained(self) -> list[str]:
+        """The kinds that the diagnosis explains: the violations, and the three alternatives with the most evidence."""
+        threshold = -math.log10(self.delta) / 2
+        return [*self.violations, *[name for name, value in self.by_alternative.items() if value > threshold][:3]]
+
+    def _dependence_lines(self) -> list[str]:
+        assert self.rows_alone is not None
+        alone = self.rows_alone
+        rows = "row shares" if alone.sequences == 1 else "rows share"
+        found = "no deviation was found" if alone.verdict == "not rejected" else "deviations are explained by numerics"
+        return [
+            f"DEPENDENT after {self._found_after}: rows share noise; those that share none do not deviate",
+            *self._diagnosis_lines(),
+            f"  {alone.sequences:,} {rows} no noise with an earlier one: in {counted(alone.tokens, 'token')} {found} "
+            f"(largest e-value {_power(alone.log10_e_peak)}; {alone._largest_hidden})",
+        ]
+
+    @property
+    def _largest_hidden(self) -> str:
+        """What `detectable` says of all its kinds together."""
+        if not self._found:
+            return "too few tokens to find any kind of deviation"
+        missed = len(self.detectable) - len(self._found)
+        if missed:
+            return f"{missed} of {len(self.detectable)} kinds would not have been found"
+        return f"a deviation of any kind would have been found from a total variation of {max(self._found):.2f} on"
+
+    @property
+    def _found_after(self) -> str:
+        return counted(self.found_after or 0, "token")
+
+    @property
+    def _suspicion(self) -> str:
+        """What to say of evidence that is strong, and too weak for a rejection at `delta`; empty without such."""
+        if self.log10_e_peak < SUSPICIOUS:
+            return ""
+        return (
+            f"not rejected, and suspicious: an exact sampler reaches an e-value of {_power(self.log10_e_peak)} with "
+            f"probability at most {10**-self.log10_e_peak:.1g}; audit more tokens"
+        )
+
+    def _most_evidence_lines(self) -> list[str]:
+        name, value = next(iter(self.by_alternative.items()))
+        return [f"  most evidence is for {name} (e-value {_power(value)}): {ALTERNATIVES[name]}"]
+
+    @property
+    def _like_control(self) -> bool:
+        """Whether the control has as many impossible tokens, and as large ones."""
+        return self.control is not None and self.control.alike and bool(self.control.control.impossible_summary)
+
+    def _numerics_lines(self) -> list[str]:
+        """What the outcome `numerics` rests on, its own error rate, and what to do."""
+        if not self.undeclared:
+            return [
+                f"  an engine whose numerics are of the measured size is called rejected with probability at most "
+                f"{self.delta:g}"
+            ]
+        if self._like_control:
+            return ["  the same engine without speculation has as many impossible tokens, and as large ones"]
+        if self._suspicion:  # noise has no direction, and gives no evidence where tokens are possible
+            return [
+                "  all impossible tokens lie within the noise of bfloat16; the possible ones deviate too, which that",
+                "  noise does not explain: compare the settings claimed with those of the engine",
+                *self._most_evidence_lines(),
+            ]
+        return [
+            "  all impossible tokens lie within the noise of bfloat16: if the engine computes in bfloat16, give its",
+            "  dtype (--engine-dtype bfloat16, or --dtype bfloat16 for the target too);",
+            "  if it computes in float32, say so (--engine-dtype float32), and they reject exactness",
+        ]
+
+    def _diagnosis_lines(self) -> list[str]:
+        lines = [f"  {name}: {VIOLATIONS[name]} ({count:,})" for name, count in self.violations.items()]
+        leading = [(name, self.by_alternative[name]) for name in self._explained if name not in self.violations]
+        lines += [f"  looks like {name} (e-value {_power(value)}): {ALTERNATIVES[name]}" for name, value in leading]
+        families = [
+            family
+            for family, kinds in FAMILIES.items()
+            if any(self.by_alternative.get(kind, 0.0) > HUGE for kind in kinds)
+        ]
+        if len(families) >= SEVERAL:
+            lines += [
+                f"  e-values above {_power(HUGE)} for kinds of {len(families)} families ({', '.join(families)}): "
+                "probably broken in more than one way, and the kinds named need not be among them"
+            ]
+        for grouping, groups in self.breakdown.items() if leading else ():
+            best = sorted(groups, key=lambda group: -group[2])[:3]
+            gains = ", ".join(f"{group} ({_power(gain)})" for group, _, gain in best)
+            lines += [f"  most evidence by {grouping}: {gains}"]
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report without the arrays per token, in JSON types; infinities and NaN are strings.
+
+        >>> from specnb_audit import audit
+        >>> audit(lambda prefix: [0.5, 0.5], [[0, 1]], prompts=[[]], progress=False).to_dict()["verdict"]
+        'not rejected'
+        """
+        plain = {
+            "verdict": self.verdict,
+            "rejected": self.rejected,
+            "diagnosis": self.diagnosis,
+            "delta": self.delta,
+            "tokens": self.tokens,
+            "sequences": self.sequences,
+            "found_after": self.found_after,
+            "interrupted": self.interrupted,
+            "log10_e": self.log10_e,
+            "log10_e_peak": self.log10_e_peak,
+            "log10_e_by_alternative": self.by_alternative,
+            "violations": self.violations,
+            "impossible": [one._asdict() for one in self.impossible],
+            "borderline": [one._asdict() for one in self.borderline],
+            "undeclared": [one._asdict() for one in self.undeclared],
+            "impossible_summary": self.impossible_summary,
+            "breakdown": {
+                grouping: [{"group": name, "tokens": tokens, "log10_e": gain} for name, tokens, gain in groups]
+                for grouping, groups in self.breakdown.items()
+            },
+            "tv_lower_bound": self.tv._asdict(),
+            "detectable": self.detectable,
+            "numerics": None if self.numerics is None else self.numerics._asdict(),
+            "control": None if self.control is None else self._control_dict(self.control),
+            "rows_alone": None if self.rows_alone is None else self.rows_alone.to_dict(),
+            "notes": self.notes,
+        }
+        return {key: _json(value) for key, value in plain.items()}
+
+    @staticmethod
+    def _control_dict(control: ControlComparison) -> dict[str, Any]:
+        return {
+            "source": control.source,
+            "shared": control.shared,
+            "only_here": control.only_here,
+            "undecided": control.undecided,
+            "p_value": control.p_value,
+            "report": control.control.to_dict(),
+        }
+
+    def to_html(self) -> str:
+        """The report as an HTML page: verdict, a chart of the e-value, and tables."""
+        body = self._repr_html_()
+        return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>audit</title><body>{body}</body></html>\n'
+
+    def _repr_html_(self) -> str:
+        colour = {"rejected": "#b2182b", "dependent": "#b2182b", "numerics": "#b07c00", "not rejected": "#2166ac"}[
+            self.verdict
+        ]
+        notes = [f"note: {note}" for note in self.notes]
+        words = html.escape("\n".join([*self._outcome_lines(), *notes]))
+        return (
+            f'<div style="font-family:sans-serif;max-width:60em"><h2 style="color:{colour}">{self.verdict}</h2>'
+            f'{self._chart()}<pre style="white-space:pre-wrap">{words}</pre>{self._table()}</div>'
+        )
+
+    def _table(self) -> str:
+        """What would have been found, as a table; empty where something was found."""
+        if not self.detectable:
+            return ""
+        title, *_, limits = self._detectable_lines()
+        rows = "".join(
+            f"<tr><td>{_distance(value)}</td><td>{name}</td><td>{html.escape(KINDS[name])}</td></tr>"
+            for name, value in self._figures
+        )
+        return f"<p>{html.escape(title)}</p><table>{rows}</table><p>{html.escape(limits)}</p>"
+
+    def _chart(self) -> str:
+        """The e-value against tokens on a log scale, with a line at 1/delta; empty without tokens."""
+        if self.tokens == 0:
+            return ""
+        wide, high, bar = 640, 180, -math.log10(self.delta)
+        kept = np.unique(np.linspace(0, self.tokens - 1, 600).astype(int))
+        top = max(1.3 * bar, min(self.log10_e_peak, 3 * bar))
+        values = np.clip(self.running[kept], -3, top)
+        cut = f", drawn up to 10^{top:.3g}" if self.log10_e_peak > top else ""
+
+        def y(value: Any) -> Any:
+            return high - 20 - (value + 3) / (top + 3) * (high - 30)
+
+        points = " ".join(
+            f"{40 + x:.1f},{h:.1f}" for x, h in zip(kept / self.tokens * (wide - 50), y(values), strict=True)
+        )
+        lines = "".join(
+            f'<line x1="40" x2="{wide - 10}" y1="{y(at):.1f}" y2="{y(at):.1f}" stroke="{ink}"/>'
+            f'<text x="2" y="{y(at) + 4:.1f}" font-size="11">10^{at:.3g}</text>'
+            for at, ink in ((0.0, "#bbb"), (bar, "#b2182b"))
+        )
+        return (
+            f'<svg viewBox="0 0 {wide} {high}" width="{wide}" role="img" aria-label="e-value against tokens">{lines}'
+            f'<polyline fill="none" stroke="#2166ac" stroke-width="1.5" points="{points}"/>'
+            f'<text x="40" y="{high - 4}" font-size="11">e-value after 1 to {self.tokens:,} tokens{cut}</text></svg>'
+        )
+
+
+def counted(n: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> counted(1, "row"), counted(1000, "row")
+    ('1 row', '1,000 rows')
+    """
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def _power(log10: float) -> str:
+    if math.isinf(log10):
+        return "infinite" if log10 > 0 else "0"
+    return f"10^{round(log10, 1) + 0.0:.1f}"  # -0.04 is 0.0, not -0.0
+
+
+def _distance(value: float) -> str:
+    return "none" if math.isnan(value) else f"{value:.4f}"
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _json(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_json(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,223 @@
+"""Runs an audit over sequences as they arrive, and asks afterwards what may explain a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+from transformers import PreTrainedModel
+
+from specnb.models.support import require_same_vocabulary
+from specnb_audit.alternatives import DEPENDENCE
+from specnb_audit.auditor import Auditor, Ends
+from specnb_audit.bets import Row
+from specnb_audit.control import compare_with_control
+from specnb_audit.engine import Engine
+from specnb_audit.explanations import Remembered, audited, bfloat16_note, order_note, prompt_note, rows_alone
+from specnb_audit.numerics import Numerics
+from specnb_audit.progress import Progress, shown
+from specnb_audit.report import Report, counted
+from specnb_audit.teacher_forcing import Completion, Models, Source, require_completions, teacher_forced_rows
+
+FIRST = 4  # sequences that the numerics are measured on
+KnownNumerics = tuple[Numerics | None, Callable[[], Numerics] | None]
+"""What `Engine.numerics` returns."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an audit; as those of `specnb_audit.audit`, and `ignore` as in `specnb_audit.engine.Aim`.
+
+    >>> Settings(delta=2).auditor()
+    Traceback (most recent call last):
+        ...
+    ValueError: delta is 2; a false-alarm rate lies between 0 and 1
+    """
+
+    delta: float = 1e-6
+    seed: int = 0
+    eos: Ends = None
+    max_new_tokens: int | None = None
+    ignore: tuple[str, ...] = ()
+    stop: bool = False
+    progress: Progress = True
+
+    def auditor(
+        self,
+        numerics: Numerics | None = None,
+        undeclared: Callable[[], Numerics] | None = None,
+        more: Sequence[str] = (),
+    ) -> Auditor:
+        """A new auditor with these settings that also ignores the kinds `more`."""
+        ignored = (*self.ignore, *more)
+        return Auditor(self.delta, self.seed, self.eos, self.max_new_tokens, numerics, undeclared, ignored)
+
+
+def audit_distributions(
+    rows: Iterable[Row],
+    auditor: Auditor | None = None,
+    *,
+    stop: bool = False,
+    progress: Progress = True,
+    expected: int | None = None,
+) -> Report:
+    """The report on `rows`, whose distributions exist already; they may come one at a time from a generator.
+
+    auditor   holds the settings of the test; default `Auditor()`
+    stop      whether to stop as soon as exactness is rejected
+    expected  number of tokens, for the progress bar, which shows the e-value
+
+    Ctrl-C stops it too, with the report on the tokens so far, if there are any. Raises what `Auditor.add` raises.
+
+    >>> import torch
+    >>> print(audit_distributions([Row([1] * 40, torch.full((40, 2), 0.5))], progress=False).verdict)
+    rejected
+    """
+    auditor = Auditor() if auditor is None else auditor
+    sequences = auditor.sequences
+    with shown(progress, expected) as show:
+        try:
+            for row in rows:
+                auditor.add(row)
+                sequences = auditor.sequences
+                show(auditor.tokens, auditor.log10_e, auditor.found_after)
+                if stop and auditor.found_after is not None:
+                    break
+            return auditor.report()
+        except KeyboardInterrupt:
+            if auditor.tokens == 0 and not auditor.violations:
+                raise
+            note = f"interrupted after {counted(auditor.tokens, 'token')}"
+            # The auditor may have begun another sequence, none of whose tokens count.
+            return replace(auditor.report(), sequences=sequences, interrupted=True, notes=[note])
+
+
+def require_models(models: Models, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
+    """Raises `ValueError` for a completion that a model gives no distributions for, and for different vocabularies."""
+    for source in models.all():
+        if isinstance(models.target, PreTrainedModel) and isinstance(source, PreTrainedModel):
+            require_same_vocabulary(models.target, source.config.vocab_size)
+        require_completions(source, completions, names)
+
+
+@torch.inference_mode()
+def audit_completions(
+    models: Models,
+    completions: Iterable[Completion | None],
+    settings: Settings = Settings(),
+    engine: Engine = Engine(),
+    expected: int | None = None,
+) -> Report:
+    """The report on `completions`, which may arrive one at a time; None among them means that no more are ready.
+
+    They must have been checked with `require_models`. `expected` is the number of tokens, for the progress bar. Ctrl-C
+    stops it with the report so far. Raises `ValueError` for a control without tokens, and what `Auditor.add` raises.
+
+    >>> models = Models(lambda prefix: [0.5, 0.5])
+    >>> audit_completions(models, iter([Completion([], [0, 1]), None]), Settings(progress=False)).tokens
+    2
+    """
+    if engine.control and not any(one.tokens for one in engine.control):
+        raise ValueError("the control has no tokens; give at least one sequence with a token in it, or no control")
+    first, rest = _first(completions)
+    ready = [one for one in first if one is not None]
+    numerics = engine.numerics(models.target, ready, models.sampling)
+    auditor = settings.auditor(*numerics)
+    kept = Remembered(chain(first, rest))
+    rows = teacher_forced_rows(models, kept)
+    report = audit_distributions(rows, auditor, stop=settings.stop, progress=settings.progress, expected=expected)
+    if report.interrupted:
+        return report
+    try:
+        return _completed(report, auditor, models, settings, engine, numerics, kept.completions)
+    except KeyboardInterrupt:
+        note = "interrupted after the last token: there is no comparison with a control, and nothing more is explained"
+        return replace(report, interrupted=True, notes=[note])
+
+
+def _completed(
+    report: Report,
+    auditor: Auditor,
+    models: Models,
+    settings: Settings,
+    engine: Engine,
+    numerics: KnownNumerics,
+    completions: Sequence[Completion],
+) -> Report:
+    """The report with the comparison with the control, and with what may explain it."""
+    if engine.control:
+        report = _with_control(report, auditor, models, settings, engine, numerics)
+    known = audited(auditor, completions)
+    report = replace(report, notes=_explanations(report, auditor, models, known))
+    alone = rows_alone(report, models, known, settings.auditor(*numerics, more=(*DEPENDENCE, "wrong-length")))
+    if alone is None:
+        return report
+    if len(known) < report.sequences:
+        report.notes.append(f"shared noise was looked for in the first {len(known):,} sequences")
+    return replace(report, rows_alone=alone)
+
+
+def _first(
+    completions: Iterable[Completion | None],
+) -> tuple[list[Completion | None], Iterator[Completion | None]]:
+    """The first completions, up to one with tokens and then as many as are ready; and the iterator over the rest."""
+    rest = iter(completions)
+    first: list[Completion | None] = []
+    for completion in rest:
+        first.append(completion)
+        ready = [one for one in first if one is not None]
+        if len(ready) >= FIRST or (completion is None and any(one.tokens for one in ready)):
+            break
+    return first, rest
+
+
+def _with_control(
+    report: Report,
+    auditor: Auditor,
+    models: Models,
+    settings: Settings,
+    engine: Engine,
+    numerics: KnownNumerics,
+) -> Report:
+    """The report with the comparison with the control, whose numerics explain impossible tokens too.
+
+    The same bets are made on the control, with those on a draft, so that no kind is missing there for want of a test.
+    """
+    control = settings.auditor(*numerics)
+    plain = teacher_forced_rows(models, engine.control)
+    if audit_distributions(plain, control, progress=settings.progress).interrupted:
+        raise KeyboardInterrupt
+    gaps, control_gaps = auditor.impossible.gaps, control.impossible.gaps
+    within = control.violations.get("impossible", 0) == 0
+    comparison = compare_with_control(report, control.report(detect=False), gaps, control_gaps)
+    if report.violations.get("impossible") and comparison.alike and within:
+        auditor.excuse_impossible()
+        report = auditor.report()
+        comparison = compare_with_control(report, comparison.control, gaps, control_gaps)
+    return replace(report, control=comparison)
+
+
+def _explanations(report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion]) -> list[str]:
+    notes = prompt_note(completions)
+    if not notes and auditor.ends == set():
+        notes = _notes_on_eos(models.target, completions)
+    if report.verdict == "not rejected":
+        return notes
+    suspicious = {one.sequence for one in (*report.impossible, *report.undeclared)}
+    notes += order_note(models.target, models.sampling, completions, suspicious, report.delta)
+    if report.rejected:
+        notes += bfloat16_note(report, auditor.impossible.undeclared, models.target, models.sampling, completions)
+    return notes
+
+
+def _notes_on_eos(target: Source, completions: Sequence[Completion]) -> list[str]:
+    """A note where sequences continue after the model's own end token and `eos` was not given."""
+    if not isinstance(target, PreTrainedModel):
+        return []
+    own = getattr(target.config, "eos_token_id", None)
+    ends = {own} if isinstance(own, int) else set(own or ())
+    count = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
+    some = "1 sequence continues" if count == 1 else f"{count:,} sequences continue"
+    return [f"{some} after the end token {sorted(ends)}; give eos if it ends them"] if count else []

@@ -1,0 +1,267 @@
+"""Teacher forcing: the distributions that a target gives along existing sequences, one forward pass for each.
+
+A target is a model of transformers, or a function from all tokens before to a distribution `(vocab,)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.distributions import Sampling
+from specnb.models.support import context_limit
+from specnb_audit.bets import CutoffGap, Row, steps_between
+from specnb_audit.claimed import claimed_probs
+from specnb_audit.claimed import cutoff_gap as cutoff_gap
+
+NextTokenProbs = Callable[[tuple[int, ...]], Any]
+Source = PreTrainedModel | NextTokenProbs
+
+LOGITS = 2**23
+"""Logits that one forward pass may return: limits how many sequences share a pass, and cuts long ones into pieces."""
+
+
+class Completion(NamedTuple):
+    """A prompt, the tokens generated after it, and if known the tokens emitted by each step, and the batch."""
+
+    prompt: list[int]
+    tokens: list[int]
+    steps: list[int] | None = None
+    batch: int | str | None = None
+
+
+def vocabulary(source: Source, prompt: Sequence[int]) -> int:
+    """The size of the vocabulary of `source`; a function is called once, with `prompt`."""
+    if isinstance(source, PreTrainedModel):
+        return int(source.config.vocab_size)
+    return len(_probs_after(source, tuple(prompt)))
+
+
+class Models(NamedTuple):
+    """The models that the rows of an audit come from, and the settings claimed for each.
+
+    suspected  a model that may have been used instead of the target
+    """
+
+    target: Source
+    sampling: Sampling = Sampling()
+    draft: Source | None = None
+    draft_sampling: Sampling = Sampling()
+    suspected: Source | None = None
+
+    def all(self) -> list[Source]:
+        """The models that are given."""
+        return [one for one in (self.target, self.draft, self.suspected) if one is not None]
+
+
+def teacher_forced_rows(models: Models, completions: Iterable[Completion | None]) -> Iterator[Row]:
+    """The rows of all `completions`, in order; long ones in pieces. One without tokens needs no forward pass.
+
+    Several completions share a forward pass. None among them means that no more are ready: those before it are then
+    not kept waiting.
+
+    >>> rows = teacher_forced_rows(Models(lambda prefix: [0.5, 0.5]), [Completion([], [1, 0])])
+    >>> [(row.tokens, row.p.tolist()) for row in rows]
+    [([1, 0], [[0.5, 0.5], [0.5, 0.5]])]
+    """
+    for batch in _batches(completions, models.target):
+        vocab = vocabulary(models.target, batch[0].prompt)
+        rows = _rows(models, [completion for completion in batch if completion.tokens], vocab)
+        for completion in batch:
+            if not completion.tokens:
+                yield Row([], torch.empty(0, vocab), prompt=completion.prompt, batch=completion.batch)
+                continue
+            yield (row := next(rows))
+            while row.more:
+                yield (row := next(rows))
+
+
+def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iterator[Row]:
+    others = [
+        [None] * len(completions) if source is None else _logits(source, completions, vocab)
+        for source in (models.draft, models.suspected)
+    ]
+    draft, suspected = (iter(pieces) for pieces in others)
+    for piece in _logits(models.target, completions, vocab):
+        drafted = None if models.draft is None else next(draft)
+        other = None if models.suspected is None else next(suspected)
+        yield _row(models, piece, drafted and drafted[2], other and other[2])
+
+
+def teacher_forced_pass(target: Source, completions: Sequence[Completion]) -> None:
+    """Runs `target` over all `completions` as `teacher_forced_rows` does, and keeps nothing; for timing."""
+    for batch in _batches(completions, target):
+        for _ in _logits(target, batch, vocabulary(target, batch[0].prompt)):
+            pass
+
+
+def _row(
+    models: Models,
+    piece: tuple[Completion, int, Tensor],
+    draft_logits: Tensor | None,
+    suspected_logits: Tensor | None,
+) -> Row:
+    completion, start, logits = piece
+    tokens = completion.tokens[start : start + len(logits)]
+    p = claimed_probs(logits, models.sampling)
+
+    def as_p(other: Tensor | None, sampling: Sampling) -> Tensor | None:
+        """The distributions of another model in the dtype of p, which alone decides whether the audit is valid."""
+        return None if other is None else claimed_probs(other, sampling).to(p.dtype)
+
+    return Row(
+        tokens,
+        p,
+        as_p(draft_logits, models.draft_sampling),
+        raw=as_p(draft_logits, Sampling()) if models.draft_sampling != Sampling() else None,
+        suspected=as_p(suspected_logits, models.sampling),
+        prompt=completion.prompt,
+        batch=completion.batch,
+        steps=_steps(completion, start, len(tokens)),
+        cutoff_gaps={start + at: gap for at, gap in cutoff_gaps(tokens, p, logits, models.sampling).items()},
+        continues=start > 0,
+        more=start + len(tokens) < len(completion.tokens),
+    )
+
+
+def cutoff_gaps(tokens: Sequence[int], p: Tensor, logits: Tensor, sampling: Sampling) -> dict[int, CutoffGap]:
+    """The places of the impossible `tokens` `(n,)`, with how far each is from being kept.
+
+    p       the distributions `(n, vocab)`
+    logits  what they were made from `(n, vocab)`, as `sampling` says
+
+    >>> logits = torch.tensor([[2.0, 1.0], [2.0, 1.0]])
+    >>> cutoff_gaps([1, 0], torch.tensor([[1.0, 0.0], [1.0, 0.0]]), logits, Sampling(temperature=0))
+    {0: CutoffGap(logit=1.0, mass=0.0)}
+    """
+    impossible = p.gather(-1, torch.as_tensor(tokens, device=p.device)[:, None])[:, 0] == 0
+    return {at: cutoff_gap(logits[at], sampling, tokens[at]) for at in impossible.nonzero()[:, 0].tolist()}
+
+
+def _steps(completion: Completion, start: int, n: int) -> Sequence[int] | None:
+    """The steps of a piece of `n` tokens; steps that do not fit the completion are returned as they are."""
+    steps = completion.steps
+    if steps is None or sum(steps) != len(completion.tokens):
+        return steps
+    return steps_between(steps, start, start + n)
+
+
+def _batches(completions: Iterable[Completion | None], source: Source) -> Iterator[list[Completion]]:
+    """The completions, in order, in groups that share a forward pass; None ends a group."""
+    longest, vocab, batch = 0, 0, list[Completion]()
+    for completion in completions:
+        if completion is not None:
+            vocab = vocab or vocabulary(source, completion.prompt)
+            longest = max(longest, _length(completion))
+        if batch and (completion is None or (len(batch) + 1) * longest * vocab > LOGITS):
+            yield batch
+            longest, batch = 0 if completion is None else _length(completion), []
+        if completion is not None:
+            batch.append(completion)
+    if batch:
+        yield batch
+
+
+def _length(completion: Completion) -> int:
+    return len(completion.prompt) + len(completion.tokens)
+
+
+def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> Iterator[tuple[Completion, int, Tensor]]:
+    """For each completion, or piece of one: the completion, the offset of its first token, and logits `(n, vocab)`."""
+    if not isinstance(source, PreTrainedModel):
+        for completion in completions:
+            yield completion, 0, _function_logits(source, completion, vocab)
+    elif len(completions) == 1 and _length(completions[0]) * vocab > LOGITS:
+        yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab))
+    else:
+        yield from batch_logits(source, completions)
+
+
+def batch_logits(model: PreTrainedModel, completions: Sequence[Completion]) -> Iterator[tuple[Completion, int, Tensor]]:
+    """For each completion: the completion, 0, and logits `(n, vocab)`, all from one forward pass without a cache."""
+    # Padding is on the right, where causal attention does not see it.
+    longest = max(map(_length, completions)) - 1
+    rows = [[*completion.prompt, *completion.tokens[:-1]] for completion in completions]
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=model.device)
+    first = min(len(completion.prompt) for completion in completions) - 1
+    logits = _forward(model, ids, keep=longest - first, use_cache=False).logits
+    for completion, row in zip(completions, logits, strict=True):
+        start = len(completion.prompt) - 1 - first
+        yield completion, 0, row[start : start + len(completion.tokens)]
+
+
+def _in_pieces(model: PreTrainedModel, completion: Completion, size: int) -> Iterator[tuple[Completion, int, Tensor]]:
+    ids = torch.tensor([[*completion.prompt, *completion.tokens[:-1]]], device=model.device)
+    cache = None
+    offset = 1 - len(completion.prompt)  # negative offsets are in the prompt
+    for part in ids.split(size, dim=1):
+        output = _forward(model, part, keep=part.shape[1], use_cache=True, past_key_values=cache)
+        cache = output.past_key_values
+        if offset + part.shape[1] > 0:
+            yield completion, max(offset, 0), output.logits[0, max(-offset, 0) :]
+        offset += part.shape[1]
+
+
+def _forward(model: PreTrainedModel, ids: Tensor, keep: int, **more: Any) -> Any:
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        return model(input_ids=ids, logits_to_keep=keep, **more)
+    output = model(input_ids=ids, **more)
+    output.logits = output.logits[:, -keep:]
+    return output
+
+
+def _function_logits(probs: NextTokenProbs, completion: Completion, vocab: int) -> Tensor:
+    distributions = []
+    for at in range(len(completion.tokens)):
+        distributions.append(_probs_after(probs, (*completion.prompt, *completion.tokens[:at])))
+        if len(distributions[-1]) != vocab:
+            raise ValueError(
+                f"a distribution has {len(distributions[-1])} entries and the target's vocabulary {vocab}; target and "
+                "draft must share a vocabulary that never changes"
+            )
+    return torch.stack(distributions).log()
+
+
+def _probs_after(probs: NextTokenProbs, prefix: tuple[int, ...]) -> Tensor:
+    given: Any = probs(prefix)
+    row = torch.as_tensor(given, dtype=None if hasattr(given, "dtype") else torch.float64)
+    row = row if row.is_floating_point() else row.double()
+    if row.ndim != 1 or not bool((row >= 0).all()) or not abs(float(row.sum()) - 1) < 1e-3:
+        raise ValueError(
+            f"the distribution after {len(prefix)} tokens has shape {tuple(row.shape)} and sum {float(row.sum()):.6g}; "
+            "it must be one row of probabilities that sum to 1"
+        )
+    return row
+
+
+def require_completions(source: Source, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
+    """Raises `ValueError` for a completion that `source` gives no distributions for.
+
+    The message names it by its entry in `names` (default: "sequence 0", "sequence 1", ...).
+    """
+    if isinstance(source, PreTrainedModel) and source.training:
+        raise ValueError(
+            "the model is in training mode, where dropout makes its distributions random; call its eval() first"
+        )
+    vocab = vocabulary(source, completions[0].prompt)
+    limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
+    for number, completion in enumerate(completions):
+        name = f"sequence {number}" if names is None else names[number]
+        if isinstance(source, PreTrainedModel) and not completion.prompt:
+            raise ValueError(f"{name} has no prompt; a model needs at least one token, such as beginning-of-sequence")
+        outside = [token for token in (*completion.prompt, *completion.tokens) if not 0 <= token < vocab]
+        if outside:
+            raise ValueError(
+                f"{name} has the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}: "
+                "was another tokenizer used?"
+            )
+        if limit is not None and _length(completion) - 1 > limit:
+            raise ValueError(
+                f"{name} has {_length(completion)} tokens with its prompt, and the model has "
+                f"{limit} positions; cut the sequence, or generate shorter ones"
+            )

@@ -1,0 +1,142 @@
+"""Exact enumeration of speculative beam search: every tree that a drafter could propose, without rounding.
+
+Whether the result equals the target's own beam search depends on the drafter only through the tree. So the function
+that the search calls is given every tree of a size, from every state of the target's search. Probabilities are powers
+of 1/2 and scores are whole numbers of bits, so their sums are exact in float64 and ties stay ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specnb.beam import BeamSettings, Path, Rule, State, advance, start, steps
+
+Tree = tuple[tuple[Path, ...], ...]
+"""Levels of paths; each path is a child of one in the level before."""
+
+
+class DyadicLogProbs:
+    """A random distribution over `vocab` tokens for each path, whose logarithms to base 2 are whole; a `LogProbs`.
+
+    With `like`, only a fraction `differ` of the paths has a distribution of its own; the others have that of `like`.
+
+    >>> DyadicLogProbs(vocab=2, seed=0)([(), (1,)])
+    tensor([[-1., -1.],
+            [-1., -1.]], dtype=torch.float64)
+    """
+
+    def __init__(self, vocab: int, seed: int, like: DyadicLogProbs | None = None, differ: float = 1.0) -> None:
+        self.vocab, self.seed, self.like, self.differ = vocab, seed, like, differ
+        self.bits = _sharp_and_flat(vocab)
+        self.rows: dict[Path, Tensor] = {}
+
+    def __call__(self, paths: Sequence[Path]) -> Tensor:
+        return torch.stack([self._row(path) for path in paths])
+
+    def keep(self, paths: Iterable[Path]) -> None:
+        """All paths are kept."""
+
+    def _row(self, path: Path) -> Tensor:
+        if path not in self.rows:
+            rng = np.random.default_rng([self.seed, len(path), *path])
+            if self.like is not None and rng.random() >= self.differ:
+                self.rows[path] = self.like._row(path)
+            else:
+                bits = self.bits[rng.integers(len(self.bits))]
+                self.rows[path] = -torch.from_numpy(rng.permutation(bits)).double()
+        return self.rows[path]
+
+
+def _sharp_and_flat(vocab: int) -> list[list[int]]:
+    """-log2 of the sharp distribution 1/2 1/4 1/8 ... and of the flattest one; each sums to 1 and has a tie."""
+    bits = (vocab - 1).bit_length()
+    short = 2**bits - vocab
+    return [[*range(1, vocab), vocab - 1], [bits - 1] * short + [bits] * (vocab - short)]
+
+
+def every_tree(state: State, vocab: int, width: int, gamma: int, settings: BeamSettings) -> Iterator[Tree]:
+    """All trees below the running beams: in each of `gamma` levels, any `width` children of the level before.
+
+    >>> settings = BeamSettings(width=1, max_new_tokens=4)
+    >>> list(every_tree(start(), vocab=2, width=1, gamma=1, settings=settings))
+    [(((0,),),), (((1,),),)]
+    """
+    levels = min(gamma, settings.max_new_tokens - 1 - len(state.paths[0]))
+    yield from _grow((), state.paths, [token for token in range(vocab) if token not in settings.eos], width, levels)
+
+
+def _grow(tree: Tree, last: tuple[Path, ...], tokens: list[int], width: int, levels: int) -> Iterator[Tree]:
+    if levels == 0:
+        yield tree
+        return
+    children = [(*path, token) for path in last for token in tokens]
+    for level in combinations(children, min(width, len(children))):
+        yield from _grow((*tree, level), level, tokens, width, levels - 1)
+
+
+def trajectory(distributions: DyadicLogProbs, settings: BeamSettings) -> list[State]:
+    """The states of the target's own beam search, from before its first level to its end.
+
+    >>> [state.paths for state in trajectory(DyadicLogProbs(2, seed=0), BeamSettings(width=1, max_new_tokens=2))]
+    [((),), ((0,),), ()]
+    """
+    return [start(), *(state for states in steps(distributions, settings) for state in states)]
+
+
+class Enumeration(NamedTuple):
+    """Counts over all states and trees.
+
+    trees                  number of trees
+    different              trees after which some state differed from the target's own search
+    levels   (gamma + 1,)  trees after which the search was 1, ..., gamma + 1 levels further
+    worse, better          trees after which some beam scored below or above the target's beam of the same rank
+    """
+
+    trees: int
+    different: int
+    levels: np.ndarray
+    worse: int
+    better: int
+
+
+def enumerate_trees(
+    distributions: DyadicLogProbs, settings: BeamSettings, width: int, gamma: int, rule: Rule = advance
+) -> Enumeration:
+    """Gives `rule` every tree from every state of the target's search and compares the states it returns.
+
+    >>> enumerate_trees(DyadicLogProbs(2, seed=0), BeamSettings(width=1, max_new_tokens=3), width=1, gamma=1).different
+    0
+    """
+    states = trajectory(distributions, settings)
+    levels = np.zeros(gamma + 1, dtype=np.int64)
+    different = worse = better = 0
+    for at, state in enumerate(states[:-1]):
+        for tree in every_tree(state, distributions.vocab, width, gamma, settings):
+            paths = [*state.paths, *(path for level in tree for path in level)]
+            reached = rule(state, dict(zip(paths, distributions(paths), strict=True)), settings)
+            levels[len(reached) - 1] += 1
+            expected = states[at + 1 : at + 1 + len(reached)]
+            different += not (len(expected) == len(reached) and all(map(same, expected, reached)))
+            gains = [new - old for pair in zip(reached, expected) for new, old in zip(*map(_scores, pair))]  # noqa: B905
+            worse += any(gain < 0 for gain in gains)
+            better += any(gain > 0 for gain in gains)
+    return Enumeration(int(levels.sum()), different, levels, worse, better)
+
+
+def same(one: State, other: State) -> bool:
+    """Whether two states are equal, their scores to the last bit.
+
+    >>> same(start(), start())
+    True
+    """
+    return one[:1] + one[2:] == other[:1] + other[2:] and torch.equal(one.scores, other.scores)
+
+
+def _scores(state: State) -> list[float]:
+    return state.scores.tolist()

@@ -1,0 +1,68 @@
+"""Speculative beam search by the clock, on the trained pair: `make experiments ONLY=beam_speeds`.
+
+Whole searches with several (draft width u, gamma) are timed in turn with the target's own search of the same width, on
+held-out prompts, in float32. The table `data/results/beam_speeds.csv` has a line for each choice:
+
+- `levels_per_step` with its interval over prompts, counted on the same searches
+- `cost_ratio`, `verify_cost`: c, and v of the largest forward pass of a step, measured just before
+- `tokens_free`, `predicted`: the speed-up that levels per step and c predict if the number of tokens in a forward pass
+  costs nothing, and with the measured v and d
+- `measured`: the speed-up that was timed, with its interval over prompts
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+
+from specnb.beam import beam_search
+from specnb.machine import machine
+from specnb.measure.cost import measure_costs
+from specnb.measure.statistics import ratio_of_sums
+from specnb.models.loading import load_pair
+from specnb.notebook import corpus
+from studies.beams.beam_cost import improvement, measure_beam_speeds
+
+TABLE = "beam_speeds"
+SETTINGS: dict[str, Any] = {"prompts": 12, "prompt_tokens": 32, "new_tokens": 24, "repetitions": 30}
+SMOKE: dict[str, Any] = {"prompts": 3, "prompt_tokens": 8, "new_tokens": 4, "repetitions": 3}
+WIDTH = 4
+CHOICES = ((4, 2), (4, 4), (8, 2), (8, 4), (16, 4))
+SIZES = (1, 4, 8, 16, 24, 36, 68)  # tokens in the forward passes that are timed for v and d
+
+
+def items(**_: Any) -> list[str]:
+    """One item: all choices are timed in turn."""
+    return ["trained"]
+
+
+def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repetitions: int) -> pd.DataFrame:
+    """One line per choice of draft width and gamma."""
+    pair = load_pair()
+    starts = [pair.encode(text[:4000])[:prompt_tokens] for text in corpus.read("held-out", limit=prompts)]
+    costs = measure_costs(pair, lengths=SIZES, draft_lengths=SIZES, repetitions=repetitions)
+    speeds = measure_beam_speeds(pair, starts, CHOICES, width=WIDTH, max_new_tokens=new_tokens)
+    c = costs.cost_ratio.value
+    lines = []
+    for (u, gamma), speed in zip(CHOICES, speeds, strict=True):
+        search = partial(beam_search, pair.target, width=WIDTH, max_new_tokens=new_tokens, progress=False)
+        found = [search(start, pair.draft, draft_width=u, gamma=gamma).record.levels for start in starts]
+        levels = ratio_of_sums([own.sum() for own in found], [len(own) for own in found])
+        predicted = improvement(levels.value, WIDTH, u, gamma, c, costs.verify_cost, costs.draft_cost)
+        lines.append(
+            {"w": WIDTH, "u": u, "gamma": gamma, "prompts": len(starts)}
+            | {"levels_per_step": levels.value, "levels_low": levels.low, "levels_high": levels.high}
+            | {"cost_ratio": c, "verify_cost": float(costs.verify_cost(WIDTH + u * gamma))}
+            | {"tokens_free": improvement(levels.value, WIDTH, u, gamma, c), "predicted": predicted}
+            | {"measured": speed.value, "measured_low": speed.low, "measured_high": speed.high}
+            | {"dtype": "float32", "machine": machine(), "threads": torch.get_num_threads()}
+        )
+    return pd.DataFrame(lines)
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The lines as they are."""
+    return parts

@@ -1,0 +1,232 @@
+"""Drafters compared on the same prompts: `make experiments ONLY=drafters`.
+
+One line of `data/results/drafters.csv` for each kind of text and drafter, on the trained pair at temperature 1:
+
+- `alpha`: mean acceptance probability of the first draft token of a step, 0 where none is proposed; `acceptance_rate`:
+  accepted over drafted tokens; `drafted`: draft tokens per step; `tokens_per_step`: the bonus token included. All with
+  95% intervals over sequences. They are counts, and do not depend on the machine's speed
+- times of one row at a time in eager float32: `draft_cost`, the time of drafting in a step, and
+  `v`, that of the target's forward pass and the rest of the step, both in units of a step of plain decoding;
+  `predicted` is tokens_per_step / (draft_cost + v), and `measured` the ratio of the seconds per token of whole calls of
+  `generate`, plain decoding over this drafter, which took turns in one run
+
+Texts: `new` is the beginning of held-out files; `edited` a passage of a held-out file, followed by the beginning of the
+same passage with a name changed; `repetitive` a table of numbered entries.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+from specnb.decoding.generate import Generation, Study, generate
+from specnb.decoding.record import StepRecord
+from specnb.distributions import Sampling
+from specnb.drafting.base import Drafter
+from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter, load_head
+from specnb.drafting.length import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter
+from specnb.drafting.model import MixtureDrafter, ModelDrafter
+from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
+from specnb.machine import machine
+from specnb.measure.statistics import Estimate, ratio_of_medians, ratio_of_sums
+from specnb.measure.timing import run_round
+from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.notebook import corpus
+from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.hierarchical import HierarchicalDrafter
+from studies.drafters.skip_gram import SkipGramDrafter
+from studies.training.training import encode
+
+TABLE = "drafters"
+TEXTS = ("new", "edited", "repetitive")
+SETTINGS: dict[str, Any] = {"sequences": 24, "timed_sequences": 12, "new_tokens": 48, "counted_files": 100}
+SMOKE: dict[str, Any] = {"sequences": 8, "timed_sequences": 3, "new_tokens": 8, "counted_files": 10}
+COPIED_FILES = 60  # training files in the suffix automaton
+PASSAGE, BEGUN = 96, 32  # tokens of a passage, and of its edited copy in the prompt
+ENTRIES = 8
+
+
+class Entry(NamedTuple):
+    """A drafter in the league table: how it is made for a temperature, and its gamma."""
+
+    make: Callable[[Sampling], Drafter | None]
+    gamma: int
+
+
+def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
+    """Every drafter by name; "none" is plain decoding."""
+    vocab = pair.target.config.vocab_size
+    tokens = encode(pair.tokenizer, corpus.read("train", limit=counted_files)).astype(np.int64)
+    counted = {order: NgramModel(tokens, order, vocab) for order in (1, 2, 5)}
+    documents = [pair.encode(text) for text in corpus.read("train", limit=min(counted_files, COPIED_FILES))]
+    suffix, skip = SuffixDrafter(documents, vocab), SkipGramDrafter(tokens, 4, vocab)
+    copy = partial(PromptLookupDrafter, vocab)
+    heads: dict[str, Any] = {
+        name: load_head(TRAINED_PAIR / f"draft-{name}", pair.target.dtype)
+        for name in ("recurrent", "attention", "parallel")
+    }
+
+    def model(sampling: Sampling) -> ModelDrafter:
+        return ModelDrafter(pair.draft, sampling)
+
+    return {
+        "none": Entry(lambda _: None, 0),
+        "random": Entry(lambda _: UniformDrafter(vocab), 1),
+        "unigram": Entry(partial(NgramDrafter, counted[1]), 4),
+        "bigram": Entry(partial(NgramDrafter, counted[2]), 4),
+        "5-gram": Entry(partial(NgramDrafter, counted[5]), 4),
+        "skip-gram": Entry(lambda _: skip, 4),
+        "prompt lookup": Entry(lambda _: copy(shortest=2), 6),
+        "prompt lookup, proportional": Entry(lambda _: copy(shortest=2, choose="proportional"), 6),
+        "suffix automaton": Entry(lambda _: suffix, 6),
+        "draft model": Entry(model, 4),
+        "draft model until unsure": Entry(lambda s: StoppingDrafter(model(s), LowConfidence(0.3)), 6),
+        "draft model until entropy": Entry(lambda s: StoppingDrafter(model(s), HighEntropy(0.2, 0.4)), 6),
+        "draft model, bandit": Entry(lambda s: BanditDrafter(model(s), (2, 4, 6), 0.1), 6),
+        "mixture of copy and model": Entry(lambda s: MixtureDrafter(copy(shortest=2), model(s), 0.3), 4),
+        "copy, otherwise model": Entry(lambda s: FallbackDrafter(copy(shortest=4), model(s)), 4),
+        "recurrent head": Entry(partial(FeatureDrafter, pair.target, heads["recurrent"]), 4),
+        "attention head": Entry(partial(AttentionDrafter, pair.target, heads["attention"]), 4),
+        "parallel heads": Entry(partial(ParallelHeadsDrafter, pair.target, heads["parallel"]), 4),
+        "hierarchical": Entry(lambda s: HierarchicalDrafter(model(s), NgramDrafter(counted[2], s), 2), 4),
+    }
+
+
+@cache
+def _pair(double: bool) -> Pair:
+    return load_pair(dtype=torch.float64 if double else torch.float32, packed=False)
+
+
+def prompts_of(pair: Pair, text: str, count: int) -> list[list[int]]:
+    """`count` prompts of one kind of text. Raises `ValueError` for another kind."""
+    if text not in TEXTS:
+        raise ValueError(f"text is {text!r}; it must be one of {', '.join(TEXTS)}")
+    files = corpus.read("held-out", limit=count)
+    if text == "new":
+        return [pair.encode(source[:4000])[:PASSAGE] for source in files]
+    if text == "edited":
+        return [_edited(pair, source) for source in files]
+    return [_repetitive(pair, source, number) for number, source in enumerate(files)]
+
+
+def names_in(source: str) -> list[str]:
+    """Names of at least four letters, the most frequent first, the first one among equals."""
+    found = re.findall(r"[a-z_]{4,}", source)
+    return sorted(set(found), key=lambda name: (-found.count(name), found.index(name)))
+
+
+def _edited(pair: Pair, source: str) -> list[int]:
+    begin, *ids = pair.encode(source[len(source) // 2 :][:2000])
+    passage = str(pair.tokenizer.decode(ids[:PASSAGE]))
+    name = next(iter(names_in(passage)), "self")
+    copied = pair.encode(passage.replace(name, f"new_{name}"))[1:]
+    return [begin, *ids[:PASSAGE], *pair.encode("\n\n")[1:], *copied[:BEGUN]]
+
+
+def _repetitive(pair: Pair, source: str, number: int) -> list[int]:
+    name = names_in(source)[number % 3]
+    lines = [f'    "{name}_{entry}": ({entry}, {name}[{entry}]),\n' for entry in range(ENTRIES)]
+    return pair.encode(f"{name} = {{\n" + "".join(lines))
+
+
+def items(**_: Any) -> list[str]:
+    """The kinds of text."""
+    return list(TEXTS)
+
+
+def measure(
+    item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int, double: bool = False
+) -> pd.DataFrame:
+    """The lines of one kind of text; with `timed_sequences` 0 the counts alone. `double` computes in float64."""
+    pair = _pair(double)
+    prompts, entries = prompts_of(pair, item, sequences), league(pair, counted_files)
+    sampling = Sampling()
+    timed = _times(pair, prompts[:timed_sequences], entries, sampling, new_tokens) if timed_sequences else {}
+    lines: list[dict[str, object]] = []
+    for name, entry in entries.items():
+        counts = counts_of(_made(pair, prompts, entry, sampling, new_tokens).record)
+        label = {"text": item, "drafter": name, "gamma": entry.gamma, "sequences": len(prompts)}
+        lines.append(label | {"new_tokens": new_tokens} | _flat(counts))
+        if timed:
+            lines[-1] |= _costs(timed, name, counts["tokens_per_step"].value)
+            lines[-1] |= {"machine": machine(), "threads": torch.get_num_threads(), "timed_sequences": timed_sequences}
+    return pd.DataFrame(lines)
+
+
+def _made(pair: Pair, prompts: list[list[int]], entry: Entry, sampling: Sampling, new: int, **more: Any) -> Generation:
+    return generate(
+        pair.target, prompts, entry.make(sampling), gamma=entry.gamma, max_new_tokens=new, sampling=sampling,
+        progress=False, **more,
+    )  # fmt: skip
+
+
+def counts_of(record: StepRecord) -> dict[str, Estimate]:
+    """The columns of a record that are counts."""
+    active, nothing = record.active, np.zeros((*record.active.shape, 1))
+    first = np.concatenate([record.beta, nothing], axis=-1)[..., 0] * active
+    drafted = ((record.draft_tokens >= 0) & active[..., None]).sum(axis=(1, 2))
+    accepted, steps = (record.accepted * active).sum(axis=1), active.sum(axis=1)
+    found = {
+        "alpha": ratio_of_sums(first.sum(axis=1), steps),
+        "tokens_per_step": ratio_of_sums(accepted + steps, steps),
+        "drafted": ratio_of_sums(drafted, steps),
+    }
+    return found | {"acceptance_rate": ratio_of_sums(accepted, np.maximum(drafted, 1e-9))}
+
+
+def _times(
+    pair: Pair, prompts: list[list[int]], entries: dict[str, Entry], sampling: Sampling, new_tokens: int
+) -> dict[str, dict[str, list[float]]]:
+    """For each drafter and prompt: seconds per token of a whole call, and of drafting and the rest in a step."""
+
+    def run(entry: Entry, prompt: list[int], row: int) -> tuple[float, float, float]:
+        began = time.perf_counter()
+        seconds = _made(pair, [prompt], entry, sampling, new_tokens, study=Study(rows=[row], timed=True)).record.seconds
+        whole = (time.perf_counter() - began) / new_tokens
+        return whole, float(np.median(seconds["draft"])), float(np.median(seconds["target"] + seconds["rest"]))
+
+    order = np.random.default_rng(0)
+    for entry in entries.values():
+        run(entry, prompts[0], 0)
+    found: dict[str, dict[str, list[float]]] = {name: {"whole": [], "draft": [], "rest": []} for name in entries}
+    for row, prompt in enumerate(prompts):
+        of_all = run_round([partial(run, entry, prompt, row) for entry in entries.values()], order)
+        for name, measured in zip(entries, of_all, strict=True):
+            for part, seconds in zip(("whole", "draft", "rest"), measured, strict=True):
+                found[name][part].append(seconds)
+    return found
+
+
+def _costs(timed: dict[str, dict[str, list[float]]], name: str, tokens_per_step: float) -> dict[str, float]:
+    own, plain = timed[name], timed["none"]
+    step = np.add(plain["draft"], plain["rest"])
+    draft, v = (float(np.median(np.divide(own[part], step))) for part in ("draft", "rest"))
+    measured = ratio_of_medians(plain["whole"], own["whole"])
+    return {
+        "draft_cost": draft,
+        "v": v,
+        "predicted": tokens_per_step / (draft + v),
+        "measured": measured.value,
+        "measured_low": measured.low,
+        "measured_high": measured.high,
+    }
+
+
+def _flat(counts: dict[str, Estimate]) -> dict[str, float]:
+    return {
+        name + suffix: getattr(estimate, part)
+        for name, estimate in counts.items()
+        for suffix, part in (("", "value"), ("_low", "low"), ("_high", "high"))
+    }
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table: all kinds of text."""
+    return parts

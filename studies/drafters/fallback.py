@@ -1,0 +1,65 @@
+"""Copy where there is a match, run a model otherwise: the model is not run in steps that copy."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specnb.drafting.base import Context, Drafter, Proposal, require_drafter, require_equal_vocabularies
+from specnb.drafting.model import ModelDrafter, require_model_drafter
+from specnb.rules import Outcome, TreeOutcome
+
+
+class FallbackDrafter(Drafter):
+    """A row whose sequence has a match copies for the whole step; the other rows sample from the model.
+
+    Which of both is decided before anything is sampled, by the sequence alone, so the q of the one that is used is
+    exact. When all rows copy, the model's forward passes are saved; it evaluates the tokens that it has missed in its
+    next first forward pass. The host reads whether all rows have a match, so on a CUDA device a step waits; the shapes
+    differ between steps, so it cannot be compiled or captured.
+
+    Raises `ValueError` for different vocabularies, `TypeError` for a `copy` that proposes a tree, has a model
+    or is no drafter, and for a `model` that is no `ModelDrafter`.
+    """
+
+    def __init__(self, copy: Drafter, model: ModelDrafter) -> None:
+        require_drafter("copy", copy)
+        require_model_drafter("model", model)
+        if copy.draft_model is not None:
+            raise TypeError(
+                f"copy is a {type(copy).__name__} with a model, which would miss the tokens of steps that do not copy; "
+                "give a drafter without a model, such as PromptLookupDrafter(vocab)"
+            )
+        require_equal_vocabularies(copy, model)
+        self.copy, self.model = copy, model
+        self.vocab, self.draft_model = model.vocab, model.draft_model
+        self.can_refill = copy.can_refill
+        self.unseen = model.unseen  # as of `ModelDrafter`, in a step after one that did not copy
+        self.missed = 0  # tokens that the model has not evaluated, at most, besides these
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        """See `Drafter.start`."""
+        if rows is None:
+            self.missed = 0
+        self.copy.start(context, rows)
+        self.model.start(context, rows)
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        """See `Drafter.propose`."""
+        copied = self.copy.propose(context, uniforms)
+        copies = copied.draft_tokens[:, 0] >= 0
+        if bool(copies.all()):
+            self.missed += uniforms.shape[1] + 1
+            return copied
+        self.model.unseen = min(self.unseen + self.missed, context.tokens.shape[1])
+        # The model also sampled in the rows that copy; there its cache has its own tokens, not those copied.
+        self.missed = uniforms.shape[1] + 1 if bool(copies.any()) else 0
+        sampled = self.model.propose(context, uniforms)
+        return Proposal(
+            copied.draft_tokens.where(copies[:, None], sampled.draft_tokens),
+            copied.q.to(sampled.q.dtype).where(copies[:, None, None], sampled.q),
+        )
+
+    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+        """See `Drafter.update`."""
+        self.copy.update(context, outcome)
+        self.model.update(context, outcome)

@@ -1,0 +1,21 @@
+"""Adapters: tokens of other engines for the audit, without torch or transformers in the engine's environment.
+
+An adapter is a module with one function:
+
+    generate(models, requests, settings)   yields the token ids that continue each prompt, in order
+
+and imports its engine inside that function, so that importing the adapter needs nothing but Python.
+
+    settings        `Settings`, `Request`, `Models`, and the interface `Adapter`
+    tokens_out      the file of tokens: written line by line, continued after an interruption, the same bytes each time
+    gguf            a Llama model as a GGUF file
+    openvino, llama_cpp, mlx_lm, onnxruntime, transformers, vllm    one engine each
+    vllm_mended     vLLM's build for CPUs without its known error
+    openai_server   any server with the OpenAI-compatible API that returns token ids: `collect`
+
+    python -m studies.engines.adapters openvino --target TARGET --draft DRAFT --prompts prompts.jsonl --out tokens.jsonl
+
+>>> from specnb_audit.cli.settings import Settings
+>>> Settings(temperature=0.7, top_k=40).speculation
+'none'
+"""

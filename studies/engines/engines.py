@@ -1,0 +1,189 @@
+"""Audit the tokens of other engines: `make experiments ONLY=engines`, without the engines.
+
+`data/engines/rows.csv` lists the rows: an engine, a kind of speculation and settings. The tokens of each row are
+committed as `data/engines/tokens/<row>.jsonl.gz`, with a record beside them. This module only audits them.
+`make engines` collects them anew (`studies.engines.engines_collect`).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+
+from specnb.distributions import Sampling
+from specnb.models.loading import load_pair
+from specnb.notebook.corpus import DATA
+from specnb_audit.api import audit
+from specnb_audit.claimed import Claimed, other_orders
+from specnb_audit.engine import Engine
+from specnb_audit.report import Report
+from specnb_audit.setting_names import ENGINE_ORDERS
+from specnb_audit.token_file import read_tokens
+
+ROWS = DATA / "engines" / "rows.csv"
+TOKENS = DATA / "engines" / "tokens"
+DELTA = 1e-6
+NEW_TOKENS = 64  # of every completion that no end token ends
+ORDERS = {"llama_cpp": "llama.cpp", "mlx_lm": "mlx-lm"}  # of the filters, where it is not that of `Sampling`
+
+TABLE = "engines"
+SETTINGS: dict[str, Any] = {"completions": None}
+SMOKE: dict[str, Any] = {"completions": 2}
+
+
+class Row(NamedTuple):
+    """One row of the table: what an engine was asked for.
+
+    `number` from 1 is also the seed of its run. `eos` is the token that ends a completion, for an engine that cannot be
+    asked to go on without taking that token out of the distribution.
+    """
+
+    number: int
+    name: str
+    engine: str
+    speculation: str
+    temperature: float
+    top_k: int
+    top_p: float
+    dtype: str
+    completions: int
+    eos: int | None
+
+    @property
+    def sampling(self) -> Sampling:
+        """The settings claimed, as the audit takes them, with the engine's order of filters where it matters."""
+        plain = Sampling(self.temperature, self.top_k or None, self.top_p)
+        if self.engine not in ORDERS or not other_orders(plain):
+            return plain
+        return Claimed(plain.temperature, plain.top_k, plain.top_p, order=ENGINE_ORDERS[ORDERS[self.engine]])
+
+    @property
+    def environment(self) -> str:
+        """The engine whose environment it runs in: that of the release, for a mended one."""
+        return self.engine.removesuffix("_mended")
+
+    @property
+    def file(self) -> Path:
+        """The committed file of tokens."""
+        return TOKENS / f"{self.name}.jsonl.gz"
+
+
+def rows(path: Path = ROWS) -> dict[str, Row]:
+    """The rows of the table by name, in order.
+
+    >>> rows()["openvino-none-t1"].engine
+    'openvino'
+    """
+    with path.open(newline="", encoding="utf-8") as lines:
+        return {
+            one["row"]: Row(
+                number, one["row"], one["engine"], one["speculation"], float(one["temperature"]), int(one["top_k"]),
+                float(one["top_p"]), one["dtype"], int(one["completions"]), int(one["eos"]) if one["eos"] else None,
+            )
+            for number, one in enumerate(csv.DictReader(lines), 1)
+        }  # fmt: skip
+
+
+def control(row: Row) -> str | None:
+    """The name of the row without speculation at the same settings; None for a control, and where there is none.
+
+    A mended engine has the control of the release: its mend changes nothing without speculation.
+
+    >>> control(rows()["openvino-draft-t1"])
+    'openvino-none-t1'
+    """
+    same = [
+        other.name
+        for other in rows().values()
+        if other.speculation == "none" and other.engine == row.environment and other[4:8] == row[4:8]
+    ]
+    return None if row.speculation == "none" or not same else same[0]
+
+
+def digest(file: Path) -> str:
+    """The SHA-256 of a file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def record(row: Row) -> dict[str, Any]:
+    """What `studies.engines.engines_collect` noted beside a row's tokens."""
+    noted: dict[str, Any] = json.loads(row.file.with_name(f"{row.name}.json").read_text(encoding="utf-8"))
+    return noted
+
+
+def engine_dtype(row: Row) -> torch.dtype:
+    """The dtype that an engine computed in: the one that it was told, or its own choice."""
+    dtype: torch.dtype = getattr(torch, record(row)["computes_in"])
+    return dtype
+
+
+def audited(row: Row, part: slice = slice(None)) -> Report:
+    """The audit of a row's committed completions, or of `part` of them, with the draft model's distributions."""
+    pair = load_pair(packed=False)
+    sequences = read_tokens(row.file)[part]
+    return audit(
+        pair.target, [one.tokens for one in sequences], prompts=[one.prompt for one in sequences],
+        sampling=row.sampling, draft=pair.draft, eos=row.eos, max_new_tokens=NEW_TOKENS, delta=DELTA, progress=False,
+        engine=Engine(dtype=engine_dtype(row)),
+    )  # fmt: skip
+
+
+def items(**_: Any) -> list[str]:
+    """The rows that have a file of tokens."""
+    return [row.name for row in rows().values() if row.file.exists()]
+
+
+def measure(item: str, completions: int | None, **_: Any) -> pd.DataFrame:
+    """The line of the table for one row."""
+    row = rows()[item]
+    start = time.perf_counter()
+    report = audited(row, slice(completions))
+    return pd.DataFrame([line(row, report, time.perf_counter() - start)])
+
+
+def line(row: Row, report: Report, seconds: float) -> dict[str, Any]:
+    """One line: the row's settings, the verdict, the distance seen, and what would have been found.
+
+    `<kind>_shows_from` is the total variation per token from which on that kind of deviation would have been found in
+    as many tokens with power 0.9; empty where none of its size would.
+    """
+    noted = record(row)
+    detectable = report.detectable or {}
+    return {
+        "row": row.name,
+        "engine": row.engine,
+        "version": noted["version"],
+        "speculation": row.speculation,
+        "temperature": row.temperature,
+        "top_k": row.top_k,
+        "top_p": row.top_p,
+        "dtype": row.dtype,
+        "control": control(row),
+        "tokens": report.tokens,
+        "verdict": report.verdict,
+        "found_after": report.found_after,
+        "kind": report.diagnosis,
+        "log10_e": report.log10_e_peak,
+        "tv": report.tv.value,
+        "tv_low": report.tv.low,
+        "tv_high": report.tv.high,
+        "impossible": report.violations.get("impossible", 0),
+        "draft_leak_shows_from": detectable.get("draft-leak"),
+        "wrong_q_shows_from": detectable.get("wrong-q"),
+        "generated_in_s": noted["seconds"],
+        "audited_in_s": round(seconds, 1),
+        "sha256": digest(row.file),
+    }
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table: engine by engine, each in the order of `rows.csv`."""
+    together = pd.concat([own for _, own in parts.groupby("engine", sort=False)], ignore_index=True)
+    return together.astype({"found_after": "Int64"})

@@ -1,0 +1,115 @@
+"""Collect the tokens of one row from its engine: a step of `make engines`.
+
+    python -m studies.engines.engines_collect openvino-none-t1 build/engines/openvino/bin/python
+
+The engine runs in its own environment, with the adapter of `studies.engines.adapters`. The tokens go to
+`data/engines/tokens/<row>.jsonl.gz`, compressed to the same bytes each time, and what they came from to `<row>.json`:
+version, settings, the dtype that the engine computes in, rows of a batch, and the seeds of the first and the last
+completion (those between are consecutive).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from specnb.machine import machine
+from specnb.models.loading import TRAINED_PAIR
+from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import write
+from specnb_audit.cli.settings import Settings
+from specnb_audit.cli.tokens_out import compress, read_prompts
+from studies.engines import engine_prompts
+from studies.engines.adapters.__main__ import adapter
+from studies.engines.engines import NEW_TOKENS, Row, digest, rows
+
+GAMMA = 4
+RAW = ROOT / "build" / "engines" / "tokens"
+
+
+def command(row: Row, python: str, out: Path) -> list[str]:
+    """The command that collects a row's tokens with the Python of the engine's environment."""
+    options = {
+        "--target": TRAINED_PAIR / "target",
+        "--draft": TRAINED_PAIR / "draft",
+        "--cache": ROOT / "build" / "engines" / "models",
+        "--prompts": engine_prompts.FILE,
+        "--count": row.completions,
+        "--out": out,
+        "--speculation": row.speculation,
+        "--gamma": GAMMA,
+        "--temperature": row.temperature,
+        "--top-k": row.top_k,
+        "--top-p": row.top_p,
+        "--max-new-tokens": NEW_TOKENS,
+        "--seed": row.number,
+        "--dtype": row.dtype,
+    }
+    named = [str(word) for option in options.items() for word in option]
+    return [python, "-m", "studies.engines.adapters", row.engine, *named]
+
+
+def version(engine: str, python: str) -> str:
+    """The version of the engine's package in its environment."""
+    return answer(python, f"from importlib.metadata import version; print(version({adapter(engine).PACKAGE!r}))")
+
+
+def precision(row: Row, python: str) -> str:
+    """The name of the dtype that the engine computes in: the row's, or the engine's own choice on this processor."""
+    if row.dtype != "default":
+        return row.dtype
+    asked = f"default_dtype({str(TRAINED_PAIR / 'target')!r})"
+    return answer(python, f"from studies.engines.adapters.{row.environment} import default_dtype; print({asked})")
+
+
+def answer(python: str, code: str) -> str:
+    """The last line that `code` prints; engines print lines of their own before it."""
+    paths = os.environ | {"PYTHONPATH": str(ROOT)}
+    said = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, env=paths).stdout
+    return said.splitlines()[-1]
+
+
+def collect(row: Row, python: str) -> Path:
+    """Collects a row's tokens and returns their file. Raises `CalledProcessError` if the engine fails."""
+    RAW.mkdir(parents=True, exist_ok=True)
+    raw = RAW / f"{row.name}.jsonl"
+    start, continued = time.perf_counter(), raw.exists() and raw.stat().st_size > 0
+    paths = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    subprocess.run(command(row, python, raw), check=True, env=paths)
+    seconds = None if continued else round(time.perf_counter() - start, 1)
+    compress(raw, row.file)
+    record = {
+        "engine": row.engine,
+        "package": adapter(row.engine).PACKAGE,
+        "version": version(row.engine, python),
+        "settings": row._asdict(),
+        "gamma": GAMMA,
+        "computes_in": precision(row, python),
+        "batch": getattr(adapter(row.engine), "BATCH", 1),
+        "seeds": [Settings(seed=row.number).seed_of(number) for number in (0, row.completions - 1)],
+        "completions": len(read_prompts(raw)),
+        "seconds": seconds,
+        "processor": machine(),
+        "sha256": digest(row.file),
+    }
+    write(row.file.with_name(f"{row.name}.json"), json.dumps(record, indent=1) + "\n")
+    raw.unlink()
+    return row.file
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Collects one row."""
+    parser = argparse.ArgumentParser("python -m studies.engines.engines_collect", description=__doc__)
+    parser.add_argument("row", choices=list(rows()), metavar="ROW")
+    parser.add_argument("python", help="the Python of the engine's environment")
+    asked = parser.parse_args(arguments)
+    print(collect(rows()[asked.row], asked.python))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Does block verification pay by the clock? `make experiments ONLY=block_against_token`.
+
+Both rules make the same forward passes in each step, so the time of a completion is the number of its steps times the
+time of a step. The two are measured apart: a step takes almost the same time in every call, but the number of steps
+varies so much between completions that timed calls alone would need hours. The table
+`data/results/block_against_token.csv` has a line for each temperature:
+
+- `token_per_step`, `block_per_step`: tokens per step of `sequences` completions, `prompts` prompts completed again and
+  again with other random numbers
+- `tokens_ratio`: the second over the first; `step_ratio`: the seconds of a step of token verification over those of
+  block verification, the median over `calls` pairs of whole calls, one right after the other, so that a pair shares
+  what the machine does meanwhile; `speed_ratio`: their product, how many times as fast block verification is
+- each with its interval (`_low`, `_high`), by resampling prompts
+- `token_ms`, `block_ms`: milliseconds of a step, median over the calls
+
+An item counts the steps at a temperature, or times them; timing needs a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from specnb.decoding.generate import Generation, Study, generate
+from specnb.distributions import Sampling
+from specnb.drafting.model import ModelDrafter
+from specnb.measure.statistics import Estimate, over_rows, ratio_of_sums
+from specnb.measure.timing import run_round
+from specnb.models.loading import Pair, load_pair
+from specnb.rules import Rule, block_verification, token_verification
+from studies.speed.bench.generators import prompts_for
+
+TABLE = "block_against_token"
+SETTINGS: dict[str, Any] = {"prompts": 51, "repeats": 20, "new_tokens": 60, "timed_rounds": 2}
+SMOKE: dict[str, Any] = {"prompts": 8, "repeats": 1, "new_tokens": 8, "timed_rounds": 1}
+GAMMA, PROMPT_TOKENS = 4, 32
+RULES: dict[str, Rule] = {"token": token_verification, "block": block_verification}
+
+
+def items(**_: Any) -> list[str]:
+    """Temperatures, and what is measured there."""
+    return [f"{temperature}-{what}" for what in ("counted", "timed") for temperature in ("0", "0-5", "1")]
+
+
+def measure(item: str, prompts: int, repeats: int, new_tokens: int, timed_rounds: int) -> pd.DataFrame:
+    """A line per prompt and repetition: the steps of a completion by each rule, or seconds per step of timed calls."""
+    number, what = item.rsplit("-", 1)
+    temperature = float(number.replace("-", "."))
+    pair = load_pair(packed=False)
+    starts = prompts_for(pair, "trained", prompts, PROMPT_TOKENS)
+    complete = partial(_complete, pair, Sampling(temperature=temperature), new_tokens)
+    if what == "timed":
+        found = timed_steps(complete, starts, timed_rounds)
+    else:  # completions of temperature 0 are all equal
+        found = counted_steps(complete, starts, repeats if temperature > 0 else 1)
+    return found.assign(temperature=temperature, measured=what, tokens=new_tokens)
+
+
+def counted_steps(complete: Any, prompts: list[list[int]], repeats: int) -> pd.DataFrame:
+    """The steps by each rule (columns) of `repeats` completions of each prompt, each with random numbers of its own."""
+    parts = []
+    for repeat in tqdm(range(repeats), desc="completions", delay=3, leave=False):
+        rows = range(repeat * len(prompts), (repeat + 1) * len(prompts))
+        steps = {name: complete(rule, prompts, rows).record.active.sum(1) for name, rule in RULES.items()}
+        parts.append(pd.DataFrame(steps).rename_axis("prompt").reset_index())
+    return pd.concat(parts, ignore_index=True)
+
+
+def timed_steps(complete: Any, prompts: list[list[int]], rounds: int) -> pd.DataFrame:
+    """Seconds of a step by each rule (columns) in whole calls; on each prompt the rules take turns, `rounds` times."""
+    order, found = np.random.default_rng(0), []
+    numbers = [0, *[*range(len(prompts))] * rounds]  # the first is the warm-up
+    for row, number in enumerate(tqdm(numbers, desc="timing", delay=3, leave=False)):
+        jobs = [partial(_seconds_of_a_step, complete, rule, prompts[number], row) for rule in RULES.values()]
+        found.append([number, *run_round(jobs, order)])
+    return pd.DataFrame(found[1:], columns=["prompt", *RULES])
+
+
+def _seconds_of_a_step(complete: Any, rule: Rule, prompt: list[int], row: int) -> float:
+    start = perf_counter()
+    steps = complete(rule, [prompt], [row]).record.active.sum()
+    return float((perf_counter() - start) / steps)
+
+
+def _complete(
+    pair: Pair, sampling: Sampling, new_tokens: int, rule: Rule, prompts: list[list[int]], rows: Any
+) -> Generation:
+    return generate(
+        pair.target, prompts, ModelDrafter(pair.draft, sampling), gamma=GAMMA, max_new_tokens=new_tokens,
+        sampling=sampling, rule=rule, seed=9, progress=False, study=Study(rows),
+    )  # fmt: skip
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table: a line for each temperature."""
+    lines = [line(of) | {"temperature": temperature} for temperature, of in parts.groupby("temperature")]
+    table = pd.DataFrame(lines)
+    return table[["temperature", *table.columns.drop("temperature")]]
+
+
+def line(measured: pd.DataFrame) -> dict[str, float]:
+    """All estimates of one temperature, from the lines of `measure`.
+
+    Both rules emit equally many tokens, so tokens per step are compared by the steps that they took.
+    """
+    counted = measured[measured.measured == "counted"]
+    timed = measured[measured.measured == "timed"]
+    steps = counted.groupby("prompt")[[*RULES]].sum()
+    tokens = counted.groupby("prompt").tokens.sum().to_numpy()
+    paired = timed.assign(ratio=timed.token / timed.block, call=timed.groupby("prompt").cumcount())
+    ratios = paired.pivot_table(index="prompt", columns="call", values="ratio").to_numpy()
+
+    def tokens_ratio(chosen: NDArray[np.int64]) -> float:
+        sums = steps.to_numpy()[chosen].sum(0)
+        return float(sums[0] / sums[1])
+
+    def step_ratio(chosen: NDArray[np.int64]) -> float:
+        return float(np.median(ratios[chosen]))
+
+    found: dict[str, float] = {}
+    for name in RULES:
+        found |= _with_interval(f"{name}_per_step", ratio_of_sums(tokens, steps[name]))
+    found |= _with_interval("tokens_ratio", over_rows(tokens_ratio, len(steps)))
+    found |= _with_interval("step_ratio", over_rows(step_ratio, len(steps)))
+    found |= _with_interval(
+        "speed_ratio", over_rows(lambda chosen: tokens_ratio(chosen) * step_ratio(chosen), len(steps))
+    )
+    found |= {"prompts": len(steps), "sequences": len(counted), "calls": len(timed)}
+    return found | {f"{name}_ms": 1000 * float(timed[name].median()) for name in RULES}
+
+
+def _with_interval(name: str, estimate: Estimate) -> dict[str, float]:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}

@@ -1,0 +1,214 @@
+"""The best that any exact rule can do: linear programs, solved by HiGHS with the dual checked, and a closed form.
+
+- Several draft tokens for one position: the optimal transport from tuples of draft tokens to the target's token that
+  maximises the probability that the token is one of the tuple (Sun et al., SpecTr, arXiv 2310.15141; Khisti et al.,
+  arXiv 2410.18234; Hu et al., arXiv 2502.18779).
+- Blocks: the largest expected number of accepted draft tokens over all exact rules for chains and trees, which may know
+  p and q for every context, also off the drafted paths.
+
+Sizes: only the set of distinct tokens of a tuple matters, so the program has at most 2^vocab rows whatever k is: k = 8
+with vocabulary 8 has 1,024 variables. Lists of tuples (`optimal_selection`) grow as vocab^k: 5^4 takes well under a
+second, 5^8 does not. Chains have vocab^gamma rows: vocabulary 4 with gamma = 3 (1,024 variables) takes well under a
+second, vocabulary 5 with gamma = 4 (15,625) is beyond it. Of k independent chains only the set of distinct ones
+matters: 8 chains of two tokens, vocabulary 3, are at most 511 sets; of three tokens, vocabulary 2, at most 255; three
+tokens of vocabulary 3 (2^27 sets) are out of reach. Probabilities below about 1e-6 make dual prices so large that the
+optimum can no longer be proved to 1e-9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+from torch import Tensor
+
+from specnb.distributions import Conditional
+from specnb.draft_schemes import DraftTuple
+from specnb.enumeration import joint_distribution
+from specnb.trees import DraftTree, prefix_of
+
+TOLERANCE = 1e-9
+SCALE = 1e4  # of all rows: HiGHS drops coefficients below 1e-9, which improbable sequences have
+
+
+class Optimum(NamedTuple):
+    """`value` of the best exact rule and `gap`, how far the two solutions of the program are from proving it.
+
+    gap is the duality gap, plus the largest violation of a dual constraint (the variables sum to 1 at most), plus the
+    violations of the primal constraints at their dual prices.
+    """
+
+    value: float
+    gap: float
+
+
+Entries = list[tuple[int, int, float]]  # row, column, coefficient
+Floats = NDArray[np.float64]
+Sets = dict[frozenset[int], float]
+Tree = frozenset[tuple[int, ...]]
+
+
+def optimal_selection(p: Tensor, drafts: Sequence[DraftTuple]) -> Optimum:
+    """The largest probability with which an exact rule can accept one of several draft tokens.
+
+    p is `(vocab,)`; `drafts` lists every tuple with its probability. Maximises the flow from tuples to the tokens in
+    them, at most the tuple's probability out of each and at most p(x) into each.
+
+    >>> import torch
+    >>> from specnb.draft_schemes import independent
+    >>> p, q = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.75, 0.25]).double()
+    >>> round(optimal_selection(p, independent(q, 1)).value, 9)
+    0.75
+
+    Raises `RuntimeError` if the program is not solved to 1e-9.
+    """
+    sets: Sets = {}
+    for draft in drafts:
+        tokens = frozenset(x for x in draft.tokens if x >= 0)
+        sets[tokens] = sets.get(tokens, 0.0) + draft.probability
+    return optimal_cover(p, sets)
+
+
+def optimal_cover(p: Tensor, sets: Mapping[frozenset[int], float]) -> Optimum:
+    """`optimal_selection` for the probabilities with which each set of distinct tokens is proposed.
+
+    >>> import torch
+    >>> q = torch.tensor([0.75, 0.25]).double()
+    >>> round(optimal_cover(torch.tensor([0.1, 0.9]).double(), proposed_sets(q, 8)).value, 6)
+    0.999887
+    """
+    arcs = [(i, x) for i, tokens in enumerate(sets) for x in sorted(tokens)]
+    entries = [(i, column, 1.0) for column, (i, _) in enumerate(arcs)]
+    entries += [(len(sets) + x, column, 1.0) for column, (_, x) in enumerate(arcs)]
+    return _maximum(np.ones(len(arcs)), entries, np.array([*sets.values(), *p.tolist()]), equal=False)
+
+
+def proposed_sets(q: Tensor, k: int, replacement: bool = True) -> Sets:
+    """The probability of each set of distinct tokens among k samples from q, with or without replacement.
+
+    >>> import torch
+    >>> proposed_sets(torch.tensor([0.75, 0.25]).double(), 2) == {
+    ...     frozenset({0}): 0.5625, frozenset({0, 1}): 0.375, frozenset({1}): 0.0625}
+    True
+    """
+    probs = q.tolist()
+    found: Sets = {frozenset(): 1.0}
+    for _ in range(k):
+        longer: Sets = {}
+        for tokens, chance in found.items():
+            allowed = {x: share for x, share in enumerate(probs) if share > 0 and (replacement or x not in tokens)}
+            total = sum(allowed.values())
+            if not allowed:  # nothing is left to propose
+                longer[tokens] = longer.get(tokens, 0.0) + chance
+            for x, share in allowed.items():
+                longer[tokens | {x}] = longer.get(tokens | {x}, 0.0) + chance * share / total
+        found = longer
+    return found
+
+
+def optimal_independent(p: Tensor, q: Tensor, k: int) -> float:
+    """The same for k independent samples from q, in closed form: the smallest p(S) + 1 - q(S)^k over token sets S.
+
+    The cut dual of the program above (Hu et al.); for k = 2 it is the optimum of Khisti et al. Takes 2^vocab steps.
+
+    >>> import torch
+    >>> optimal_independent(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]), 1)
+    0.75
+    """
+    vocab = len(p)
+    sets = [list(s) for size in range(vocab + 1) for s in combinations(range(vocab), size)]
+    return min(float(p[s].sum()) + 1 - float(q[s].sum()) ** k for s in sets)
+
+
+def optimal_block(p: Conditional, q: Conditional, gamma: int) -> Optimum:
+    """The largest expected number of accepted draft tokens of any exact rule for a chain of `gamma`.
+
+    A rule emits the first n draft tokens and one token more, with probabilities that may depend on the whole draft and
+    on p and q everywhere. It is exact if what it emits, continued by p, has the target's joint distribution.
+    Raises `RuntimeError` if the program is not solved to 1e-9.
+    """
+    drafts = product(range(len(p(()))), repeat=gamma)
+    return optimal_tree(p, {_prefixes([draft]): _chance(q, draft, 0) for draft in drafts}, gamma)
+
+
+def optimal_chains(p: Conditional, q: Conditional, gamma: int, k: int) -> Optimum:
+    """The same for k independent chains of `gamma` tokens from q: only the set of distinct chains matters.
+
+    >>> import torch
+    >>> p, q = (lambda _: torch.tensor([0.5, 0.5]).double()), (lambda _: torch.tensor([0.75, 0.25]).double())
+    >>> round(optimal_chains(p, q, 1, 2).value, 9)  # as `optimal_independent`
+    0.9375
+    """
+    chains = list(product(range(len(p(()))), repeat=gamma))
+    sets = proposed_sets(torch.tensor([_chance(q, chain, 0) for chain in chains], dtype=torch.float64), k)
+    return optimal_tree(p, {_prefixes([chains[i] for i in ids]): chance for ids, chance in sets.items()}, gamma)
+
+
+def optimal_tree(p: Conditional, trees: Mapping[Tree, float], depth: int) -> Optimum:
+    """The same for draft trees, each the set of the token sequences from the root to its nodes, with its probability.
+
+    Raises `RuntimeError` if the program is not solved to 1e-9.
+    """
+    vocab = len(p(()))
+    target = joint_distribution(p, depth + 1).flatten().tolist()
+    entries: Entries = []
+    gain: list[float] = []
+    for row, tree in enumerate(trees):
+        for accepted in sorted({(), *tree}):
+            for y in range(vocab):
+                emitted = (*accepted, y)
+                entries.append((row, len(gain), 1.0))
+                for rest in product(range(vocab), repeat=depth - len(accepted)):
+                    place = int(np.ravel_multi_index(emitted + rest, (vocab,) * (depth + 1)))
+                    entries.append((len(trees) + place, len(gain), _chance(p, emitted + rest, len(emitted))))
+                gain.append(float(len(accepted)))
+    return _maximum(np.array(gain), entries, np.array([*trees.values(), *target]), equal=True)
+
+
+def drafted_trees(trees: Sequence[DraftTree], parents: tuple[int, ...]) -> dict[Tree, float]:
+    """The trees of `specnb.trees.draft_trees` as `optimal_tree` takes them."""
+    found: dict[Tree, float] = {}
+    for tree in trees:
+        paths = [prefix_of(node, parents, tree.tokens) for node in range(len(parents))]
+        nodes = frozenset(path for path in paths if -1 not in path)
+        found[nodes] = found.get(nodes, 0.0) + tree.probability
+    return found
+
+
+def _prefixes(chains: Sequence[tuple[int, ...]]) -> Tree:
+    return frozenset(chain[:n] for chain in chains for n in range(1, len(chain) + 1))
+
+
+def _chance(probs: Conditional, tokens: tuple[int, ...], start: int) -> float:
+    chance = 1.0
+    for i in range(start, len(tokens)):
+        chance *= float(probs(tokens[:i])[tokens[i]])
+    return chance
+
+
+def _maximum(gain: Floats, entries: Entries, limits: Floats, equal: bool) -> Optimum:
+    """The maximum of gain x, x >= 0, subject to A x <= limits, or = limits; the dual solution bounds the error."""
+    rows, columns, values = zip(*entries, strict=True)
+    matrix = SCALE * coo_array((values, (rows, columns)), shape=(len(limits), len(gain))).tocsr()
+    limits = SCALE * limits
+    sides = {"A_eq": matrix, "b_eq": limits} if equal else {"A_ub": matrix, "b_ub": limits}
+    solved = linprog(-gain, **sides, bounds=(0, None), method="highs-ds")
+    if solved.status != 0:
+        raise RuntimeError(f"the linear program was not solved ({solved.message}); try a smaller vocabulary or chain")
+    prices = -(solved.eqlin if equal else solved.ineqlin).marginals
+    unpaid = max(0.0, float((gain - matrix.T @ prices).max()), 0.0 if equal else float((-prices).max()))
+    excess = matrix @ solved.x - limits
+    excess = np.abs(excess) if equal else excess.clip(0)
+    gap = abs(float(limits @ prices) + solved.fun) + unpaid + float(np.abs(prices) @ excess)
+    if gap > TOLERANCE:
+        raise RuntimeError(
+            f"the dual solution proves the optimum to {gap:.1e} only, not to {TOLERANCE}; very small probabilities "
+            "cause this: leave them out or make them larger"
+        )
+    return Optimum(-float(solved.fun), gap)

@@ -1,0 +1,100 @@
+"""The static tree that accepts the most draft tokens, by dynamic programming over its size and depth.
+
+Source: Sequoia, Chen et al., arXiv 2402.12374 (abstract read): acceptance is taken to depend on a child's rank only.
+Child i of an accepted node is accepted with probability `rates[i]`, whatever the node, so that a tree accepts the sum
+over its nodes of the product of the rates along their paths. The recursion here is our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from specnb.trees import node_depths
+
+
+class TreeShape(NamedTuple):
+    """The `parents` of a tree, nodes of a level together, and `accepted`, its expected number of accepted tokens."""
+
+    parents: tuple[int, ...]
+    accepted: float
+
+
+def best_tree(rates: Sequence[float], nodes: int, depth: int) -> TreeShape:
+    """The tree of at most `nodes` nodes and `depth` levels that accepts the most draft tokens.
+
+    A child is used only with all children before it. Takes `nodes`^2 times `depth` times the number of rates steps.
+    Raises `ValueError` for a rate outside [0, 1], rates that sum to more than 1, and negative sizes.
+
+    >>> best_tree([0.6, 0.2], nodes=3, depth=2)  # 0.6 + 0.36 + 0.2
+    TreeShape(parents=(-1, -1, 0), accepted=1.16)
+    """
+    if nodes < 0 or depth < 0:
+        raise ValueError(f"nodes is {nodes} and depth {depth}; both must be 0 or more")
+    if not all(0 <= rate <= 1 for rate in rates) or sum(rates) > 1 + 1e-9:
+        raise ValueError(f"rates are {list(rates)}; each is a probability, and at most one child is accepted")
+
+    @cache
+    def best(size: int, levels: int, rank: int) -> tuple[float, int]:
+        """Of `size` nodes below a node, children from `rank` on: what is accepted, and the nodes of child `rank`."""
+        if size == 0 or levels == 0 or rank == len(rates):
+            return 0.0, 0
+        options = [(0.0, 0)]
+        for own in range(1, size + 1):
+            inside = rates[rank] * (1 + best(own - 1, levels - 1, 0)[0])
+            options.append((inside + best(size - own, levels, rank + 1)[0], -own))
+        value, own = max(options)  # among equals the smaller first child
+        return value, -own
+
+    parents: list[int] = []
+    waiting = [(-1, nodes, depth)]  # nodes whose children are still to be placed, level by level
+    while waiting:
+        parent, size, levels = waiting.pop(0)
+        for rank in range(len(rates)):
+            own = best(size, levels, rank)[1]
+            if own == 0:
+                break
+            parents.append(parent)
+            waiting.append((len(parents) - 1, own - 1, levels - 1))
+            size -= own
+    return TreeShape(tuple(parents), round(expected_accepted(parents, rates), 12))
+
+
+def expected_accepted(parents: Sequence[int], rates: Sequence[float]) -> float:
+    """The expected number of accepted draft tokens of a tree: over nodes, the product of the rates on their paths.
+
+    >>> round(expected_accepted((-1, 0, -1), [0.5, 0.25]), 6)
+    1.0
+    """
+    node_depths(tuple(parents))
+    reached: list[float] = []
+    ranks: dict[int, int] = {}
+    for parent in parents:
+        rank = ranks.get(parent, 0)
+        ranks[parent] = rank + 1
+        rate = rates[rank] if rank < len(rates) else 0.0
+        reached.append(rate * (reached[parent] if parent >= 0 else 1.0))
+    return sum(reached)
+
+
+def fastest_tree(
+    rates: Sequence[float], verify_cost: Callable[[int], float], cost_ratio: float, largest: int, deepest: int
+) -> tuple[TreeShape, float]:
+    """The tree with the largest predicted speed-up over plain decoding, and that speed-up.
+
+    A step emits 1 + accepted tokens and costs v(nodes + 1) + c depth, in target forward passes over one token:
+    `verify_cost` is v and `cost_ratio` c (`specnb.measure.cost`). No tree at all has the speed-up 1.
+
+    >>> fastest_tree([0.8], verify_cost=lambda n: 1.0, cost_ratio=0.1, largest=4, deepest=4)[0].parents
+    (-1, 0, 1, 2)
+    """
+    found = [(1.0, TreeShape((), 0.0))]
+    for depth in range(1, deepest + 1):
+        for nodes in range(depth, largest + 1):
+            shape = best_tree(rates, nodes, depth)
+            levels = max(node_depths(shape.parents), default=0)
+            cost = verify_cost(len(shape.parents) + 1) + cost_ratio * levels
+            found.append(((1 + shape.accepted) / cost, shape))
+    speedup, shape = max(found, key=lambda one: one[0])
+    return shape, speedup

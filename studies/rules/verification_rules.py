@@ -1,0 +1,206 @@
+"""Verification rules side by side: `make experiments ONLY=verification_rules`.
+
+Every rule is enumerated exactly on the same small distributions. The table `data/results/verification_rules.csv` has
+one line for each rule, number of draft tokens, vocabulary and family of distributions:
+
+- `kind`: `chain` (gamma draft tokens in a row), `several` (k draft tokens for one position) or `tree` (both);
+  `draft_tokens`: how many; `shape`: of a tree, see `TREES`
+- `rule`, `source` (where it is from) and `read` (what of the source could be read)
+- `tv`: the largest total variation between what a step emits, completed by the target, and the target's distribution
+- `accepted`: the mean over the pairs of the expected number of accepted tokens (chain, tree) or of the probability that
+  a draft token is accepted (several); `optimum`: the mean of the largest value of any exact rule for the same draft
+  tokens, by linear programming
+- `fraction_min`, `fraction_mean`, `fraction_max`: accepted / optimum over the pairs, 1 where nothing can be accepted;
+  above 1 for no exact rule
+
+Besides the families there are examples: that of HSD's README, and the smallest for the rules that are not exact. One
+family is the trained pair's, see `studies.rules.rule_families`.
+
+Sizes: the programs reach 8 draft tokens of one position for vocabulary 3, and 4 for 4 and 5 (the limit is the
+enumeration of the rules, over vocab^k tuples), chains of two and three, and trees with at most two or three positions
+and vocabulary 2 or 3. Three positions with vocabulary 3 and several chains (2^27 sets of chains) are out of reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from specnb.distributions import Conditional
+from specnb.draft_schemes import most_probable
+from specnb.enumeration import (
+    Emissions,
+    asked_tree_distribution,
+    completed,
+    expected_accepted,
+    joint_distribution,
+    planned_selection,
+)
+from specnb.trees import Scheme, draft_trees, independent_children, node_depths
+from studies.rules.optimal_acceptance import (
+    drafted_trees,
+    optimal_block,
+    optimal_chains,
+    optimal_selection,
+    optimal_tree,
+)
+from studies.rules.rule_catalogue import (
+    CHAIN_RULES,
+    SELECTION_RULES,
+    TREE_METHODS,
+    ChainRule,
+    SelectionRule,
+    TreeMethod,
+    hub,
+)
+from studies.rules.rule_families import FAMILIES, TRAINED, conditionals_of
+
+TABLE = "verification_rules"
+PAIRS = 4  # pairs p, q of each family
+SETTINGS = {"pairs": PAIRS}
+SMOKE = {"pairs": 2}
+CHAIN_SIZES = ((3, 2), (3, 3), (4, 2))  # vocabulary, gamma
+DRAFTS = {3: (1, 2, 3, 4, 6, 8), 4: (1, 2, 3, 4), 5: (1, 2, 3, 4)}  # numbers of draft tokens for each vocabulary
+TREE_PAIRS = 2  # of the pairs of each family, for trees
+TREES = {  # shape: vocabulary and parents
+    "2 chains of 2": (3, (-1, -1, 0, 1)),
+    "3 chains of 2": (2, (-1, -1, -1, 0, 1, 2)),
+    "2 chains of 3": (2, (-1, -1, 0, 1, 2, 3)),
+    "tree of 4": (3, (-1, -1, 0, 0)),
+}
+EXACT = 1e-12  # largest total variation of a rule that is called exact
+README = "p = (1/3, 2/3), q = (2/3, 1/3)"
+EXAMPLES = {  # p, q and the number of draft tokens
+    "p = (0, 0.3, 0.7), q = (0.6, 0.2, 0.2)": ((0, 0.3, 0.7), (0.6, 0.2, 0.2), 2),
+    "p = q = (0.7, 0.3)": ((0.7, 0.3), (0.7, 0.3), 3),
+    "p = (0.9995, 0.0005), q = (0.6, 0.4)": ((0.9995, 0.0005), (0.6, 0.4), 2),
+    "p = (1/2, 1/2, 0), q = (1/4, 1/4, 1/2)": ((0.5, 0.5, 0), (0.25, 0.25, 0.5), 2),
+}
+
+
+def chain_rows(
+    pairs: int = PAIRS, sizes: Sequence[tuple[int, int]] = CHAIN_SIZES, families: Sequence[str] = (*FAMILIES, TRAINED)
+) -> Iterator[dict[str, object]]:
+    """A line for each chain rule, size and family, and for the example of HSD's README."""
+    thirds = torch.tensor([1, 2], dtype=torch.float64) / 3
+    cases = [(README, 2, 2, [(lambda _: thirds, lambda _: thirds.flip(0))])]
+    for vocab, gamma in sizes:
+        for family in families:
+            cases.append((family, vocab, gamma, conditionals_of(family, vocab, pairs)))
+    for family, vocab, gamma, chosen in cases:
+        best = [optimal_block(p, q, gamma).value for p, q in chosen]
+        for name, rule in CHAIN_RULES.items():
+            steps = [rule.emissions(p, q, gamma) for p, q in chosen]
+            label = {"kind": "chain", "rule": name, "draft_tokens": gamma, "vocab": vocab, "family": family}
+            yield label | _summary(rule, *_of_steps(steps, chosen, gamma), best)
+
+
+def tree_rows(
+    pairs: int = TREE_PAIRS, shapes: Sequence[str] = tuple(TREES), families: Sequence[str] = (*FAMILIES, TRAINED)
+) -> Iterator[dict[str, object]]:
+    """A line for each rule for trees, shape and family: chains are independent, other trees have distinct children."""
+    for shape in shapes:
+        vocab, parents = TREES[shape]
+        depth = max(node_depths(parents))
+        methods = {name: m for name, m in TREE_METHODS.items() if name.endswith("chains") == ("chains" in shape)}
+        for family in families:
+            chosen = conditionals_of(family, vocab, pairs)
+            optima: dict[object, list[float]] = {}
+            for name, method in methods.items():
+                if method.scheme not in optima:
+                    optima[method.scheme] = [_optimum(p, q, parents, method.scheme) for p, q in chosen]
+                steps = [
+                    asked_tree_distribution(method.rule, method.plan, p, q, parents, method.scheme) for p, q in chosen
+                ]
+                label = {"kind": "tree", "rule": name, "draft_tokens": len(parents), "vocab": vocab, "family": family}
+                found = label | {"shape": shape}
+                yield found | _summary(method, *_of_steps(steps, chosen, depth), optima[method.scheme])
+
+
+def _optimum(p: Conditional, q: Conditional, parents: tuple[int, ...], scheme: Scheme) -> float:
+    depth = max(node_depths(parents))
+    if scheme is independent_children:
+        return optimal_chains(p, q, depth, parents.count(-1)).value
+    return optimal_tree(p, drafted_trees(draft_trees(parents, q, scheme), parents), depth).value
+
+
+def _of_steps(
+    steps: Sequence[Emissions], chosen: Sequence[tuple[Conditional, Conditional]], gamma: int
+) -> tuple[list[float], list[float]]:
+    """The total variation of each step, completed by the target, and its expected accepted tokens."""
+    distances = [
+        float((completed(step, p, gamma + 1) - joint_distribution(p, gamma + 1)).abs().sum()) / 2
+        for step, (p, _) in zip(steps, chosen, strict=True)
+    ]
+    return distances, [expected_accepted(step) for step in steps]
+
+
+def selection_rows(
+    pairs: int = PAIRS,
+    drafts: Mapping[int, Sequence[int]] = DRAFTS,
+    families: Sequence[str] = (*FAMILIES, TRAINED),
+) -> Iterator[dict[str, object]]:
+    """A line for each rule for several draft tokens, each number of them, vocabulary and family, and each example."""
+    for example, (p, q, k) in EXAMPLES.items():
+        pair = (torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64))
+        yield from _selection_rows([pair], k, {"vocab": len(p), "family": example})
+    for vocab, numbers in drafts.items():
+        for family in families:
+            chosen = [(p_of(()), q_of(())) for p_of, q_of in conditionals_of(family, vocab, pairs)]
+            for k in numbers:
+                yield from _selection_rows(chosen, k, {"vocab": vocab, "family": family})
+
+
+def _selection_rows(
+    chosen: list[tuple[Tensor, Tensor]], k: int, label: dict[str, object]
+) -> Iterator[dict[str, object]]:
+    optima: dict[object, list[float]] = {}
+    for name, rule in SELECTION_RULES.items():
+        if (rule.proposed is most_probable and k > len(chosen[0][0])) or (rule.proposed is hub and k != 2):
+            continue
+        if rule.proposed not in optima:
+            optima[rule.proposed] = [optimal_selection(p, rule.proposed(q, k)).value for p, q in chosen]
+        done = [planned_selection(rule.plan, p, rule.tested(q, k)) for p, q in chosen]
+        distances = [float((emitted - p).abs().sum()) / 2 for (emitted, _), (p, _) in zip(done, chosen, strict=True)]
+        found = {"kind": "several", "rule": name, "draft_tokens": k} | label
+        yield found | _summary(rule, distances, [accepted for _, accepted in done], optima[rule.proposed])
+
+
+def _summary(
+    rule: ChainRule | SelectionRule | TreeMethod, distances: list[float], accepted: list[float], best: list[float]
+) -> dict[str, object]:
+    fractions = np.divide(accepted, best, out=np.ones(len(best)), where=np.array(best) > 0)
+    return {
+        "pairs": len(best),
+        "tv": round(max(distances), 12),
+        "exact": max(distances) < EXACT,
+        "accepted": np.mean(accepted),
+        "optimum": np.mean(best),
+        "fraction_min": fractions.min(),
+        "fraction_mean": fractions.mean(),
+        "fraction_max": fractions.max(),
+        "source": rule.source,
+        "read": rule.read,
+    }
+
+
+def items(**_: Any) -> list[str]:
+    """Rules for one chain, rules for several draft tokens of one position, and rules for trees."""
+    return ["chain", "several", "tree"]
+
+
+def measure(item: str, pairs: int, **_: Any) -> pd.DataFrame:
+    """The lines of one kind of rule, over `pairs` pairs of distributions of each family (`TREE_PAIRS` for trees)."""
+    if item == "tree":
+        return pd.DataFrame(tree_rows(min(pairs, TREE_PAIRS)))
+    return pd.DataFrame(chain_rows(pairs) if item == "chain" else selection_rows(pairs))
+
+
+def gather(parts: pd.DataFrame) -> pd.DataFrame:
+    """The table, with total variations below the accuracy of the enumeration as 0."""
+    return parts.assign(tv=parts.tv.where(parts.tv >= EXACT, 0.0))

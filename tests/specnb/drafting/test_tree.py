@@ -1,0 +1,150 @@
+"""The tree drafter: its tokens, its distributions against the model without a cache, and what it leaves out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from distributions_for_tests import distribution_pair
+from tiny import gpt2, llama, near_copy, next_distributions
+from torch import Tensor
+
+from specnb.decoding.generate import generate
+from specnb.distributions import Sampling
+from specnb.drafting.base import Context, Proposal
+from specnb.drafting.model import EXACT_SCHEMES, TreeDrafter
+from specnb.enumeration import asked_tree_distribution, completed, joint_distribution
+from specnb.rules import (
+    TreePlan,
+    TreePlanner,
+    TreeRule,
+    best_path_block,
+    best_path_thresholds,
+    exact_match_tree,
+    k_sequential_tree,
+    recursive_rejection,
+    recursive_thresholds,
+    spechub_tree,
+    top_k_tree,
+    traversal_thresholds,
+    traversal_verification,
+)
+from specnb.trees import (
+    SCHEMES,
+    Scheme,
+    distinct_children,
+    hub_children,
+    independent_children,
+    prefix_of,
+    top_children,
+)
+
+SHAPES = [(-1, -1), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 1, 2, 1)]
+PROMPTS = ((0,), (3, 1), (2, 0, 1, 3))
+
+
+class Checked(TreeDrafter):
+    """Compares each q with the model's distribution without a cache."""
+
+    checked = 0
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        proposal = super().propose(context, uniforms)
+        for row, length in enumerate(context.lengths.tolist()):
+            known, tokens = context.tokens[row, :length].tolist(), proposal.draft_tokens[row].tolist()
+            for node, parent in enumerate(self.parents):
+                prefix = prefix_of(parent, self.parents, tokens)
+                if length + len(prefix) > 16:
+                    continue
+                siblings = [torch.tensor(tokens[i]) for i in range(node) if self.parents[i] == parent]
+                if -1 in prefix:
+                    expected = torch.zeros(4, dtype=torch.float64)
+                else:
+                    expected = self.scheme(next_distributions(self.model, [known + list(prefix)])[0], siblings)
+                assert torch.allclose(proposal.q[row, node], expected, atol=1e-9)
+                assert (tokens[node] >= 0) == bool(expected.sum() > 0)
+                self.checked += 1
+        return proposal
+
+
+@pytest.mark.parametrize("scheme", [independent_children, distinct_children, top_children])
+@pytest.mark.parametrize("parents", SHAPES, ids=str)
+def test_the_cache_follows_the_accepted_path(parents: tuple[int, ...], scheme: Scheme) -> None:
+    """After accepted leaves too, which the draft model has not seen, and in refilled rows."""
+    target = llama(dtype=torch.float64)
+    drafter = Checked(near_copy(target, 0.1), parents, scheme=scheme)
+    made = generate(
+        target, PROMPTS * 8, drafter, gamma=len(parents), max_new_tokens=9, eos=1, batch_size=8, progress=False
+    )
+    assert made.record.accepted.max() == drafter.tree.depth
+    assert drafter.checked > 50
+
+
+def test_hub_children_of_a_model() -> None:
+    target = gpt2(dtype=torch.float64)
+    drafter = Checked(near_copy(target, 0.1), (-1, -1, 0, 0), scheme=hub_children)
+    generate(target, PROMPTS, drafter, gamma=4, max_new_tokens=8, rule=spechub_tree, progress=False)
+    assert drafter.checked > 20
+
+
+def proposal_of(parents: tuple[int, ...], scheme: Scheme, sampling: Sampling = Sampling(), vocab: int = 4) -> Proposal:
+    drafter = TreeDrafter(llama(vocab), parents, sampling, scheme)
+    context = Context(torch.zeros(5, 12, dtype=torch.int64).random_(vocab), torch.full((5,), 3))
+    drafter.start(context)
+    with torch.inference_mode():
+        return drafter.propose(context, torch.rand(5, len(parents), dtype=torch.float64))
+
+
+def test_distinct_children_differ_and_the_fifth_of_four_is_missing() -> None:
+    tokens, q = proposal_of((-1,) * 5 + (4,), distinct_children)
+    assert (tokens[:, :4].sort(-1).values == torch.arange(4)).all()
+    assert (tokens[:, 4:] == -1).all()  # the fifth child, and the child of that
+    assert (q[:, 4:] == 0).all()
+
+
+def test_at_temperature_0_only_the_top_children_are_several() -> None:
+    tokens, _ = proposal_of((-1, -1), distinct_children, Sampling(temperature=0))
+    assert (tokens[:, 1] == -1).all()
+    tokens, q = proposal_of((-1, -1), top_children, Sampling(temperature=0))
+    assert (tokens[:, 0] != tokens[:, 1]).all()
+    assert (q.amax(-1) == 1).all()
+
+
+def test_parents_are_checked() -> None:
+    with pytest.raises(ValueError, match="it must be an earlier node"):
+        TreeDrafter(llama(), (0, -1))
+
+
+def matching_thresholds(p: Tensor, q: Tensor, tokens: Tensor, parents: tuple[int, ...]) -> TreePlan:
+    """Every uniform of `exact_match_tree` meets the cumulative sums of p after its node."""
+    return TreePlan(p[..., 1:, :].cumsum(-1)[..., :-1], p[..., :1, :])
+
+
+RULES: dict[TreeRule, TreePlanner] = {
+    recursive_rejection: recursive_thresholds,
+    traversal_verification: traversal_thresholds,
+    exact_match_tree: matching_thresholds,
+    best_path_block: best_path_thresholds,
+} | {rule: rule.function.thresholds for rule in (k_sequential_tree, top_k_tree, spechub_tree)}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_rule_is_refused_for_the_schemes_that_the_enumeration_finds_it_wrong_for(scheme: Scheme) -> None:
+    target, prompt = llama(), [[0, 1]]
+    for rule, thresholds in RULES.items():
+        deviation = 0.0
+        for seed in range(2):
+            p, q = distribution_pair("dense", 3, seed)
+            emitted = asked_tree_distribution(rule, thresholds, p, q, (-1, -1), scheme)
+            deviation += float((completed(emitted, p, 2) - joint_distribution(p, 2)).abs().sum()) / 2
+        drafter = TreeDrafter(target, (-1, -1), scheme=scheme)
+        assert (deviation < 1e-12) == (scheme in EXACT_SCHEMES.get(rule, (scheme,))), (rule, deviation)
+        if deviation < 1e-12:
+            generate(target, prompt, drafter, gamma=2, max_new_tokens=2, rule=rule, progress=False)
+        else:
+            with pytest.raises(ValueError, match=f"not exact for children sampled by {scheme.__name__}"):
+                generate(target, prompt, drafter, gamma=2, max_new_tokens=2, rule=rule, progress=False)
+
+
+def test_a_tree_that_is_a_chain_fits_rules_for_every_scheme() -> None:
+    drafter = TreeDrafter(llama(), (-1, 0), scheme=distinct_children)
+    generate(llama(), [[0, 1]], drafter, gamma=2, max_new_tokens=2, rule=best_path_block, progress=False)

@@ -1,0 +1,46 @@
+"""The corpus is the text that the manifest names, or an error that says what to install."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specnb.notebook import corpus
+
+
+def test_the_manifest_names_installed_files() -> None:
+    sources = corpus.manifest()
+    assert {source.package for source in sources} == set(corpus.PACKAGES)
+    assert len({source.path for source in sources}) == len(sources)
+
+
+def test_installed_packages_still_give_the_manifest(tmp_path: Path) -> None:
+    again = tmp_path / "corpus.csv"
+    corpus.write_manifest(again)
+    assert again.read_bytes() == corpus.MANIFEST.read_bytes()
+
+
+def test_splits_share_no_file_and_limits_hold() -> None:
+    train = {source.sha256 for source in corpus.manifest() if source.split == "train"}
+    held_out = {source.sha256 for source in corpus.manifest() if source.split == "held-out"}
+    assert train.isdisjoint(held_out)
+    assert len(corpus.read("held-out")) == len(held_out)
+    assert corpus.read("held-out", limit=2) == corpus.read("held-out")[:2]
+    with pytest.raises(ValueError, match="'test'"):
+        corpus.read("test")
+
+
+def _manifest_of(source: corpus.Source, path: Path) -> Path:
+    path.write_text(",".join(corpus.FIELDS) + "\n" + ",".join(getattr(source, f) for f in corpus.FIELDS) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sha256": "0" * 64}, {"path": "sympy/no_such_file.py"}, {"package": "no-such-package"}],
+    ids=["other bytes", "no file", "no package"],
+)
+def test_a_mismatch_says_what_to_install(change: dict[str, str], tmp_path: Path) -> None:
+    source = replace(corpus.manifest()[0], split="train", **change)
+    with pytest.raises(RuntimeError, match=f"pip install '{source.package}=={source.version}'"):
+        corpus.read("train", path=_manifest_of(source, tmp_path / "m.csv"))

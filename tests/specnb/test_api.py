@@ -1,0 +1,45 @@
+"""The public interface: every name has a docstring with an example; the wheel holds every folder but the studies."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import specnb
+
+PROJECT = Path(specnb.__file__).parents[1]
+PACKAGES = ["specnb", "specnb_audit"]
+
+
+def _public(package: str) -> list[str]:
+    """The names that `package` lists or imports, submodules aside."""
+    module = import_module(package)
+    names = [(name, getattr(module, name)) for name in getattr(module, "__all__", vars(module))]
+    return [name for name, value in names if not name.startswith("_") and not isinstance(value, ModuleType)]
+
+
+NAMES = [(package, name) for package in PACKAGES for name in _public(package)]
+
+
+@pytest.mark.parametrize(("package", "name"), NAMES, ids=lambda part: part)
+def test_every_public_name_has_a_docstring_with_an_example(package: str, name: str) -> None:
+    """The example may stand at one of the methods of a class."""
+    value = getattr(import_module(package), name)
+    parts = [value] if inspect.isfunction(value) else [value, *vars(value).values()]
+    assert inspect.getdoc(value)
+    assert any(">>>" in (inspect.getdoc(part) or "") for part in parts)
+
+
+def test_the_wheel_holds_every_folder_but_the_studies() -> None:
+    packaged = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    inits = (file for package in PACKAGES for file in (PROJECT / package).rglob("__init__.py"))
+    folders = {".".join(file.parent.relative_to(PROJECT).parts) for file in inits}
+    assert {name for name in packaged if "_pair" not in name} == folders
+    for model in ("target", "draft"):
+        assert f"specnb._pair.{model}" in packaged
+        assert (PROJECT / "data" / "pair" / model / "model.safetensors").exists()

@@ -1,0 +1,64 @@
+"""The shapes in the signatures of `specnb.sampling`, checked at run time on every example of its docstrings.
+
+The modules are imported a second time for this, so that the other tests and compiled code run without the checks.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from unittest.mock import patch
+
+import pytest
+import specnb.sampling
+import torch
+from jaxtyping import TypeCheckError, install_import_hook
+
+MODULES = [f"specnb.sampling.{module.name}" for module in pkgutil.iter_modules(specnb.sampling.__path__)]
+EXAMPLES = {name: doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name)) for name in MODULES}
+
+
+@pytest.fixture(scope="module")
+def checked() -> Iterator[dict[str, ModuleType]]:
+    """The modules, with every call checked."""
+    with patch.dict(sys.modules), patch.dict(vars(specnb.sampling)):
+        for name in MODULES:
+            del sys.modules[name]
+        with install_import_hook("specnb.sampling", "shape_checks.check"):
+            modules = {name: importlib.import_module(name) for name in MODULES}
+        yield modules
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_have_the_shapes_of_the_signatures(checked: dict[str, ModuleType], name: str) -> None:
+    assert EXAMPLES[name]
+    for test in EXAMPLES[name]:
+        test.globs = dict(vars(checked[name]))
+        assert doctest.DocTestRunner().run(test).failed == 0, test.name
+
+
+P, Q = torch.full((2, 4, 3), 1 / 3), torch.full((2, 3, 3), 1 / 3)
+TOKENS, ACCEPT, FINAL = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3), torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (P, P, TOKENS, ACCEPT, FINAL),  # q has a position too many
+        (P, Q[:1], TOKENS, ACCEPT, FINAL),  # q has one row
+        (P, Q[..., :2], TOKENS, ACCEPT, FINAL),  # q has another vocabulary
+        (P, Q, TOKENS.float(), ACCEPT, FINAL),
+        (P, Q, TOKENS, ACCEPT[:, :2], FINAL),
+        (P, Q, TOKENS, ACCEPT, ACCEPT),
+    ],
+)
+def test_wrong_shapes_are_found(checked: dict[str, ModuleType], given: tuple[torch.Tensor, ...]) -> None:
+    rules = checked["specnb.rules"]
+    for rule in (rules.token_verification, rules.exact_match, rules.lenient_verification(0.5)):
+        assert rule(P, Q, TOKENS, ACCEPT, FINAL).accepted.shape == (2,)
+        with pytest.raises(TypeCheckError):
+            rule(*given)

@@ -1,0 +1,279 @@
+"""Closed forms against sums over every outcome, at their limits, and against the paper's printed numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from distributions_for_tests import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specnb import theory
+
+TABLE_1 = pd.read_csv(Path(__file__).parents[2] / "data" / "reference" / "table1_operations.csv", dtype=str)
+INF = np.inf
+
+alphas = st.floats(0, 1)
+gammas = st.integers(0, 9)
+costs = st.floats(0, 2)
+
+
+def enumerated_counts(alpha: Fraction, gamma: int) -> list[Fraction]:
+    """P(tokens per step = 1 .. gamma + 1): every pattern of accepted and rejected drafts, one by one."""
+    probs = [Fraction(0)] * (gamma + 1)
+    for pattern in product([True, False], repeat=gamma):
+        chance = Fraction(1)
+        for accepted in pattern:
+            chance *= alpha if accepted else 1 - alpha
+        tokens = [*pattern, False].index(False) + 1
+        probs[tokens - 1] += chance
+    return probs
+
+
+def mean_count(alpha: Fraction, gamma: int) -> Fraction:
+    return sum((n * chance for n, chance in enumerate(enumerated_counts(alpha, gamma), start=1)), Fraction(0))
+
+
+def geometric_sum(alpha: float, gamma: int) -> float:
+    """1 + alpha + ... + alpha^gamma, exactly for the number that alpha is."""
+    return float(sum(Fraction(alpha) ** n for n in range(gamma + 1)))
+
+
+# Tokens per step
+
+
+@pytest.mark.parametrize("gamma", range(7))
+@pytest.mark.parametrize("alpha", [Fraction(0), Fraction(1, 7), Fraction(3, 4), Fraction(1)])
+def test_count_distribution_and_expected_tokens_are_those_of_all_patterns(alpha: Fraction, gamma: int) -> None:
+    want = [float(chance) for chance in enumerated_counts(alpha, gamma)]
+    assert theory.count_distribution(float(alpha), gamma) == pytest.approx(want, abs=1e-15)
+    assert theory.expected_tokens(float(alpha), gamma) == pytest.approx(float(mean_count(alpha, gamma)), rel=1e-14)
+
+
+@given(alphas, gammas)
+@examples
+def test_expected_tokens_keeps_its_precision_everywhere(alpha: float, gamma: int) -> None:
+    assert theory.expected_tokens(alpha, gamma) == pytest.approx(geometric_sum(alpha, gamma), rel=1e-13)
+
+
+@pytest.mark.parametrize("distance", [1e-3, 1e-8, 1e-12, 1e-16])
+def test_expected_tokens_keeps_its_precision_next_to_one(distance: float) -> None:
+    assert theory.expected_tokens(1 - distance, 30) == pytest.approx(geometric_sum(1 - distance, 30), rel=1e-14)
+
+
+def test_expected_tokens_at_its_limits() -> None:
+    assert theory.expected_tokens(0, [0, 1, 5, INF]).tolist() == [1, 1, 1, 1]
+    assert theory.expected_tokens(1, [0, 1, 5, INF]).tolist() == [1, 2, 6, INF]
+    assert theory.expected_tokens([0, 0.5, 0.75, 1], INF).tolist() == [1, 2, 4, INF]
+    assert theory.expected_tokens([0, 0.3, 1], 0).tolist() == [1, 1, 1]
+
+
+@given(alphas, gammas)
+@examples
+def test_the_mean_of_the_count_distribution_is_expected_tokens(alpha: float, gamma: int) -> None:
+    probs = theory.count_distribution(alpha, gamma)
+    assert probs.sum() == pytest.approx(1, abs=1e-14)
+    assert probs @ np.arange(1, gamma + 2) == pytest.approx(float(theory.expected_tokens(alpha, gamma)), rel=1e-13)
+
+
+@given(alphas, gammas, st.integers(1, 12))
+def test_steps_begin_where_sums_of_counts_end(alpha: float, gamma: int, tokens: int) -> None:
+    """The probability that some number of steps emits exactly k tokens, by convolving their counts."""
+    counts = np.r_[0.0, theory.count_distribution(alpha, gamma)]
+    begins, sums = np.zeros(tokens), np.ones(1)
+    for _ in range(tokens):
+        begins[: len(sums)] += sums[:tokens]
+        sums = np.convolve(sums, counts)[:tokens]
+    np.testing.assert_allclose(theory.step_begins(alpha, gamma, tokens), begins, atol=1e-12)
+
+
+def test_plain_decoding_begins_a_step_at_every_token() -> None:
+    assert theory.step_begins(0.5, 0, 4).tolist() == [1, 1, 1, 1]
+    assert theory.step_begins(1.0, 2, 7).tolist() == [1, 0, 0, 1, 0, 0, 1]
+
+
+@given(alphas, st.integers(1, 9))
+@examples
+def test_solve_alpha_inverts_expected_tokens(alpha: float, gamma: int) -> None:
+    tokens = float(theory.expected_tokens(alpha, gamma))
+    solved = theory.solve_alpha(tokens, gamma)
+    assert float(theory.expected_tokens(solved, gamma)) == pytest.approx(tokens, abs=1e-10)
+    assert solved == pytest.approx(alpha, abs=1e-10)
+
+
+# Walltime, operations, reads
+
+
+@given(alphas, gammas, costs)
+@examples
+def test_walltime_and_operations_are_cost_over_tokens(alpha: float, gamma: int, c: float) -> None:
+    tokens = geometric_sum(alpha, gamma)
+    assert theory.step_cost(gamma, c) == pytest.approx(gamma * c + 1)
+    assert theory.walltime_improvement(alpha, gamma, c) == pytest.approx(tokens / (gamma * c + 1), rel=1e-12)
+    assert theory.operations_increase(alpha, gamma, c) == pytest.approx((gamma * c + gamma + 1) / tokens, rel=1e-12)
+    assert theory.memory_reads(alpha, gamma) == pytest.approx(1 / tokens, rel=1e-12)
+
+
+def test_walltime_at_its_limits() -> None:
+    assert theory.walltime_improvement([0, 0.3, 1], 0, 0.7).tolist() == [1, 1, 1]
+    assert theory.walltime_improvement(0, [1, 4], 0.5).tolist() == [1 / 1.5, 1 / 3]
+    assert theory.walltime_improvement(1, [1, 4], 0).tolist() == [2, 5]
+    assert theory.walltime_improvement([0, 0.5, 1], INF, 0).tolist() == [1, 2, INF]
+    assert theory.walltime_improvement([0, 0.5, 1], INF, 0.25).tolist() == [0, 0, 4]
+    assert theory.walltime_improvement(1, 10**7, 0.25) == pytest.approx(4, rel=1e-6)
+
+
+def test_operations_and_reads_at_their_limits() -> None:
+    assert theory.operations_increase([0, 1], 4, 0).tolist() == [5, 1]
+    assert theory.operations_increase([0, 0.5, 1], INF, 0.25).tolist() == [INF, INF, 1.25]
+    assert theory.operations_increase([0.5, 1], INF, 0).tolist() == [INF, 1]
+    assert theory.operations_increase(1, 10**7, 0.25) == pytest.approx(1.25, rel=1e-6)
+    assert theory.memory_reads([0, 0.75, 1], INF).tolist() == [1, 0.25, 0]
+
+
+def test_verification_that_costs_more_than_one_forward_pass() -> None:
+    def cost(n: np.ndarray) -> np.ndarray:
+        assert n.dtype == np.int64
+        return 1 + 0.1 * (n - 1)
+
+    assert theory.step_cost(4, 0.05, cost) == pytest.approx(0.2 + 1.4)
+    assert theory.walltime_improvement(0.5, 1, 0.05, cost) == pytest.approx(1.5 / 1.15)
+    flat = theory.walltime_improvement(0.8, np.arange(9), 0.05)
+    assert np.array_equal(theory.walltime_improvement(0.8, np.arange(9), 0.05, np.ones_like), flat)
+    with pytest.raises(ValueError, match="gamma is inf"):
+        theory.step_cost(INF, 0.1, cost)
+
+
+@pytest.mark.parametrize("row", TABLE_1.to_dict("records"), ids=lambda row: f"{row['alpha']}-{row['gamma']}")
+def test_table_1_to_its_printed_digits(row: dict[str, str]) -> None:
+    alpha, gamma = float(row["alpha"]), int(row["gamma"])
+    assert f"{theory.operations_increase(alpha, gamma, 0):.2f}" == row["operations"]
+    assert f"{theory.walltime_improvement(alpha, gamma, 0):.2f}" == row["speed"]
+
+
+def test_table_1_has_its_six_rows() -> None:
+    assert len(TABLE_1) == 6
+
+
+# The best gamma
+
+
+@given(alphas.filter(lambda alpha: alpha < 0.99), st.floats(0.01, 2), st.sampled_from([None, 0.05, 0.3]))
+@examples
+def test_optimal_gamma_against_trying_them_all(alpha: float, c: float, slope: float | None) -> None:
+    cost = None if slope is None else lambda n: 1 + slope * (n - 1)
+    extra = slope or 0.0
+    gamma = np.arange(theory.LARGEST_GAMMA + 1)
+    gains = np.cumsum(alpha**gamma) / (gamma * c + 1 + extra * gamma)
+    best = int(theory.optimal_gamma(alpha, c, cost))
+    assert gains[best] == pytest.approx(max(gains), rel=1e-12)
+    assert theory.best_improvement(alpha, c, cost) == pytest.approx(max(gains), rel=1e-12)
+
+
+def test_optimal_gamma_prefers_fewer_drafts_among_equals() -> None:
+    assert theory.optimal_gamma(0, [0, 0.1]).tolist() == [0, 0]
+    assert theory.optimal_gamma(0.25, 0.25) == 0  # gamma = 1 gives 1 as well
+
+
+def test_optimal_gamma_stops_at_the_largest() -> None:
+    assert theory.optimal_gamma(1, [0, 0.5, 0.99]).tolist() == [theory.LARGEST_GAMMA] * 3
+    assert theory.optimal_gamma(1, 0.5, largest=7) == 7
+    assert theory.optimal_gamma(1, 1) == 0
+
+
+@given(alphas, st.floats(0, 1.5))
+@examples
+def test_corollary_3_9(alpha: float, c: float) -> None:
+    """If alpha > c some gamma improves, by (1 + alpha)/(1 + c) at least; if not, none does."""
+    best, guaranteed = theory.best_improvement(alpha, c), theory.guaranteed_improvement(alpha, c)
+    assert guaranteed == pytest.approx(float(theory.walltime_improvement(alpha, 1, c)), rel=1e-12)
+    assert best >= guaranteed * (1 - 1e-12)
+    assert (guaranteed > 1) == (1 + alpha > 1 + c)
+    if alpha <= c:
+        assert best == pytest.approx(1, abs=1e-12)
+    elif alpha - c > 1e-9:
+        assert best > 1
+
+
+@pytest.mark.parametrize(("alpha", "c"), [(0.0, 0.3), (0.3, 0.0), (0.6, 0.05), (0.9, 0.2)])
+def test_an_oracle_drafts_what_will_be_accepted(alpha: float, c: float) -> None:
+    """Summed over the number of tokens that would be accepted: n drafts, n + 1 tokens, 1 + n c target runs."""
+    n = np.arange(2000)
+    chance = (1 - alpha) * alpha**n
+    want = (chance @ (n + 1)) / (chance @ (1 + n * c))
+    assert theory.oracle_improvement(alpha, c) == pytest.approx(want, rel=1e-12)
+
+
+@given(alphas, st.floats(0, 1))
+@examples
+def test_no_fixed_gamma_beats_the_oracle_while_c_is_below_one(alpha: float, c: float) -> None:
+    assert theory.oracle_improvement(alpha, c) >= theory.best_improvement(alpha, c) * (1 - 1e-12)
+
+
+def test_the_oracle_at_its_limits() -> None:
+    assert theory.oracle_improvement([0, 0.5, 1], 0).tolist() == [1, 2, INF]
+    assert theory.oracle_improvement([0, 1, 1], [0.5, 0.5, 2]).tolist() == [1, 2, 0.5]
+
+
+# Arrays and bad input
+
+
+def test_everything_broadcasts() -> None:
+    alpha, gamma, c = np.array([[0.2], [0.9]]), np.array([1, 3, 5]), np.array([[[0.0]], [[0.1]]])
+    cases: list[tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]] = [
+        (theory.expected_tokens, (alpha, gamma), (2, 3)),
+        (theory.memory_reads, (alpha, gamma), (2, 3)),
+        (theory.step_cost, (gamma, c), (2, 1, 3)),
+        (theory.walltime_improvement, (alpha, gamma, c), (2, 2, 3)),
+        (theory.operations_increase, (alpha, gamma, c), (2, 2, 3)),
+        (theory.optimal_gamma, (alpha, c), (2, 2, 1)),
+        (theory.best_improvement, (alpha, c), (2, 2, 1)),
+        (theory.guaranteed_improvement, (alpha, c), (2, 2, 1)),
+        (theory.oracle_improvement, (alpha, c), (2, 2, 1)),
+    ]
+    for function, arguments, shape in cases:
+        together = function(*arguments)
+        assert together.shape == shape
+        spread = np.broadcast_arrays(*arguments)
+        for at in np.ndindex(*shape):
+            assert together[at] == function(*(argument[at] for argument in spread)), function.__name__
+
+
+def test_count_distribution_puts_the_counts_on_a_new_last_axis() -> None:
+    distributions = theory.count_distribution(np.array([[0.2, 0.5, 1.0]]), 2)
+    assert distributions.shape == (1, 3, 3)
+    assert distributions[0, 1].tolist() == [0.5, 0.25, 0.25]
+    assert distributions[0, 2].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: theory.expected_tokens(1.1, 2), r"alpha must lie in \[0, 1\], got 1.1"),
+        (lambda: theory.expected_tokens([0.5, -0.1], 2), r"alpha must lie in \[0, 1\], got .*-0.1"),
+        (lambda: theory.guaranteed_improvement(np.nan, 0.1), "got nan"),
+        (lambda: theory.expected_tokens(0.5, -1), "gamma must be a whole number from 0 .*, got -1"),
+        (lambda: theory.walltime_improvement(0.5, 1.5, 0.1), "got 1.5"),
+        (lambda: theory.expected_tokens(0.5, np.nan), "got nan"),
+        (lambda: theory.count_distribution(0.5, -2), "got -2"),
+        (lambda: theory.count_distribution(0.5, INF), "gamma is inf"),  # type: ignore[arg-type]
+        (lambda: theory.walltime_improvement(0.5, 1, -0.1), "c must be finite and not negative, got -0.1"),
+        (lambda: theory.step_cost(1, INF), "c must be finite and not negative, got inf"),
+        (lambda: theory.oracle_improvement(0.5, np.nan), "got nan"),
+        (lambda: theory.operations_increase(0.5, 1, -1), "c_hat must be finite and not negative, got -1"),
+        (lambda: theory.solve_alpha(0.99, 3), "tokens_per_step is 0.99"),
+        (lambda: theory.solve_alpha(4.01, 3), r"tokens_per_step is 4.01; with gamma = 3 it lies in \[1, 4\]"),
+        (lambda: theory.solve_alpha(np.nan, 3), "tokens_per_step is nan"),
+        (lambda: theory.solve_alpha(1, 0), "gamma is 0"),
+    ],
+)
+def test_bad_input_is_named(call: Callable[..., Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

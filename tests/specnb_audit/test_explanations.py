@@ -1,0 +1,331 @@
+"""The hint at bfloat16: given where the tokens come from the target in bfloat16, and not for a wrong temperature."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reports import report
+from tiny import llama
+from transformers import PreTrainedModel
+
+from specnb.decoding.generate import generate
+from specnb.distributions import Sampling
+from specnb_audit import explanations
+from specnb_audit.auditor import Auditor
+from specnb_audit.bets import Row
+from specnb_audit.claimed import Claimed, claimed_probs
+from specnb_audit.engine import Engine
+from specnb_audit.explanations import (
+    Remembered,
+    audited,
+    bfloat16_note,
+    dependent_sequences,
+    order_note,
+    prompt_note,
+    rows_alone,
+)
+from specnb_audit.impossible import Impossible
+from specnb_audit.numerics import Numerics, in_dtype
+from specnb_audit.report import Report
+from specnb_audit.run import Settings, audit_completions
+from specnb_audit.setting_names import ENGINE_ORDERS
+from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
+
+PROMPTS = [[1], [2, 3], [0, 1, 2], [3]] * 30
+LARGE = Numerics(16, logit=0.5, tv=0.1, tv_mean=0.05, nats=0.05)
+CROSSED = np.array([1.0, 5.0, 6.2, 6.1])
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    """Its logits are large, and so are their errors in bfloat16."""
+    model = llama()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(40)
+    return model
+
+
+def completions(model: PreTrainedModel, sampling: Sampling = Sampling()) -> list[Completion]:
+    made = generate(model, PROMPTS, model, gamma=2, max_new_tokens=12, sampling=sampling, progress=False)
+    return [Completion(prompt, tokens) for prompt, tokens in zip(PROMPTS, made.tokens, strict=True)]
+
+
+def note(target: PreTrainedModel, given: list[Completion], measured: Numerics | None = LARGE) -> list[str]:
+    found = report(found_after=3, running=CROSSED, detectable={})
+    return bfloat16_note(found, measured, target, Sampling(), given)
+
+
+def test_tokens_of_the_target_in_bfloat16_get_the_hint(target: PreTrainedModel) -> None:
+    given = completions(in_dtype(target, torch.bfloat16))
+    assert "--engine-dtype bfloat16" in "".join(note(target, given))
+    assert note(target, given, measured=None) == []
+    assert note(target, given, measured=LARGE._replace(nats=0.0)) == []
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.9, 1.1])
+def test_other_tokens_do_not_get_it(target: PreTrainedModel, temperature: float) -> None:
+    assert note(target, completions(target, Sampling(temperature))) == []
+
+
+@torch.inference_mode()
+def test_only_the_first_tokens_are_tried(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences up to the one with the last of them, which bounds the time that a hint takes."""
+    given = completions(target)[:4]
+    first = explanations._bfloat16_gain(target, Sampling(), given[:2])
+    assert first != pytest.approx(explanations._bfloat16_gain(target, Sampling(), given))
+    monkeypatch.setattr(explanations, "TRIED", len(given[0].tokens) + 1)
+    assert explanations._bfloat16_gain(target, Sampling(), given) == pytest.approx(first)
+
+
+@pytest.mark.parametrize("peak", [1.0, 4.0])
+def test_near_ties_with_evidence_beside_them_are_not_put_down_to_bfloat16(peak: float) -> None:
+    one = Impossible(0, 1, 5, 0.01, 0.0)
+    words = str(report(numerics_only=True, undeclared=[one], running=np.array([0.0, peak, 0.5, 0.5]), detectable={}))
+    assert ("--engine-dtype bfloat16" in words) == (peak < 2)
+    assert ("compare the settings claimed" in words) == (peak >= 2)
+
+
+# Another order of the filters
+
+TABLE = [0.5, 0.3, 0.15, 0.05]  # at temperature 0.5 before top-p 0.9 two of them are kept, after it three
+SAMPLING = Sampling(0.5, top_p=0.9)
+HOT = Claimed(0.5, top_p=0.9, order=ENGINE_ORDERS["llama.cpp"])
+
+
+def constant(prefix: tuple[int, ...]) -> list[float]:
+    return TABLE
+
+
+def texts(*tokens: list[int]) -> list[Completion]:
+    return [Completion([], one) for one in tokens]
+
+
+def words(order: str, engine: str) -> list[str]:
+    return [
+        f"another order of the filters explains the tokens: {order}, as in {engine}; if the engine applies them so, "
+        f"claim it (--filter-order {engine})"
+    ]
+
+
+def test_an_order_that_makes_all_tokens_possible_is_named() -> None:
+    for sampling, names, engine in (
+        (SAMPLING, "top-p, temperature", "llama.cpp"),
+        (Sampling(0.5, 3, 0.9), "top-k, top-p, temperature", "llama.cpp"),
+        (Claimed(0.5, top_p=0.9, min_p=0.01), "top-p, min-p, temperature", "llama.cpp"),
+    ):
+        assert order_note(constant, sampling, texts([0, 1, 2]), set(), 1e-6) == words(names, engine)
+        assert order_note(constant, sampling, texts([0, 1, 3]), set(), 1e-6) == []  # impossible in any order
+    assert order_note(constant, Sampling(0.5), texts([2]), set(), 1e-6) == []  # there is no other order
+    hot = Sampling(2.0, top_p=0.7)  # keeps two tokens in the other order, and here three
+    assert order_note(constant, hot, texts([0, 1, 2]), set(), 1e-6) == []
+
+
+@pytest.mark.parametrize(("claimed", "engines"), [(HOT, 1), (replace(HOT, min_p=0.01), 2)])
+@pytest.mark.parametrize("n", [1, 5])
+def test_the_likelihood_ratio_must_exceed_one_over_delta_for_each_order(claimed: Claimed, engines: int, n: int) -> None:
+    """Before top-p the temperature leaves 0.25 / 0.34 for the first token, and after it 0.25 / 0.3625."""
+    ratio = (0.3625 / 0.34) ** n
+    for above in (1 - 1e-9, 1 + 1e-9):
+        found = order_note(constant, claimed, texts([], [0] * (n - 1), [0]), set(), engines / ratio * above)
+        names = "temperature, top-p" if engines == 1 else "temperature, top-p, min-p"
+        assert found == (words(names, "transformers") if above > 1 else [])
+
+
+def test_suspicious_sequences_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explanations, "TRIED", 2)
+    given = texts([0, 0], [3, 3], [2, 2])  # of which the first decides nothing, and no order explains the second
+    for suspicious, found in (({2}, True), (set[int](), False), ({1}, False), ({1, 2}, False), ({0, 2}, False)):
+        assert bool(order_note(constant, SAMPLING, given, suspicious, 0.01)) == found
+
+
+@pytest.mark.parametrize(("n", "tried"), [(3999, True), (4000, False)])
+def test_orders_are_tried_on_4000_tokens(n: int, tried: bool) -> None:
+    given = texts([0] * n, [2])
+    assert bool(order_note(constant, SAMPLING, given, set(), 1e-6)) == tried
+
+
+def test_the_first_100_000_tokens_are_kept() -> None:
+    """With their prompts; the sequence with the last of them is kept whole, and all are passed on."""
+    given = [Completion([1], [0] * 99_998), None, Completion([], [0, 0]), Completion([], [0]), None]
+    for prompt, kept in (([1], [0, 2]), ([1, 1], [0])):
+        first = Completion(prompt, given[0].tokens)  # type: ignore[union-attr]
+        passed = Remembered([first, *given[1:]])
+        assert list(passed) == [first, *given[1:]]
+        assert passed.completions == [[first, *given[1:]][at] for at in kept]
+
+
+# Rounding in bfloat16
+
+
+@pytest.mark.parametrize(("gain", "hint"), [(math.log(20) + 1e-9, True), (math.log(20) - 1e-9, False)])
+def test_bfloat16_must_be_twenty_times_as_likely(
+    gain: float, hint: bool, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explanations, "_bfloat16_gain", lambda *given: gain)
+    given = [Completion([1], [2, 3])]
+    said = (
+        "numerics as large as those of bfloat16 would explain the e-value (error rate 1e-06), and the target in "
+        "bfloat16 fits the tokens better; if the engine computes in bfloat16, give its dtype (--engine-dtype bfloat16)"
+    )
+    crossed = report(found_after=3, running=CROSSED)
+    assert bfloat16_note(crossed, LARGE, target, Sampling(), given) == [said] * hint
+    short = report(found_after=3, running=np.array([1.0, 5.9, 5.9]))  # short of 1/delta without any numerics
+    assert bfloat16_note(short, LARGE._replace(nats=0.0), target, Sampling(), given) == [said] * hint
+    for other in (
+        report(found_after=3, running=CROSSED, violations={"impossible": 1}),
+        report(found_after=0, running=np.empty(0)),
+        report(found_after=3, running=np.array([1.0, 50.0, 50.0])),
+    ):
+        assert bfloat16_note(other, LARGE, target, Sampling(), given) == []
+    assert bfloat16_note(crossed, LARGE, constant, Sampling(), given) == []
+    assert bfloat16_note(crossed, None, target, Sampling(), given) == []
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7), Sampling(top_k=1)])
+def test_the_gain_of_bfloat16_is_a_log_likelihood_ratio(target: PreTrainedModel, sampling: Sampling) -> None:
+    """Of the tokens that both make possible."""
+    exact = in_dtype(target, torch.float64)
+    rounded = in_dtype(exact, torch.bfloat16)
+    given, gain, left_out = [Completion([1, 2], [0, 3, 1, 2, 2, 0, 3, 3, 1, 0, 2])], 0.0, 0
+    ids = torch.tensor([[1, 2, *given[0].tokens[:-1]]])
+    p, r = (claimed_probs(model(input_ids=ids, use_cache=False).logits[0, 1:], sampling) for model in (exact, rounded))
+    for at, token in enumerate(given[0].tokens):
+        one, other = float(p[at, token]), float(r[at, token])
+        if one > 0 and other > 0:
+            gain += math.log(other) - math.log(one)
+        else:
+            left_out += 1
+    assert left_out < 11
+    assert left_out > 0 or sampling.top_k is None
+    found = explanations._bfloat16_gain(exact, sampling, [Completion([3], []), *given])
+    assert found == pytest.approx(gain, rel=1e-5, abs=1e-7)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("tried", "texts_tried"), [(1, 1), (12, 1), (13, 2), (24, 2), (25, 3)])
+def test_whole_sequences_are_tried(
+    tried: int, texts_tried: int, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [Completion([at], [0, 1, 2, 3] * 3) for at in range(3)]
+    gains = [explanations._bfloat16_gain(target, Sampling(), [one]) for one in given]
+    assert min(map(abs, gains)) > 1e-3
+    monkeypatch.setattr(explanations, "TRIED", tried)
+    found = explanations._bfloat16_gain(target, Sampling(), given)
+    assert found == pytest.approx(sum(gains[:texts_tried]), rel=1e-3, abs=1e-4)
+
+
+# Dependence
+
+
+def test_completions_are_cut_to_what_was_audited() -> None:
+    """A stop leaves sequences that were read ahead; tokens after an end token are not audited; steps are cut too."""
+    given = [
+        Completion([1], [0, 1, 3, 0, 1], [2, 2, 1]),
+        Completion([2], []),
+        Completion([], [3, 3], [2]),
+        Completion([3], [0, 1]),
+        Completion([0], [], []),
+    ]
+    for count, lengths in ((0, []), (1, [3]), (2, [3, 0]), (3, [3, 0, 1]), (5, [3, 0, 1, 2, 0])):
+        auditor = Auditor(eos=3)
+        for one in given[:count]:
+            auditor.add(Row(one.tokens, torch.full((len(one.tokens), 4), 0.25), prompt=one.prompt))
+        found = audited(auditor, given)
+        assert [len(one.tokens) for one in found] == lengths
+        assert [one.prompt for one in found] == [one.prompt for one in given[:count]]
+        assert [one.tokens for one in found] == [one.tokens[:n] for one, n in zip(given, lengths, strict=False)]
+        steps_found = [[2, 1], None, [1], None, []]
+        assert [one.steps for one in found] == steps_found[:count]
+
+
+def shared_noise(kinds: dict[str, list[list[float]]], delta: float = 1e-3) -> set[int] | None:
+    """The dependent sequences where each kind gains so much at each token of each sequence."""
+    running = {name: np.cumsum([gain for gains in rows for gain in gains]) for name, rows in kinds.items()}
+    rows = next(iter(kinds.values()))
+    found = report(delta=delta, running_by_alternative={"argmax": np.full(sum(map(len, rows)), 9.0), **running})
+    return dependent_sequences(found, [len(gains) for gains in rows])
+
+
+@pytest.mark.parametrize(
+    ("gains", "found"),
+    [
+        ([[0.0], [2.0, 2.0], [0.5]], {1}),
+        ([[1.0, 1.0], [2.1], [0.9]], {1}),  # an e-value of more than 100 by its own part
+        ([[0.0], [1.0, 1.1], [], [2.5], [0.2]], {1, 3}),
+        ([[1.5], [1.4], [0.0]], set()),  # the evidence of all together is less than 1/delta
+        ([[1.5], [1.4], [1.0], [-1.0]], set()),
+        ([[1.5], [1.6], [0.5], [0.0]], {0, 1}),  # where it is not, more than 10 by its own part
+        ([[1.5], [1.5], [0.0]], {0, 1}),
+        ([[1.5], [1.0], [1.0], [0.5]], {0}),
+        ([[1.5], [1.02], [1.0], [0.5]], {0, 1}),
+        ([[1.0], [1.0], [1.0]], None),  # too little in each
+        ([[0.9]] * 4, None),
+        ([[2.5], [-3.0], [0.0]], {0}),
+    ],
+)
+def test_sequences_that_share_noise_have_evidence_of_their_own(
+    gains: list[list[float]], found: set[int] | None
+) -> None:
+    assert shared_noise({"same-tokens": gains}) == found
+    assert shared_noise({"noise-of-texts": gains}) == found
+    nothing = [[0.0] * len(row) for row in gains]
+    assert shared_noise({"same-tokens": gains, "noise-of-texts": nothing}) == found
+    assert shared_noise({"same-tokens": nothing, "noise-of-texts": gains}) == found
+
+
+def test_any_kind_of_dependence_counts_and_each_alone_must_be_gone() -> None:
+    kinds = {"same-tokens": [[2.5], [0.0], [0.1]], "noise-of-texts": [[0.0], [2.5], [0.1]]}
+    assert shared_noise(kinds) == {0, 1}
+    assert (
+        shared_noise({"same-tokens": [[1.4], [0.0], [0.0]] * 2, "noise-of-texts": [[0.0], [1.4], [0.0]] * 2}) == set()
+    )
+    more = {"same-tokens": [[1.4], [0.0], [0.0]] * 3, "noise-of-texts": [[0.0], [1.4], [0.0]] * 3}
+    assert shared_noise(more) == {0, 1, 3, 4, 6, 7}
+
+
+def test_prompts_within_the_tokens_are_noticed() -> None:
+    """More than half of the sequences, with prompts of two tokens or more; then nothing is said of end tokens."""
+    twice, once, short = Completion([1, 0], [1, 0, 1]), Completion([1, 0], [1, 1, 0]), Completion([1], [1, 1])
+    assert prompt_note([twice, twice, once]) == [
+        "the tokens of 2 of 3 sequences begin with their prompt; give the new tokens only"
+    ]
+    assert prompt_note([twice, once]) == prompt_note([short, short]) == prompt_note([]) == []
+    model = llama()
+    model.config.eos_token_id = 1
+    notes = [
+        audit_completions(Models(model), [one] * 2, Settings(progress=False), Engine(positions=0)).notes
+        for one in (twice, once)
+    ]
+    assert notes == [
+        ["the tokens of 2 of 2 sequences begin with their prompt; give the new tokens only"],
+        ["2 sequences continue after the end token [1]; give eos if it ends them"],
+    ]
+
+
+def test_rows_alone_are_those_without_shared_noise() -> None:
+    given = [Completion([at], [0, 1, 2]) for at in range(3)]
+    models = Models(constant)
+
+    def alone(gains: list[float], **changes: Any) -> Report | None:
+        running = {"same-tokens": np.repeat(gains, 3).cumsum() / 3, "argmax": np.zeros(9)}
+        found = report(**{"found_after": 3, "delta": 1e-3, "running_by_alternative": running} | changes)
+        return rows_alone(found, models, given, Auditor())
+
+    kept = alone([0.0, 9.0, 0.0])
+    assert kept is not None
+    assert (kept.tokens, kept.sequences, kept.verdict) == (6, 2, "not rejected")
+    wanted = Auditor()
+    for row in teacher_forced_rows(Models(constant), [given[0], given[2]]):
+        wanted.add(row)
+    assert kept.by_alternative == wanted.report().by_alternative
+    assert kept.detectable == pytest.approx(wanted.report().detectable, nan_ok=True)
+    assert alone([9.0, 9.0, 9.0]) is None  # there are none
+    assert alone([1.0, 1.0, 1.0]) is None  # nobody knows which
+    assert alone([0.0, 9.0, 0.0], violations={"wrong-length": 1}) is None  # the diagnosis is another one
+    assert alone([0.0, 9.0, 0.0], found_after=None) is None

@@ -1,0 +1,75 @@
+"""Figures of caches: the drawn mask is the mask that the model was given."""
+
+from collections.abc import Iterator
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from tiny import llama
+from torch import Tensor
+
+from specnb.models import cache
+from studies.batching import batch_layouts
+from studies.batching.batch_layouts import LAYOUTS
+from studies.batching.cache_view import PADDING, draw_caches, draw_masks, snapshot, visible_entries
+
+SEQUENCES = [[1, 2, 0], [3], [0, 1]]
+BLOCK = torch.tensor([[1, 2], [0, 0], [3, 1]])
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@torch.inference_mode()
+def test_what_is_drawn_is_what_the_model_was_given(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def kept(visible: Tensor, dtype: torch.dtype) -> Tensor:
+        given.append(visible)
+        return cache.additive_mask(visible, dtype)
+
+    rows = LAYOUTS[layout](llama(), SEQUENCES, 6)
+    monkeypatch.setattr(batch_layouts, "additive_mask", kept)
+    if layout == "pointers":
+        slots = rows.lengths[:, None] + torch.arange(2)
+        given.append(cache.ragged_mask(slots, 6, torch.float32)[:, 0] == 0)
+    rows.run(BLOCK)
+    assert (visible_entries(snapshot(rows), 2) == given[-1].reshape(6, -1).numpy()).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@torch.inference_mode()
+def test_a_snapshot_holds_every_sequence(layout: str) -> None:
+    rows = LAYOUTS[layout](llama(), SEQUENCES, 6)
+    rows.run(BLOCK)
+    rows.crop(torch.tensor([2, 0, 1]))
+    shot = snapshot(rows)
+    assert shot.lengths.tolist() == [3, 3, 3]
+    for row, length in enumerate(shot.lengths):
+        places = np.sort(shot.positions[(shot.owners == row) & (shot.positions < length)])
+        assert places.tolist() == list(range(length))
+
+
+@torch.inference_mode()
+def test_every_layout_can_be_drawn() -> None:
+    shots = {}
+    for name, layout in LAYOUTS.items():
+        rows = layout(llama(), SEQUENCES, 6)
+        rows.run(BLOCK)
+        shots[name, "run"] = snapshot(rows)
+        rows.crop(torch.tensor([1, 0, 1]))
+        shots[name, "crop"] = snapshot(rows)
+    figure = draw_caches(shots, known=[3, 1, 2], accepted=[0, 1, 0], drafted=1)
+    assert {text.get_text() for text in figure.axes[0].texts} >= {*LAYOUTS, "run", "crop", "a", "b", "c", PADDING}
+    masks = draw_masks({name: shots[name, "run"] for name in LAYOUTS}, 2)
+    assert [axis.get_title().split("\n")[0] for axis in masks.axes] == list(LAYOUTS)
+
+
+def test_another_type_of_rows_is_refused() -> None:
+    with pytest.raises(TypeError, match="cannot be drawn"):
+        snapshot(type("Other", (), {"lengths": torch.tensor([1])})())

@@ -1,0 +1,85 @@
+"""Levels per step computed from the target's search alone, and the time of a step."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from tiny import llama, near_copy
+from transformers import PreTrainedTokenizerFast
+
+from specnb import theory
+from specnb.beam import BeamSettings, steps
+from specnb.models.loading import Pair
+from studies.beams.beam_cost import (
+    accepted_levels,
+    improvement,
+    levels_by_step,
+    measure_beam_speeds,
+    min_draft_width,
+    step_time,
+)
+from studies.beams.beam_enumeration import DyadicLogProbs, trajectory
+
+ENDS = {"no end": (), "an end": (2,)}
+
+
+def world(ends: str, seed: int) -> tuple[DyadicLogProbs, DyadicLogProbs, BeamSettings]:
+    distributions = DyadicLogProbs(6, seed)
+    return (
+        distributions,
+        DyadicLogProbs(6, seed + 1, like=distributions, differ=0.4),
+        BeamSettings(2, 10, eos=ENDS[ends]),
+    )
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_levels_by_step_equal_those_of_the_search(ends: str) -> None:
+    for seed in range(6):
+        distributions, draft, chosen = world(ends, seed)
+        accepted = accepted_levels(trajectory(distributions, chosen), draft, (2, 4), 3, chosen)
+        for row, width in enumerate((2, 4)):
+            for gamma in (1, 2, 3):
+                real = [len(states) for states in steps(distributions, chosen, draft, width, gamma)]
+                assert levels_by_step(accepted[row], gamma).tolist() == real
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_the_minimal_draft_width_is_the_least_that_is_accepted(ends: str) -> None:
+    widths, seen = (2, 3, 4, 5), set()
+    for seed in range(6):
+        distributions, draft, chosen = world(ends, seed)
+        states = trajectory(distributions, chosen)
+        accepted = accepted_levels(states, draft, widths, 1, chosen)
+        for at, (state, following) in enumerate(pairwise(states)):
+            if not following.ended:
+                least = min_draft_width(state, following, draft, chosen)
+                seen.add(least)
+                assert accepted[:, at].tolist() == [int(width >= least) for width in widths]
+    assert len(seen) > 2
+
+
+def test_with_constant_costs_a_step_takes_what_theorem_3_8_says() -> None:
+    for gamma, c in ((1, 0.1), (5, 0.02)):
+        assert step_time(4, 8, gamma, c) == pytest.approx(float(theory.step_cost(gamma, c)))
+        tokens = float(theory.expected_tokens(0.8, gamma))
+        assert improvement(tokens, 1, 1, gamma, c) == pytest.approx(float(theory.walltime_improvement(0.8, gamma, c)))
+
+
+def test_with_costs_proportional_to_tokens_no_draft_improves() -> None:
+    """At most gamma + 1 levels a step, w + u gamma tokens, and u >= w."""
+    gains = [
+        improvement(gamma + 1, width, width + more, gamma, 0.0, verify_cost=float)
+        for width in (1, 2, 8) for more in (0, 3) for gamma in (1, 4, 9)
+    ]  # fmt: skip
+    assert max(gains) <= 1
+
+
+def tiny_pair() -> Pair:
+    model = llama(6, dtype=torch.float64)
+    return Pair(model, near_copy(model, 0.1), PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast))
+
+
+def test_beam_speeds_have_an_interval_over_prompts() -> None:
+    speeds = measure_beam_speeds(tiny_pair(), [[1, 2]] * 3, [(2, 1), (4, 2)], width=2, max_new_tokens=4, progress=False)
+    assert [speed.n for speed in speeds] == [3, 3]
+    assert all(0 < speed.low <= speed.value <= speed.high for speed in speeds)

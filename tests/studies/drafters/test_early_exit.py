@@ -1,0 +1,36 @@
+"""Early exit: the first layers with the target's own weights."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import ARCHITECTURES, gpt2, llama
+
+from studies.drafters.early_exit import early_exit
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_are_those_of_the_output_head_after_the_first_layers(architecture: str) -> None:
+    target: Any = ARCHITECTURES[architecture](5, layers=3)
+    tokens = torch.tensor([[1, 3, 0, 2]])
+    with torch.no_grad():
+        # The last hidden state is the one after the final norm, those before it are not.
+        states = target(tokens, output_hidden_states=True).hidden_states
+        norm = target.model.norm if architecture == "llama" else target.transformer.ln_f
+        expected = target.get_output_embeddings()(norm(states[2]))
+        assert torch.allclose(early_exit(target, 2)(tokens).logits, expected, atol=1e-6)
+
+
+def test_the_target_keeps_its_layers_and_no_weight_is_copied() -> None:
+    target = llama(5, layers=3)
+    before = target(torch.tensor([[1, 2]])).logits
+    draft = early_exit(target, 1)
+    assert target.config.num_hidden_layers == len(target.model.layers) == 3
+    assert torch.equal(target(torch.tensor([[1, 2]])).logits, before)
+    assert {weight.data_ptr() for weight in draft.parameters()} < {weight.data_ptr() for weight in target.parameters()}
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 2, 3])
+def test_a_number_of_layers_that_saves_nothing_is_refused(layers: int) -> None:
+    with pytest.raises(ValueError, match=f"{layers} layers are asked for; the target has 2, so give 1 to 1"):
+        early_exit(gpt2(5, layers=2), layers)

@@ -1,0 +1,272 @@
+"""Adapters with engines that are not there: light imports, and what each engine is asked for."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specnb.models.loading import TRAINED_PAIR
+from specnb_audit.cli.settings import SPECULATIONS, Models, Request, Settings, requests
+from specnb_audit.cli.tokens_out import compress, read_prompts
+from specnb_audit.setting_names import ENGINE_ORDERS
+from specnb_audit.token_file import read_tokens
+from studies.engines.adapters import gguf
+from studies.engines.adapters.__main__ import ENGINES, adapter, main
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_adapter_says_what_it_supports(engine: str) -> None:
+    module = adapter(engine)
+    assert module.PACKAGE
+    assert set(module.SUPPORTED) <= set(SPECULATIONS)
+    assert "none" in module.SUPPORTED, "no verdict without its control"
+
+
+def test_adapters_import_nothing_but_python() -> None:
+    """In an engine's environment there is neither torch nor transformers, nor numpy in some."""
+    names = [f"studies.engines.adapters.{name}" for name in (*ENGINES, "gguf", "openai_server", "__main__")]
+    code = f"import sys, {', '.join(names)}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Models, Settings]]:
+    """An engine that continues a prompt with its seed; `asked` is what it was asked for."""
+    asked = []
+
+    def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
+        asked.append((models, settings))
+        yield from ([request.seed, 1] for request in requests)
+
+    fake = SimpleNamespace(PACKAGE="fake", SUPPORTED=("none", "draft"), generate=generate)
+    monkeypatch.setattr("studies.engines.adapters.__main__.adapter", lambda name: fake)
+    return asked
+
+
+def arguments(tmp_path: Path, *more: str) -> list[str]:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("[0, 5]\n[0, 7]\n")
+    out = tmp_path / "tokens.jsonl"
+    return ["openvino", "--target", "t", "--prompts", str(prompts), "--out", str(out), *more]
+
+
+def test_the_command_writes_what_the_audit_reads_and_continues(
+    engine: list[tuple[Models, Settings]], tmp_path: Path
+) -> None:
+    given = arguments(tmp_path, "--count", "5", "--seed", "3", "--temperature", "0.7")
+    assert main(given) == 0
+    out = tmp_path / "tokens.jsonl"
+    whole = out.read_bytes()
+    assert [one.prompt for one in read_tokens(out)] == [[0, 5], [0, 7], [0, 5], [0, 7], [0, 5]]
+    assert [one.tokens[0] for one in read_tokens(out)] == [Settings(seed=3).seed_of(number) for number in range(5)]
+    out.write_bytes(whole[: len(whole) // 2])
+    assert main(given) == 0
+    assert out.read_bytes() == whole
+    assert main(given) == 0
+    assert len(engine) == 2, "a complete file needs no engine"
+    assert engine[0][1].temperature == 0.7
+
+
+def test_what_an_engine_does_not_have_is_refused_by_name(
+    engine: list[tuple[Models, Settings]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(tmp_path, "--speculation", "lookup")) == 2
+    assert "no speculation of kind 'lookup'; it has none, draft" in capsys.readouterr().err
+
+
+def test_a_missing_file_of_prompts_is_named(
+    engine: list[tuple[Models, Settings]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments(tmp_path)
+    (tmp_path / "prompts.jsonl").unlink()
+    assert main(given) == 2
+    assert "prompts.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.5}, {"speculation": "tree"}, {"gamma": 0},
+        {"seed": -1}, {"max_new_tokens": 0}, {"dtype": "int8"},
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
+        Settings(**wrong)
+
+
+def test_all_completions_have_seeds_of_their_own() -> None:
+    runs = [requests([[0]], Settings(seed=seed), 1000) for seed in (1, 2, 3)]
+    assert len({one.seed for run in runs for one in run}) == 3000
+
+
+def test_speculation_with_a_draft_model_needs_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--draft"):
+        Models(tmp_path).require_draft()
+
+
+@pytest.mark.parametrize("line", ["{", '"abc"', '{"tokens": [1]}', "[1, -2]", "[1.5]", "[true]"])
+def test_prompts_that_are_no_ids_are_refused_with_their_line(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("[1]\n" + line + "\n")
+    with pytest.raises(ValueError, match=r"prompts.jsonl, line 2"):
+        read_prompts(file)
+
+
+def test_an_empty_file_of_prompts_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="no prompts"):
+        read_prompts(file)
+
+
+def test_compressed_files_do_not_depend_on_name_or_time(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("[1]\n")
+    (tmp_path / "b").write_text("[1]\n")
+    compress(tmp_path / "a", tmp_path / "a.jsonl.gz")
+    compress(tmp_path / "b", tmp_path / "b.jsonl.gz")
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    assert read_prompts(tmp_path / "a.jsonl.gz") == [[1]]
+
+
+def test_weights_are_read_as_torch_reads_them() -> None:
+    from safetensors.torch import load_file
+
+    file = TRAINED_PAIR / "draft" / "model.safetensors"
+    expected = load_file(file)
+    read = dict(gguf.safetensors(file))
+    assert read.keys() == expected.keys()
+    assert all(np.array_equal(values, expected[name].float().numpy()) for name, values in read.items())
+
+
+class Writer:
+    """Stands in for `gguf.GGUFWriter`: keeps what it is given."""
+
+    made: "Writer"
+
+    def __init__(self, path: Path, architecture: str) -> None:
+        Writer.made = self
+        self.tensors: dict[str, Any] = {}
+        self.values: dict[str, Any] = {"architecture": architecture}
+
+    def add_tensor(self, name: str, values: Any) -> None:
+        self.tensors[name] = values
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given: self.values.__setitem__(name, given)
+
+
+def test_a_model_becomes_a_gguf_file_with_every_weight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFWriter=Writer))
+    folder = TRAINED_PAIR / "draft"
+    gguf.write_gguf(folder, tmp_path / "draft.gguf")
+    config = json.loads((folder / "config.json").read_text())
+    weights = dict(gguf.safetensors(folder / "model.safetensors"))
+    assert len(Writer.made.tensors) == len(weights)
+    assert Writer.made.values["add_vocab_size"] == (config["vocab_size"],)
+    assert len(Writer.made.values["add_token_list"][0]) == config["vocab_size"]
+    assert np.array_equal(Writer.made.tensors["token_embd.weight"], weights["model.embed_tokens.weight"])
+    query = weights["model.layers.0.self_attn.q_proj.weight"]
+    assert not np.array_equal(Writer.made.tensors["blk.0.attn_q.weight"], query)
+    assert np.array_equal(np.sort(Writer.made.tensors["blk.0.attn_q.weight"], 0), np.sort(query, 0))
+
+
+def test_other_architectures_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFWriter=Writer))
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    with pytest.raises(ValueError, match="only LlamaForCausalLM"):
+        gguf.write_gguf(tmp_path, tmp_path / "model.gguf")
+
+
+def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from studies.engines.adapters import llama_cpp
+
+    asked = []
+
+    def handle(request: dict[str, Any]) -> str:
+        asked.append(request)
+        return json.dumps({"__verbose": {"tokens": [request["seed"]]}})
+
+    server = SimpleNamespace(handle_completions=handle)
+    monkeypatch.setattr(llama_cpp, "_server", lambda *given: server)
+    monkeypatch.setattr(llama_cpp, "convert", lambda model, out: out)
+    given = [Request([0, 1], 5), Request([0, 2], 6)]
+    settings = Settings(temperature=0.7, top_k=40)
+    assert list(llama_cpp.generate(Models(tmp_path), given, settings)) == [[5], [6]]
+    audited = [name.replace("-", "_") for name in ENGINE_ORDERS["llama.cpp"] if name != "min-p"]
+    assert asked[0]["samplers"] == audited
+    assert (asked[0]["min_p"], asked[0]["repeat_penalty"]) == (0.0, 1.0)
+    assert asked[0]["ignore_eos"] is False, "it would remove the end token from the distribution"
+
+
+def test_what_llama_cpp_computes_in_unless_it_is_told() -> None:
+    from studies.engines.adapters.llama_cpp import default_dtype
+
+    assert default_dtype(str(TRAINED_PAIR / "target")) == "float16"
+
+
+def test_an_error_of_llama_cpp_is_not_taken_for_an_answer() -> None:
+    from studies.engines.adapters.llama_cpp import _answer
+
+    server = SimpleNamespace(handle_completions=lambda request: json.dumps({"error": {"message": "too long"}}))
+    with pytest.raises(ValueError, match="too long"):
+        _answer(server, {})
+
+
+def test_transformers_assisted_generation_keeps_the_prompt_apart() -> None:
+    from studies.engines.adapters import transformers
+
+    models = Models(TRAINED_PAIR / "target", TRAINED_PAIR / "draft")
+    settings = Settings(speculation="draft", max_new_tokens=4)
+    (tokens,) = transformers.generate(models, [Request([0, 5, 9], 1)], settings)
+    assert len(tokens) == 4
+    assert transformers.default_dtype(str(models.target)) == "bfloat16"  # that of its file
+
+
+@pytest.mark.parametrize(("kind", "method", "sampled"), [
+    ("draft", "draft_model", "greedy"), ("probabilistic", "draft_model", "probabilistic"), ("lookup", "ngram", None),
+])  # fmt: skip
+def test_what_vllm_is_asked_for(kind: str, method: str, sampled: str | None) -> None:
+    from studies.engines.adapters.vllm import speculation
+
+    given = speculation(Models(TRAINED_PAIR / "target", TRAINED_PAIR / "draft"), Settings(speculation=kind, gamma=3))
+    assert given is not None
+    assert (given["method"], given.get("draft_sample_method")) == (method, sampled)
+    assert given["num_speculative_tokens"] == 3
+    assert speculation(Models(TRAINED_PAIR), Settings()) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_the_mend_of_vllm_repeats_each_value_for_its_draft_tokens(dtype: torch.dtype) -> None:
+    from studies.engines.adapters.vllm_mended import expanded
+
+    values, ends = torch.tensor([5, 0, 2], dtype=dtype), torch.tensor([2, 3, 6], dtype=torch.int32)
+    assert expanded(values, ends, 6, replace_from=0, replace_to=1).tolist() == [5, 5, 1, 2, 2, 2]
+    assert expanded(values, ends, 6).dtype == dtype
+
+
+def test_onnxruntime_gets_both_models_in_one_configuration(tmp_path: Path) -> None:
+    from studies.engines.adapters import onnxruntime
+
+    for name, layers in (("target", 16), ("draft", 2)):
+        (tmp_path / name).mkdir()
+        decoder = {"filename": "model.onnx", "num_hidden_layers": layers}
+        config = {"model": {"vocab_size": 4096, "eos_token_id": 0, "decoder": decoder}}
+        (tmp_path / name / onnxruntime.CONFIG).write_text(json.dumps(config))
+    for draft in (False, True):
+        folder = onnxruntime.composite(tmp_path, draft)
+        model = json.loads((folder / onnxruntime.CONFIG).read_text())["model"]
+        assert model["eos_token_id"] == 0
+        assert model["decoder"] == {"filename": "target/model.onnx", "num_hidden_layers": 16}
+        assert ("draft" in model) == draft
+    assert model["draft"] == {"filename": "draft/model.onnx", "num_hidden_layers": 2}

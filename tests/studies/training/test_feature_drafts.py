@@ -1,0 +1,165 @@
+"""Training of drafts from features: what a step of a student means, resuming, and the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specnb.distributions import overlap
+from specnb.drafting.base import Context
+from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
+from specnb.models.loading import Pair, load_pair
+from specnb.notebook import corpus
+from studies.training import feature_drafts, feature_training, training_loop
+from studies.training.feature_drafts import ALL, CONTROL, betas, lines
+from studies.training.feature_training import (
+    DEPTHS,
+    Attention,
+    Parallel,
+    Plan,
+    Recurrent,
+    Student,
+    features,
+    loss_of,
+    students_of,
+    train,
+)
+
+PLAN = Plan(steps=4, rows=2, length=40, hidden=8, wide=8, save_every=2, compiled=False)
+DRAFTERS: dict[str, Any] = {
+    "attention": AttentionDrafter, "recurrent": FeatureDrafter, "parallel": ParallelHeadsDrafter,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair(packed=False)
+
+
+@pytest.fixture(autouse=True)
+def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To encode the whole corpus would take most of the time."""
+    read = corpus.read
+    monkeypatch.setattr(corpus, "read", lambda split: read(split, limit=10))
+
+
+def with_random_weights(pair: Pair) -> dict[str, Student]:
+    """Students whose distributions depend on what they read."""
+    students = students_of(pair, PLAN)
+    generator = torch.Generator().manual_seed(3)
+    for name in DRAFTERS:
+        for weight in students[name].parameters():
+            weight.normal_(std=0.2, generator=generator)
+    return students
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str) -> None:
+    """In steps whose newest token is at `newest`. The uniforms are chosen so that the drafter samples the sequence's
+    own tokens."""
+    student = with_random_weights(pair)[name]
+    assert isinstance(student, Attention | Recurrent | Parallel)
+    drafter = DRAFTERS[name](pair.target, student.head)
+    tokens = torch.randint(4096, (1, 12), generator=torch.Generator().manual_seed(0))
+    states, _ = features(pair.target, tokens, PLAN.layers)
+    own = states if name == "attention" else states[..., -pair.target.config.hidden_size :]
+    parts = student(tokens, states)
+    for newest in (1, 6):
+        context = Context(tokens, torch.tensor([newest + 1]), own)
+        uniforms = torch.zeros(1, DEPTHS, dtype=torch.float64)
+        for depth, (logits, at) in enumerate(parts):
+            drafter.start(context)
+            q = drafter.propose(context, uniforms).q[0, depth].double()
+            wanted = torch.softmax(logits[0, newest + depth - at.start], -1)
+            assert torch.allclose(wanted.double(), q, atol=1e-5), (name, newest, depth)
+            following = int(tokens[0, newest + depth + 1])
+            uniforms[0, depth] = float(q[:following].sum() + q[following] / 2)
+    assert [part.logits.shape[1] for part in parts] == [11, 10, 9, 8]
+
+
+@torch.no_grad()
+def test_positions_that_are_learnt_from_are_some_of_all(pair: Pair) -> None:
+    tokens = torch.randint(4096, (2, 13), generator=torch.Generator().manual_seed(4))
+    states, log_p = features(pair.target, tokens, PLAN.layers)
+    for name, student in with_random_weights(pair).items():
+        for depth, (some, every) in enumerate(zip(student(tokens, states, 2), student(tokens, states), strict=True), 1):
+            whole = torch.full_like(log_p, torch.nan)
+            whole[:, every.at] = every.logits
+            assert torch.allclose(some.logits, whole[:, some.at], atol=1e-5), name
+            assert name == CONTROL or every.at.start == depth
+
+
+@torch.no_grad()
+def test_the_loss_is_the_mean_over_the_positions_learnt_from(pair: Pair) -> None:
+    student = students_of(pair, PLAN)["of tokens"]
+    tokens = torch.randint(4096, (2, 20), generator=torch.Generator().manual_seed(1))
+    states, log_p = features(pair.target, tokens, PLAN.layers)
+    q = torch.softmax(student(tokens, states)[0].logits, dim=-1)
+    found = float(loss_of(student, tokens, states, log_p, torch.tensor(1.0)))
+    assert found == pytest.approx(1 - float(overlap(log_p.exp(), q).mean()), abs=2e-3)  # the loss is in bfloat16
+
+
+def test_training_goes_on_where_it_stopped(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(pair, PLAN, tmp_path / "whole")
+
+    def stopped(file: Path, step: int, *rest: object) -> None:
+        save(file, step, *rest)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    save = training_loop._save
+    with monkeypatch.context() as patch:
+        patch.setattr(training_loop, "_save", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train(pair, PLAN, tmp_path / "parts")
+    parts = train(pair, PLAN, tmp_path / "parts")
+    for name, student in whole.items():
+        for key, weight in student.state_dict().items():
+            assert torch.allclose(weight, parts[name].state_dict()[key], atol=1e-6)
+
+
+def test_what_is_trained_is_not_trained_again(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = train(pair, PLAN, tmp_path)
+    monkeypatch.setattr(feature_training, "loss_of", None)
+    again = train(pair, PLAN, tmp_path)
+    for name, student in first.items():
+        for key, weight in student.state_dict().items():
+            assert torch.equal(weight, again[name].state_dict()[key]), (name, key)
+
+
+@torch.no_grad()
+def test_betas_of_every_depth_are_at_the_same_positions(pair: Pair) -> None:
+    students = students_of(pair, PLAN)
+    sequences = torch.randint(4096, (2, 41), generator=torch.Generator().manual_seed(2))
+    found = betas(pair.target, students, sequences, PLAN.layers)
+    assert {name: tuple(beta.shape) for name, beta in found.items()} == dict.fromkeys(students, (DEPTHS, 2, 9))
+    assert torch.equal(found[CONTROL][0], found[CONTROL][3])
+    states = pair.target(input_ids=sequences[:, :-1], output_hidden_states=True)
+    student = students["recurrent"]
+    assert isinstance(student, Recurrent)
+    p = torch.softmax(states.logits[0, 35], dim=-1)
+    state = states.hidden_states[-1][0, 35 - 2]  # depth 2: two tokens after the state
+    for token in sequences[0, 34:36]:
+        state = student.head(state, pair.target.get_input_embeddings()(token))
+    q = torch.softmax(pair.target.get_output_embeddings()(student.head.features(state)), dim=-1)
+    assert float(found["recurrent"][1, 0, 35 - 31]) == pytest.approx(float(overlap(p, q)), abs=1e-5)
+
+
+def test_lines_have_every_depth_and_the_difference_to_the_control() -> None:
+    beta = torch.arange(DEPTHS * 16 * 3, dtype=torch.float32).reshape(DEPTHS, 16, 3) / 1000
+    table = lines({"recurrent": beta, CONTROL: torch.zeros_like(beta)}, np.arange(16) // 2)
+    assert table.depth.tolist() == [ALL, "1", "2", "3", "4"] * 2
+    mine = table[table.draft == "recurrent"].set_index("depth")
+    assert mine.alpha[ALL] == pytest.approx(float(beta.mean()))
+    assert mine.over_control["2"] == pytest.approx(float(beta[1].mean()))
+
+
+def test_heads_are_saved_beside_the_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
+    folders = feature_drafts.ship(Plan(**feature_drafts.SMOKE_PLAN), tmp_path)
+    assert [folder.name for folder in folders] == ["draft-attention", "draft-recurrent", "draft-parallel"]
+    assert all((folder / "SHA256SUMS").exists() for folder in folders)
