@@ -4,5 +4,5 @@ Modules, each importing only from those before it:
 
     reading           look up results
     numbers, remarks  every number of the paper; a check for every statement without a number
-    build             refuse stale results; make tables and the PDF
+    build             make tables and the PDF
 """

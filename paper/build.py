@@ -1,7 +1,7 @@
 """The paper: `python -m paper` makes `paper/paper.pdf` and, as LaTeX, `paper/tables/`.
 
 It is made from `paper/`'s sources, the results and the figures, and from nothing else: what it needs is put into
-an empty folder first, so that what is not there cannot be used. A result that is missing or stale stops it.
+an empty folder first, so that what is not there cannot be used. A result that is missing stops it.
 """
 
 from __future__ import annotations
@@ -18,41 +18,11 @@ import typst
 from paper.numbers import numbers
 from paper.reading import Missing, Results, known_bugs
 from paper.remarks import require_true
-from specnb.notebook import origin
 from specnb.notebook.claims import CLAIMS, ROOT
-from specnb.notebook.findings import UNCHECKED, collect, out, write
+from specnb.notebook.findings import UNCHECKED, out, write
 
 SOURCES = ("paper.typ", "style.typ", "references.bib")
 FIGURE = re.compile(r"\"(\d\d_\w+)\"")
-
-
-def require_fresh(folder: Path) -> None:
-    """Raises `Missing` with the names of the tables, verdicts and figures that `config.yml` promises and `folder`
-    lacks; of what has changed since a notebook read or wrote it (see `specnb.notebook.origin`); and of verdicts in
-    `claims.csv` that are not what the notebooks' own files say.
-
-    What depends on this machine's clock (`_timed`) is no part of the paper.
-    """
-    wanted = []
-    for name, entry in origin.config(ROOT).items():
-        wanted += [*origin.promised(name, entry), f"data/results/{name[:2]}.origin.json"]
-    lacking = [path for path in wanted if not (folder / path).exists()]
-    if lacking:
-        raise Missing(f"missing: {', '.join(lacking)}; `make reproduce` writes them")
-    changed = origin.stale(ROOT, folder)
-    if changed:
-        raise Missing(f"stale: {'; '.join(changed)}; `make reproduce` runs what is stale")
-    path = folder / "data" / "results" / "claims.csv"
-    if not path.exists():
-        raise Missing("missing: data/results/claims.csv; `make reproduce` writes it")
-    collected, current = pd.read_csv(path, dtype=str).set_index("id"), collect().set_index("id")
-    stale = [
-        claim
-        for claim in current.index
-        if claim not in collected.index or any(collected.loc[claim] != current.loc[claim])
-    ]
-    if stale:
-        raise Missing(f"stale: data/results/claims.csv on {', '.join(stale)}; `make reproduce` collects it")
 
 
 def claims_table(results: Results) -> pd.DataFrame:
@@ -195,7 +165,6 @@ def compiled(files: dict[str, bytes]) -> bytes:
 def build() -> dict[str, bytes]:
     """All files of the paper by name, made from the results and figures under `out()`. Raises `Missing`."""
     folder = out()
-    require_fresh(folder)
     results = Results(folder / "data" / "results")
     require_true(results)
     files = {name: (ROOT / "paper" / name).read_bytes() for name in SOURCES}

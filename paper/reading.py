@@ -15,7 +15,7 @@ from studies.audit_power.detection import BUG_SUITE, summary
 
 
 class Missing(LookupError):  # noqa: N818 - read as "raises Missing"
-    """A result that the paper needs is missing or stale."""
+    """A result that the paper needs is missing."""
 
 
 class Results:

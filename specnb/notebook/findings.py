@@ -32,7 +32,6 @@ from typing import Any
 
 import pandas as pd
 
-from specnb.notebook import origin
 from specnb.notebook.claims import CLAIMS, ROOT, VERDICTS, all_claims, named, thresholds
 from specnb.notebook.verdicts import RULES
 
@@ -73,8 +72,7 @@ class Findings:
     """The findings of one notebook: a `verdict` for each of its claims, its `table`s, and `close` at the end.
 
     A notebook may have no claims. `parameters` are recorded with the results. Raises `ValueError` for an unknown
-    notebook and for a parameter that papermill was given and the notebook does not have, `RuntimeError` outside the
-    project's checkout.
+    notebook, `RuntimeError` outside the project's checkout.
     """
 
     def __init__(self, notebook: str, **parameters: Any) -> None:
@@ -87,9 +85,6 @@ class Findings:
             raise ValueError(f"there is no notebook {notebook!r}; there are {sorted(known)}")
         self.verdicts: dict[str, tuple[str, str]] = {}
         self.numbers: dict[str, dict[str, Number]] = {}
-        self.start = origin.at_start(ROOT, notebook)
-        if self.start:
-            require_known(_given(), ROOT / "notebooks" / f"{self.start['notebook']}.ipynb")
 
     def verdict(
         self,
@@ -136,7 +131,7 @@ class Findings:
         return frame
 
     def close(self) -> pd.DataFrame:
-        """Writes verdicts, numbers, origin and stamp; returns a row per claim: `id, verdict, evidence, notebook`.
+        """Writes verdicts, numbers and a record of the run; returns a row per claim: `id, verdict, evidence, notebook`.
 
         Outside the pipeline it prints to stderr where the results are.
         """
@@ -149,10 +144,7 @@ class Findings:
         write(results / f"{self.notebook}.claims.csv", verdicts.to_csv(index=False, lineterminator="\n"))
         numbers = {claim: self.numbers.get(claim, {}) for claim in self.claims.index}
         write(results / f"{self.notebook}.numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
-        if self.start:
-            made = origin.at_end(self.start, ROOT, out(), plain(self.parameters))
-            write(results / f"{self.notebook}.origin.json", json.dumps(made, indent=1) + "\n")
-        write(results / f"{self.notebook}.stamp.json", json.dumps(stamp(self.parameters), indent=1) + "\n")
+        write(results / f"{self.notebook}.run.json", json.dumps(stamp(self.parameters), indent=1) + "\n")
         if not os.environ.get("SPECNB_OUT"):
             print(f"results are in {out()}; SPECNB_OUT names another folder", file=sys.stderr)
         return verdicts
@@ -193,23 +185,6 @@ def as_number(value: object, name: str) -> Number:
     return float(written(float(value)))
 
 
-def require_known(given: list[str], notebook: Path) -> None:
-    """Raises `ValueError` if one of the names that were `given` is not a parameter of the `notebook`."""
-    known = origin.parameters(notebook)
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise ValueError(f"{notebook.stem} has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
-
-
-def _given() -> list[str]:
-    """The names assigned by the cells that papermill injected; it marks them by their first line."""
-    from IPython import get_ipython
-
-    shell = get_ipython()
-    cells = shell.user_ns.get("In", []) if shell else []
-    return [name for cell in cells if cell.startswith("# Parameters\n") for name in origin.assigned(cell)]
-
-
 def plain(parameters: dict[str, Any]) -> dict[str, Any]:
     """`parameters` with every value that JSON cannot hold turned into a string."""
     return {
@@ -218,7 +193,7 @@ def plain(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def stamp(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters, versions and machine: what a result depends on besides code and inputs, which `origin` records.
+    """Parameters, versions and machine: what a result depends on besides code and inputs.
 
     It holds no time of day, so the same run gives the same stamp.
     """

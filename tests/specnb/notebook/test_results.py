@@ -3,7 +3,6 @@
 import json
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pandas as pd
 import pytest
 
 from specnb.measure.statistics import Estimate
-from specnb.notebook import claims, origin
+from specnb.notebook import claims
 from specnb.notebook import findings as results
 
 
@@ -63,20 +62,8 @@ def test_an_unknown_verdict_is_refused(holds: str | None, holds_if: bool) -> Non
 def test_what_was_not_checked_is_open(tmp_path: Path) -> None:
     table = results.Findings("02", seed=1).close()
     assert set(table.verdict) == {"open"}
-    stamp = json.loads((tmp_path / "data" / "results" / "02.stamp.json").read_text())
+    stamp = json.loads((tmp_path / "data" / "results" / "02.run.json").read_text())
     assert stamp["parameters"] == {"seed": 1}
-
-
-def test_an_origin_is_left_with_the_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own claims are among what was written, and what belongs to no notebook of the pipeline has none."""
-    findings = results.Findings("02", seed=1, distributions=(1, 2))
-    findings.close()
-    made = json.loads((tmp_path / "data" / "results" / "02.origin.json").read_text())
-    assert made["parameters"] == {"seed": 1, "distributions": "(1, 2)"}
-    assert list(made["written"]) == ["data/results/02.claims.csv", "data/results/02.numbers.json"]
-    monkeypatch.setattr(origin, "at_start", lambda root, number: {})
-    results.Findings("12").close()
-    assert not (tmp_path / "data" / "results" / "12.origin.json").exists()
 
 
 def test_collect_has_every_claim_and_keeps_verdicts() -> None:
@@ -205,12 +192,3 @@ def test_results_go_elsewhere_unless_asked(tmp_path: Path, monkeypatch: pytest.M
     for value in ("", None):
         monkeypatch.setenv("SPECNB_OUT", "") if value == "" else monkeypatch.delenv("SPECNB_OUT")
         assert results.out() == claims.ROOT / "build" / "own"
-
-
-def test_an_unknown_parameter_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = ["gamma = 5", "# Parameters\ngama = 3\n", "x = 1"]
-    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(user_ns={"In": cells}))
-    with pytest.raises(ValueError, match=r"00_quickstart has no parameter gama; it has seed, .*gamma"):
-        results.Findings("00")
-    cells[1] = "# Parameters\ngamma = 3\n"
-    results.Findings("00")
