@@ -18,8 +18,7 @@ import typst
 from paper.numbers import numbers
 from paper.reading import Missing, Results, known_bugs
 from paper.remarks import require_true
-from specnb.notebook.claims import CLAIMS, ROOT
-from specnb.notebook.findings import UNCHECKED, out, write
+from specnb.notebook.findings import CLAIMS, ROOT, UNCHECKED, out, write
 
 SOURCES = ("paper.typ", "style.typ", "references.bib")
 FIGURE = re.compile(r"\"(\d\d_\w+)\"")

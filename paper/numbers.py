@@ -19,8 +19,7 @@ from paper.reading import (
     single_runs,
     with_minus,
 )
-from specnb.notebook.claims import CLAIMS, VERDICTS
-from specnb.notebook.findings import UNCHECKED
+from specnb.notebook.findings import CLAIMS, UNCHECKED, VERDICTS
 from specnb.theory import walltime_improvement
 from studies.audit_power.detection import CAP, DELTA
 from studies.audit_power.false_alarms import CONTROLS

@@ -19,6 +19,7 @@ from studies.speed.pair_speeds import GAMMAS
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+TOKENS = "data/engines/tokens/*.gz"
 CONFIG = yaml.safe_load((ROOT / "config.yml").read_text())["notebooks"]
 
 
@@ -71,9 +72,10 @@ def test_every_notebook_is_in_the_pipeline_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_pipeline_knows_parameters_and_outputs(path: Path) -> None:
+def test_the_pipeline_knows_what_a_notebook_writes(path: Path) -> None:
     known = CONFIG[path.stem]
-    assert set(known.get("parameters", {})) <= _parameters(path)
+    assert set(known) <= {"timed", "reads", "tables", "figures"}, "parameters are in the notebook"
+    assert _parameters(path)
     source, number = _source(path), path.stem[:2]
     assert set(re.findall(r"findings\.table\(\s*\"(\w+)\"", source)) == set(known.get("tables", []))
     assert set(re.findall(rf"save\(\w+, \"{number}_(\w+)\"\)", source)) == set(known.get("figures", []))
@@ -81,15 +83,13 @@ def test_the_pipeline_knows_parameters_and_outputs(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_pipeline_knows_what_a_notebook_reads(path: Path) -> None:
-    """Otherwise nobody would notice that a table is newer than what was made of it."""
-    tables = [file for folder in ("results", "reference") for file in (ROOT / "data" / folder).glob("*.csv")]
-    named = set(re.findall(r"\"(?:[\w./]+/)?(\w+)(?:\.csv)?\"", _source(path)))
-    others = [file for file in tables if not file.stem.startswith(path.stem[:2])]
-    read = {file.relative_to(ROOT).as_posix() for file in others if file.stem in named}
-    declared = set(CONFIG[path.stem].get("reads", []))
-    assert read <= declared
-    assert {Path(file).stem for file in declared if file.endswith(".csv")} <= named
-    assert not [file for file in declared if not file.endswith(".csv") and f'"{Path(file).name}"' not in _source(path)]
+    """Otherwise it would not run again when a table has changed."""
+    source = _source(path)
+    read = {f"{name}.csv" for name in re.findall(r"read_table\(\"([\w/]+)\"", source)}
+    read |= {f"results/{name}.csv" for name in re.findall(r"recorded\(\"(\w+)\"\)", source)}  # notebook 05
+    read |= set(re.findall(r"data_file\([\"']([\w/.]+)[\"']", source))
+    assert {f"data/{name}" for name in read} == set(CONFIG[path.stem].get("reads", [])) - {TOKENS}
+    assert not re.findall(r"\bROOT\b|corpus\.DATA|read_csv", source), "read data with read_table or data_file"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

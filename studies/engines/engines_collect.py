@@ -20,8 +20,7 @@ from pathlib import Path
 
 from specnb.machine import machine
 from specnb.models.loading import TRAINED_PAIR
-from specnb.notebook.claims import ROOT
-from specnb.notebook.findings import write
+from specnb.notebook.findings import ROOT, write
 from specnb_audit.cli.settings import Settings
 from specnb_audit.cli.tokens_out import compress, read_prompts
 from studies.engines import engine_prompts

@@ -22,9 +22,8 @@ from transformers import AutoModelForCausalLM
 
 from specnb.distributions import total_variation
 from specnb.models.loading import TRAINED_PAIR
-from specnb.notebook.claims import ROOT
 from specnb.notebook.corpus import DATA
-from specnb.notebook.findings import write
+from specnb.notebook.findings import ROOT, write
 from specnb_audit.cli.tokens_out import read_prompts
 from studies.engines import engine_prompts
 from studies.engines.engines_collect import answer, version

@@ -17,8 +17,7 @@ from tqdm.auto import tqdm
 
 from specnb.models.checkpoints import CHECKSUMS
 from specnb.notebook import corpus
-from specnb.notebook.claims import ROOT
-from specnb.notebook.findings import out
+from specnb.notebook.findings import ROOT, out
 from specnb.notebook.source_digest import digest, module_digest
 
 MUON_RATE, ADAM_RATE = 0.02, 0.003

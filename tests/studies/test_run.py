@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import ROOT
 from studies import run
 from studies.run import NAMES, experiment, gather, main, parts, settings_of, stale
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from specnb.machine import machine
-from specnb.notebook.claims import ROOT
-from specnb.notebook.findings import out, stamp, write
+from specnb.notebook.findings import ROOT, out, stamp, write
 from specnb.notebook.source_digest import module_digest
 from studies.speed.bench.generators import PAIRS
 from studies.speed.bench.plan import plan, small_plan

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import ROOT
 from studies.speed.bench.generators import PROMPT_TOKENS
 from studies.speed.bench.setting import Setting
 from studies.speed.shapes import HUNDREDTH, PUBLISHED, Shape, whole

@@ -20,7 +20,7 @@ from specnb.distributions import Sampling
 from specnb.machine import machine
 from specnb.measure.statistics import Estimate
 from specnb.models.loading import Pair, load_pair
-from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import ROOT
 from specnb.notebook.source_digest import module_digest
 from studies.speed.bench.against_transformers import compare_gammas
 from studies.speed.bench.generators import prompts_for

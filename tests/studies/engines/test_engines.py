@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import ROOT
 from specnb_audit.claimed import claimed_probs
 from specnb_audit.token_file import read_tokens
 from studies.engines import engines, openvino_rule

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import ROOT
 from studies.speed.bench.plan import BATCHES, LARGE, LLAMA, SIZES, plan, small_plan, table2
 from studies.speed.bench.setting import Setting
 from studies.speed.shapes import size

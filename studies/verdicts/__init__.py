@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable
 from types import ModuleType
 
-from specnb.notebook.verdicts import (
+from studies.verdicts import (
     acceptance_and_beams,
     drafters,
     exactness,
@@ -26,6 +26,7 @@ from specnb.notebook.verdicts import (
     walltime_measured,
     walltime_theory,
 )
+from studies.verdicts.criteria import thresholds as thresholds
 
 
 def _rules_in(module: ModuleType) -> dict[str, Callable[..., str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specnb.notebook.claims import named, thresholds
+from specnb.notebook.findings import named
+from studies.verdicts.criteria import thresholds
 
 
 def ngram_assisted(errors: ArrayLike) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specnb.notebook.claims import named, thresholds
-from specnb.notebook.verdicts.criteria import all_of, share
+from specnb.notebook.findings import named
+from studies.verdicts.criteria import all_of, share, thresholds
 
 
 def cache_prune_counts(must_leave: ArrayLike, printed: ArrayLike) -> str:

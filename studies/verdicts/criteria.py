@@ -1,12 +1,43 @@
-"""Criteria that several rules share."""
+"""Criteria that several rules share, and the thresholds of the claims.
+
+`data/claims.csv` is the one place where a threshold is written: its column `threshold` says in words what a claim
+needs, with every number after a comparison sign.
+"""
 
 from __future__ import annotations
+
+import re
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm
 
-from specnb.notebook.claims import named, thresholds
+from specnb.notebook.findings import all_claims, named
+
+_COMPARED = re.compile(r"[<>]=? (\d[\d.]*(?:e[+-]?\d+)?)(%?)")
+
+
+@cache
+def thresholds(claim: str) -> tuple[float, ...]:
+    """The numbers in the threshold of `claim`, in the order in which they are written there.
+
+    Raises `KeyError` for a claim that is not in the table, `RuntimeError` outside the project's checkout.
+
+    >>> thresholds("verify-is-free")
+    (1.1, 0.75)
+    """
+    return compared(str(all_claims().set_index("id").threshold[claim]))
+
+
+def compared(words: str) -> tuple[float, ...]:
+    """The numbers after `<`, `>`, `<=` and `>=` in `words`, percentages as fractions.
+
+    >>> compared("v(5) <= 1.1 in >= 75% of the settings; error < 1e-12")
+    (1.1, 0.75, 1e-12)
+    """
+    found = _COMPARED.findall(words)
+    return tuple(float(number) / 100 if percent else float(number) for number, percent in found)
 
 
 def share(good: ArrayLike) -> float:

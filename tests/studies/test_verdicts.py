@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specnb.notebook.claims import all_claims, compared, thresholds
-from specnb.notebook.verdicts import RULES
-from specnb.notebook.verdicts.criteria import share, under_a_condition, within_chance
+from specnb.notebook.findings import all_claims
+from studies.verdicts import RULES
+from studies.verdicts.criteria import compared, share, thresholds, under_a_condition, within_chance
 
 World = dict[str, Any]
 FITS, MISSES = [0.3, -1.2, 2.0], [0.3, -1.2, 9.0]  # standard errors

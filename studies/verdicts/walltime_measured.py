@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specnb.notebook.claims import named, thresholds
-from specnb.notebook.verdicts.criteria import share, under_a_condition
+from specnb.notebook.findings import named
+from studies.verdicts.criteria import share, thresholds, under_a_condition
 
 
 def verify_is_free(cost: ArrayLike, half_precision: ArrayLike) -> str:

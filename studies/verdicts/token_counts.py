@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specnb.notebook.claims import named, thresholds
-from specnb.notebook.verdicts.criteria import contains, within_chance
+from specnb.notebook.findings import named
+from studies.verdicts.criteria import contains, thresholds, within_chance
 
 
 def capped_geometric(error: float, p_values: ArrayLike, wrong_rule_p_value: float, with_context: float) -> str:
