@@ -8,7 +8,6 @@ import re
 from glob import glob
 from pathlib import Path
 
-import papermill
 import yaml
 from snakemake.exceptions import WorkflowError
 
@@ -52,18 +51,25 @@ def checked(name, entry):
     notebook, given = Path("notebooks", f"{name}.ipynb"), entry.get("parameters", {})
     if not notebook.exists():
         raise WorkflowError(f"there is no {notebook}; config.yml lists the notebooks")
-    known = papermill.inspect_notebook(str(notebook)) if given else {}
+    if not given:
+        return "{}"
+    import papermill  # slow to import
+
+    known = papermill.inspect_notebook(str(notebook))
     if unknown := sorted(given.keys() - known.keys()):
         raise WorkflowError(f"{notebook} has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
     return json.dumps(given)
 
 
+GIVEN = {name: checked(name, entry) for name, entry in config["notebooks"].items()}
 MADE = {name: writes(name, entry) for name, entry in config["notebooks"].items()}
+RESULTS = [file for files in MADE.values() for file in files]
 
 
 rule all:
     input:
         expand(f"{OUT}/notebooks/{{name}}.ipynb", name=MADE),
+        RESULTS,
         f"{OUT}/data/results/claims.csv",
         [f"{OUT}/paper"] if STANDARD and Path("paper").exists() else [],
 
@@ -81,7 +87,7 @@ for name, entry in config["notebooks"].items():
             f"{OUT}/logs/{name}.ipynb",
         params:
             code=code(f"notebooks/{name}.ipynb"),
-            given=lambda wildcards, given=checked(name, entry): given,  # a function: its braces are no wildcards
+            given=lambda wildcards, given=GIVEN[name]: given,  # a function: its braces are no wildcards
         threads: workflow.cores if entry.get("timed") or any("_timed" in file for file in MADE[name]) else 1
         shell:
             "papermill {input.notebook:q} {log:q} --cwd notebooks -k python3 -y {params.given:q}"
@@ -89,7 +95,7 @@ for name, entry in config["notebooks"].items():
 
 rule claims:
     input:
-        [file for files in MADE.values() for file in files if file.endswith(".claims.csv")],
+        [file for file in RESULTS if file.endswith(".claims.csv")],
         "data/claims.csv",
     output:
         f"{OUT}/data/results/claims.csv",
@@ -98,9 +104,9 @@ rule claims:
 
 rule paper:
     input:
-        [file for files in MADE.values() for file in files],
+        RESULTS,
         f"{OUT}/data/results/claims.csv",
-        sorted(str(file) for file in Path("data/results").glob("[a-z]*")),
+        sorted(str(file) for file in Path("data/results").glob("[a-z]*") if file.name != "claims.csv"),
         sorted(str(file) for file in Path("paper").glob("*.*") if file.suffix in (".py", ".typ", ".bib")),
     output:
         directory(f"{OUT}/paper"),

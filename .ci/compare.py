@@ -27,6 +27,7 @@ MADE = re.compile(
     r"|data/results/claims\.csv|paper/(?:paper\.pdf|numbers\.json|tables/.*)"
 )
 WIDGET = "application/vnd.jupyter.widget-view+json"
+EDITED = "the code was edited after this run; run it again"
 SHOWN = 12  # lines of each difference
 
 
@@ -63,8 +64,14 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in cells if "injected-parameters" not in cell.metadata.get("tags", [])]
 
 
+def same_code(one: NotebookNode, other: NotebookNode) -> bool:
+    return [cell.source for cell in code_cells(one)] == [cell.source for cell in code_cells(other)]
+
+
 def with_outputs(committed: NotebookNode, made: NotebookNode) -> NotebookNode:
-    """`committed`, changed in place: with the outputs of a run."""
+    """`committed`, changed in place: with the outputs of a run. Raises `SystemExit` for a run of other code."""
+    if not same_code(committed, made):
+        raise SystemExit(f"no outputs are taken over: of a notebook {EDITED}")
     for cell, run in zip(code_cells(committed), code_cells(made), strict=True):
         cell.outputs, cell.execution_count = run.outputs, run.execution_count
     return committed
@@ -88,10 +95,9 @@ def lines(old: str, new: str) -> list[str]:
 
 
 def notebook_difference(committed: NotebookNode, made: NotebookNode) -> list[str] | None:
-    old, new = code_cells(committed), code_cells(made)
-    if [cell.source for cell in old] != [cell.source for cell in new]:
-        return ["its code was edited after this run; run it again"]
-    found = []
+    if not same_code(committed, made):
+        return [EDITED]
+    old, new, found = code_cells(committed), code_cells(made), []
     for before, after in zip(old, new, strict=True):
         if changed := lines(text(before), text(after)):
             found += [f"in the cell `{before.source.strip().splitlines()[0]}`", *changed[:SHOWN]]
