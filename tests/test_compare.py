@@ -40,7 +40,10 @@ def notebook(printed: str = "7", timed: str = "1 ms", words: str = "# test", cod
         new_code_cell("time()", id="b", metadata={"tags": ["nbval-ignore-output"]}),
     ]
     cells[2].outputs = [new_output("stream", text=timed)]
-    return new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+    made: NotebookNode = new_notebook(
+        cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    )
+    return made
 
 
 @pytest.fixture
