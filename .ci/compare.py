@@ -40,14 +40,25 @@ def tidy(notebook: NotebookNode) -> NotebookNode:
             name: value for name, value in cell.metadata.items() if value and name not in ("papermill", "execution")
         }
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr" and not _is_bar(output)]
-            for data in (output.data for output in cell.outputs if "text/plain" in output.get("data", {})):
-                data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", " at 0x0>", data["text/plain"])
+            cell.outputs = tidy_outputs(cell.outputs)
     return notebook
 
 
-def _is_bar(output: NotebookNode) -> bool:
-    return WIDGET in output.get("data", {}) and "%|" in output.data.get("text/plain", "")
+def tidy_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Results only; what was printed in one go is one output, however it arrived."""
+    kept: list[NotebookNode] = []
+    for output in outputs:
+        data = output.get("data", {})
+        shown = data.get("text/plain", "")
+        if output.get("name") == "stderr" or (WIDGET in data and "%|" in shown):
+            continue
+        if shown:
+            data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", " at 0x0>", shown)
+        if output.output_type == "stream" and kept and kept[-1].output_type == "stream":
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
+    return kept
 
 
 def read(path: Path) -> NotebookNode:
@@ -81,12 +92,13 @@ def text(cell: NotebookNode) -> str:
     """The outputs of a cell that must be the same."""
     if "nbval-ignore-output" in cell.metadata.get("tags", []):
         return ""
-    parts = []
-    for output in cell.outputs:
-        data = output.get("data", {})
-        kinds = [kind for kind in sorted(data) if kind.startswith("text/") or kind.endswith("json")]
-        parts += [output.get("text", ""), *(str(data[kind]) for kind in kinds)]
-    return "\n".join(parts)
+    return "\n".join(map(_text, cell.outputs))
+
+
+def _text(output: NotebookNode) -> str:
+    data = output.get("data", {})
+    kinds = [kind for kind in sorted(data) if kind.startswith("text/") or kind.endswith("json")]
+    return str(output.get("text", "")) + "".join(str(data[kind]) for kind in kinds)
 
 
 def lines(old: str, new: str) -> list[str]:

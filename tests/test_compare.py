@@ -139,12 +139,17 @@ def test_only_notebooks_that_were_run_are_compared(
 
 
 def test_a_notebook_is_tidied(tmp_path: Path, script: ModuleType) -> None:
-    """Results stay; progress bars, warnings, addresses, times and versions go."""
+    """Results stay, printed text in one piece; progress bars, warnings, addresses, times and versions go."""
     bars = [
         new_output("display_data", data={script.WIDGET: {}, "text/plain": text})
         for text in ("Loading: 100%|###| 1/1", "interactive(...)")
     ]
-    outputs = [new_output("stream", name="stderr", text="bar"), new_output("stream", text="result"), *bars]
+    outputs = [
+        new_output("stream", name="stderr", text="bar"),
+        new_output("stream", text="one "),
+        new_output("stream", text="result"),
+        *bars,
+    ]
     outputs.append(new_output("execute_result", data={"text/plain": "<Styler at 0x7f42>"}))
     run = {"papermill": {"duration": 1}, "execution": {}, "tags": []}
     metadata = {"language_info": {"name": "python", "version": "3.11"}, "papermill": {}, "widgets": {}}
@@ -153,6 +158,6 @@ def test_a_notebook_is_tidied(tmp_path: Path, script: ModuleType) -> None:
     script.main(["--tidy", str(tmp_path / "from.ipynb"), str(tmp_path / "to.ipynb")])
     done = nbformat.read(tmp_path / "to.ipynb", as_version=4)
     kept = [output.get("text") or output.data["text/plain"] for output in done.cells[0].outputs]
-    assert kept == ["result", "interactive(...)", "<Styler at 0x0>"]
+    assert kept == ["one result", "interactive(...)", "<Styler at 0x0>"]
     assert done.metadata == {"kernelspec": {}, "language_info": {"name": "python"}}
     assert [cell.metadata for cell in done.cells] == [{}, {"tags": ["kept"]}]
