@@ -1,8 +1,8 @@
 """Compares what a run of the pipeline made with what is committed: `python .ci/compare.py [FOLDER]`.
 
 Text outputs of notebooks, tables, verdicts, figures and paper must be the same; whatever differs is printed, and the
-exit status is 1. What depends on the clock may differ: `_timed` files, cells tagged `nbval-ignore-output`, and pictures
-inside notebooks, whose files are compared. FOLDER is `build` by default; notebooks that are not in it are left out.
+exit status is 1. Cells tagged `nbval-ignore-output` may differ, and pictures in notebooks, whose files are compared.
+`_timed` files are not committed. FOLDER is `build` by default; notebooks that are not in it are left out.
 
 `--accept` copies what must be the same and is not over the committed files, and with `--measured` also what may differ.
 Of a notebook it takes the outputs; text and code stay. `--tidy FROM TO` is a step of the pipeline: it writes an
@@ -119,8 +119,6 @@ def notebook_difference(committed: NotebookNode, made: NotebookNode) -> list[str
 
 def difference(committed: Path, made: Path) -> list[str] | None:
     """The lines that differ; none if only what was measured or drawn does, `None` if nothing does."""
-    if "_timed." in made.name:
-        return []
     if not (committed.exists() and made.exists()):
         return ["not committed" if made.exists() else "committed, and not made any more"]
     if made.suffix == ".ipynb":
@@ -134,7 +132,7 @@ def names(root: Path, numbers: set[str | None]) -> set[str]:
     """The files under `root` that the pipeline makes, of notebooks with these numbers; `None` is what all make."""
     folders = ("notebooks", "data/results", "figures", "paper")
     files = [file.relative_to(root).as_posix() for folder in folders for file in (root / folder).rglob("*.*")]
-    return {name for name in files if (match := MADE.fullmatch(name)) and match[1] in numbers}
+    return {name for name in files if (match := MADE.fullmatch(name)) and match[1] in numbers and "_timed." not in name}
 
 
 def accept(committed: Path, made: Path) -> None:
