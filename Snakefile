@@ -106,9 +106,9 @@ rule paper:
     input:
         RESULTS,
         f"{OUT}/data/results/claims.csv",
-        sorted(str(file) for file in Path("data/results").glob("[a-z]*") if file.name != "claims.csv"),
         sorted(str(file) for file in Path("paper").glob("*.*") if file.suffix in (".py", ".typ", ".bib")),
+        studies=sorted(str(file) for file in Path("data/results").glob("[a-z]*") if file.name != "claims.csv"),
     output:
         directory(f"{OUT}/paper"),
     shell:
-        "python -m paper"
+        f"cp {{input.studies:q}} {OUT}/data/results && python -m paper"  # it reads one folder

@@ -40,17 +40,17 @@ def out() -> Path:
 
 
 def data_file(name: str) -> Path:
-    """The file `data/<name>` that this run has made, or else the committed one.
+    """The file `data/<name>`; of a notebook's table the one under `out()`, if this run has made it.
 
     >>> data_file("reference/table3_alpha.csv").relative_to(ROOT).as_posix()
     'data/reference/table3_alpha.csv'
     """
     made = out() / "data" / name
-    return made if made.exists() else ROOT / "data" / name
+    return made if made.name[:2].isdigit() and made.exists() else ROOT / "data" / name
 
 
 def read_table(name: str, **how: Any) -> pd.DataFrame:
-    """The table `data/<name>.csv`, this run's or else the committed one; `how` goes to `pandas.read_csv`."""
+    """The table `data/<name>.csv`, where `data_file` finds it; `how` goes to `pandas.read_csv`."""
     table: pd.DataFrame = pd.read_csv(data_file(f"{name}.csv"), **how)
     return table
 
