@@ -111,4 +111,4 @@ rule paper:
     output:
         directory(f"{OUT}/paper"),
     shell:
-        f"cp {{input.studies:q}} {OUT}/data/results && python -m paper"  # it reads one folder
+        f"cp {{input.studies:q}} '{OUT}/data/results' && python -m paper"  # it reads one folder
