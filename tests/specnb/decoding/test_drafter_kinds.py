@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drafter_kinds import TableDrafter
 from drafters_for_tests import DEEP, DEPTH_2, DRAFTERS, TWO_DRAFTS, VOCAB, ModelTreeDrafter, TableTreeDrafter, table
 from implementation_distribution import (
     FALSE_ALARMS,
@@ -23,7 +24,7 @@ from transformers import PreTrainedModel
 from specnb.decoding.generate import Generation, Study, generate
 from specnb.decoding.step import NAN, TreeBatch
 from specnb.distributions import Sampling, standardise, uniforms
-from specnb.drafting.base import Context, Drafter, Proposal, TemplateDrafter
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.models.cached_model import CachedModel
 from specnb.rules import Outcome, Rule, TreeOutcome, TreeRule, exact_match, recursive_rejection, token_verification
 from specnb.trees import TokenTree
@@ -72,12 +73,12 @@ def test_trees_give_the_greedy_sequence(make: Callable[..., PreTrainedModel], pa
 
 
 def test_a_tree_that_is_a_chain_is_algorithm_1() -> None:
-    class AsTree(TemplateDrafter):
+    class AsTree(TableDrafter):
         parents = (-1, 0, 1)
 
     target = llama(dtype=torch.float64)
     asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 10, "seed": 5, "eos": 1, "progress": False}
-    chain = generate(target, PROMPTS * 10, TemplateDrafter(table()), **asked)
+    chain = generate(target, PROMPTS * 10, TableDrafter(table()), **asked)
     tree = generate(target, PROMPTS * 10, AsTree(table()), **asked)
     assert tree.tokens == chain.tokens
     for field in ("accepted", "token", "emitted", "draft_tokens", "tested"):
@@ -206,7 +207,7 @@ def test_a_rule_for_chains_is_refused_for_a_tree_and_the_reverse() -> None:
     with pytest.raises(TypeError, match=r"TableTreeDrafter proposes a tree, and rule is .*; it must be a TreeRule"):
         generate(llama(), PROMPTS, tree, gamma=2, rule=exact_match)
     with pytest.raises(TypeError, match=r"TemplateDrafter proposes a chain, .* it must be a rule for chains, or None"):
-        generate(llama(), PROMPTS, TemplateDrafter(table()), rule=recursive_rejection)
+        generate(llama(), PROMPTS, TableDrafter(table()), rule=recursive_rejection)
 
 
 def test_a_tree_has_the_gamma_of_its_nodes() -> None:
@@ -235,7 +236,7 @@ def test_a_drafter_without_the_members_is_told_what_it_lacks() -> None:
 
 
 def test_hidden_layers_that_are_not_there_are_refused() -> None:
-    class Deep(TemplateDrafter):
+    class Deep(TableDrafter):
         hidden_layers = (7,)
 
     with pytest.raises(ValueError, match=r"hidden layers \(7,\) are asked for, and LlamaForCausalLM has .* -3 to 2"):
@@ -243,7 +244,7 @@ def test_hidden_layers_that_are_not_there_are_refused() -> None:
 
 
 def test_hidden_states_have_to_be_asked_for() -> None:
-    class Careless(TemplateDrafter):
+    class Careless(TableDrafter):
         def propose(self, context: Context, uniforms: Tensor) -> Proposal:
             return Proposal(uniforms, context.last_hidden_state)
 
@@ -260,7 +261,7 @@ def test_a_drafter_without_propose_says_so() -> None:
 
 
 def test_update_is_told_what_was_accepted() -> None:
-    class Listening(TemplateDrafter):
+    class Listening(TableDrafter):
         def start(self, context: Context, rows: Tensor | None = None) -> None:
             self.heard: list[tuple[Tensor, Tensor]] = []
 
@@ -296,7 +297,7 @@ def test_a_tree_s_batch_has_its_parents_and_a_path_of_its_depth() -> None:
     assert batch.state.path.shape == (3, 10, 3)
     assert (batch.vocab, batch.state.gamma, len(batch.state.eos), batch.runner.capacity) == (VOCAB, len(DEEP), 2, 30)
     assert batch.tree.depths.device.type == "cpu"
-    for alone in (tree_batch(gamma=0), tree_batch(drafter=None, gamma=0), tree_batch(drafter=TemplateDrafter(table()))):
+    for alone in (tree_batch(gamma=0), tree_batch(drafter=None, gamma=0), tree_batch(drafter=TableDrafter(table()))):
         assert alone.parents == ()
         assert alone.state.path is not None
         assert alone.state.path.shape == (3, 10, 0)

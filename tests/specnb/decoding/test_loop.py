@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from distributions_for_tests import examples
+from drafter_kinds import TableDrafter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from implementation_distribution import PROMPTS, SHARP, VOCAB, PatchyDrafter, check_record
@@ -25,7 +26,7 @@ from specnb.decoding.generate import Study, forget_compiled, generate, slots_for
 from specnb.decoding.record import PARTS
 from specnb.decoding.step import Batch, TreeBatch
 from specnb.distributions import Sampling
-from specnb.drafting.base import Drafter, TemplateDrafter
+from specnb.drafting.base import Drafter
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
 from specnb.models.compilation import Captured
@@ -532,7 +533,7 @@ class StoppedError(Exception):
     """Raised by a test in place of what comes next."""
 
 
-class Looking(TemplateDrafter):
+class Looking(TableDrafter):
     """Asks for the hidden states of two layers."""
 
     hidden_layers = (-1, 0)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drafter_kinds import TableDrafter
 from implementation_distribution import PROMPTS, SHARP
 from tape import Tape, taped
 from tiny import gpt2, llama, near_copy, neox, qwen2
@@ -25,7 +26,7 @@ from specnb.decoding import step
 from specnb.decoding.generate import Study, generate
 from specnb.decoding.step import IMPROPER, NAN, Batch, State, require_outcome, require_shapes
 from specnb.distributions import Sampling, Uniforms, standardise, uniforms
-from specnb.drafting.base import Context, Proposal, TemplateDrafter
+from specnb.drafting.base import Context, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.rules import (
     Outcome,
@@ -420,7 +421,7 @@ def test_completed_rows_are_given_in_the_order_asked_for(kept: bool) -> None:
 def chain_batch(rows: int = 3, gamma: int = 2, steps: int = 4, ends: int = 0, **more: Any) -> Batch:
     """Of a table of four tokens; entered prompts have 5 tokens to come."""
     table = torch.softmax(torch.randn(4, 4, generator=torch.Generator().manual_seed(3)), dim=-1)
-    settings: dict[str, Any] = {"sampling": Sampling(), "rule": token_verification, "drafter": TemplateDrafter(table)}
+    settings: dict[str, Any] = {"sampling": Sampling(), "rule": token_verification, "drafter": TableDrafter(table)}
     chosen = settings | more
     target = llama(dtype=torch.float64)
     return Batch(target, chosen["drafter"], chosen["sampling"], chosen["rule"], rows, gamma, 24, steps, ends)
@@ -441,7 +442,7 @@ def test_a_batch_is_made_of_what_it_is_given() -> None:
 
 @torch.inference_mode()
 def test_the_hidden_states_that_a_drafter_names_are_kept_and_cleared() -> None:
-    class Looking(TemplateDrafter):
+    class Looking(TableDrafter):
         hidden_layers = (-1, 0)
 
     drafter = Looking(torch.full((4, 4), 0.25))
@@ -462,7 +463,7 @@ def test_the_hidden_states_that_a_drafter_names_are_kept_and_cleared() -> None:
 def test_a_drafter_is_told_of_all_rows_at_first_and_then_of_those_that_begin_anew() -> None:
     started: list[tuple[list[int] | None, list[int]]] = []
 
-    class Recording(TemplateDrafter):
+    class Recording(TableDrafter):
         def start(self, context: Context, rows: Tensor | None = None) -> None:
             started.append((None if rows is None else rows.tolist(), context.lengths.tolist()))
 
@@ -477,7 +478,7 @@ def test_a_drafter_is_told_of_all_rows_at_first_and_then_of_those_that_begin_ane
 def test_a_drafter_is_told_the_outcome_of_each_step_and_the_tokens_emitted() -> None:
     updates: list[tuple[list[int], list[int]]] = []
 
-    class Recording(TemplateDrafter):
+    class Recording(TableDrafter):
         def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
             updates.append((outcome.accepted.tolist(), context.lengths.tolist()))
 
@@ -647,7 +648,7 @@ def test_an_improper_proposal_is_marked_in_the_step_that_verifies_it() -> None:
 
 @torch.inference_mode()
 def test_proposals_and_outcomes_are_checked_in_every_step() -> None:
-    class Short(TemplateDrafter):
+    class Short(TableDrafter):
         def propose(self, context: Context, uniforms: Tensor) -> Proposal:
             return Proposal(*(one[:, :1] for one in super().propose(context, uniforms)))
 
