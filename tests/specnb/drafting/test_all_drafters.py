@@ -1,4 +1,4 @@
-"""What every drafter keeps: the target's distribution, by enumeration and in the loop; and rows that do not interact."""
+"""What every drafter keeps: the target's distribution, enumerated and in the loop; rows that do not interact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from implementation_distribution import (
     FALSE_ALARMS,
     PROMPTS,
     acceptance_p_value,
-    check_record,
     completions_p_value,
     eager,
     refilled,
