@@ -81,11 +81,6 @@ def test_steps_begin_where_sums_of_counts_end(alpha: float, gamma: int, tokens: 
     np.testing.assert_allclose(theory.step_begins(alpha, gamma, tokens), begins, atol=1e-12)
 
 
-def test_plain_decoding_begins_a_step_at_every_token() -> None:
-    assert theory.step_begins(0.5, 0, 4).tolist() == [1, 1, 1, 1]
-    assert theory.step_begins(1.0, 2, 7).tolist() == [1, 0, 0, 1, 0, 0, 1]
-
-
 @given(alphas, st.integers(1, 9))
 @examples
 def test_solve_alpha_inverts_expected_tokens(alpha: float, gamma: int) -> None:

@@ -103,16 +103,9 @@ class BeamBug(KnownBug):
     rule: Rule
 
 
-_BUGS = [
-    ("one-may-be-missing", "a level is accepted although one beam is not in the tree", one_may_be_missing),
-    ("wrong-parents", "children are attached to the next beam", wrong_parents),
-    ("scores-not-reordered", "scores are not reordered with their beams", scores_not_reordered),
-    ("one-level-off", "below the first level a node has its parent's distribution", one_level_off),
-    ("past-the-end", "the search continues in the tree after its end", past_the_end),
-    ("ties-the-other-way", "of equal scores the later parent and the higher token come first", ties_the_other_way),
-    ("without-length-penalty", "beams that end in the tree have no length penalty", without_length_penalty),
-    ("end-inside", "an end token inside the tree is ignored", end_inside),
-]
-
-BEAM_BUGS = {name: BeamBug(name, description, "-", "beam", rule) for name, description, rule in _BUGS}
+_RULES: tuple[Rule, ...] = (
+    one_may_be_missing, wrong_parents, scores_not_reordered, one_level_off, past_the_end, ties_the_other_way,
+    without_length_penalty, end_inside,
+)  # fmt: skip
+BEAM_BUGS = {one.__name__: BeamBug(one.__name__, str(one.__doc__), "-", "beam", one) for one in _RULES}  # type: ignore[attr-defined]
 """The bugs of speculative beam search by name."""

@@ -108,7 +108,7 @@ def test_hidden_states_follow_the_accepted_path(make: Callable[..., PreTrainedMo
         target, PROMPTS * 5, drafter, gamma=len(DEEP), max_new_tokens=9, eos=1, batch_size=2, progress=False
     )
     assert made.record.accepted.max() == 3
-    assert drafter.checked > 30
+    assert drafter.checked > 10
 
 
 def test_update_is_told_what_was_accepted() -> None:
