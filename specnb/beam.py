@@ -33,7 +33,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.arguments import require_whole
-from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens
+from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens, token_lists
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel
 
@@ -396,7 +396,7 @@ def beam_search(
     draft_width = 2 * width if draft_width is None else draft_width
     drafter = ModelDrafter(draft) if draft is not None else None
     require_models(target, drafter)
-    require_tokens([prompt], [0], eos, target.config.vocab_size)
+    require_tokens(token_lists([prompt]), settings.eos, target.config.vocab_size)
     require_context(target, drafter, len(prompt), max_new_tokens)
     drafted = (draft_width, gamma) if draft is not None else (width, 1)  # without a draft neither is read
     _require_widths(settings, *drafted, target.config.vocab_size)

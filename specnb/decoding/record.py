@@ -1,8 +1,6 @@
-"""The record of a generation: per row and step, what was drafted, accepted and emitted.
+"""The record of a generation: per row and step, what was drafted, accepted and emitted, and how long its parts took.
 
-Analysis reads this; nothing prints from inside the loop. This module knows nothing of models.
-
-The time of each part of a step.
+Analysis reads this; nothing prints from inside the loop.
 """
 
 from __future__ import annotations

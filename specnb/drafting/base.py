@@ -46,6 +46,7 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import sample
 from specnb.rules import Outcome, TreeOutcome
+from specnb.trees import Scheme
 
 
 class Context(NamedTuple):
@@ -108,6 +109,7 @@ class Drafter(Protocol):
     vocab          number of tokens in the vocabulary, the target's
     parents        None for a chain. For a tree of gamma nodes, the parent of each node: an earlier node, or -1 for the
                    newest token of the row
+    scheme         for a tree, how the children of a node are sampled, if some rules are not exact for that
     hidden_layers  which of the target's hidden states are needed, numbered as in `output_hidden_states` of
                    transformers: -1 is the input of the output head. Several are concatenated
     draft_model    the model of transformers that drafts, if any: memory, device and context limit are checked with
@@ -130,6 +132,7 @@ class Drafter(Protocol):
 
     vocab: int
     parents: tuple[int, ...] | None = None
+    scheme: Scheme | None = None
     hidden_layers: tuple[int, ...] = ()
     draft_model: PreTrainedModel | None = None
     can_refill: bool = True

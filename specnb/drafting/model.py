@@ -234,7 +234,7 @@ class TreeDrafter(ModelDrafter):
     ) -> None:
         super().__init__(model, Sampling() if scheme is top_children else sampling)
         self.parents: tuple[int, ...] = tuple(parents)
-        self.scheme = scheme
+        self.scheme: Scheme = scheme
         self.tree = TokenTree(self.parents, model.device)
         depths = node_depths(self.parents)
         self.levels = [[node for node, own in enumerate(depths) if own == depth] for depth in range(1, self.tree.depth)]
