@@ -57,12 +57,6 @@ class StepRecord:
         return self.emitted > 0
 
     @property
-    def whole(self) -> NDArray[np.bool_]:
-        """`(batch, steps)`: steps of which nothing was cut off. Means over these steps alone are too small, because
-        the end of a sequence cuts the steps that accept many tokens."""
-        return self.active & (self.emitted == self.accepted + 1)  # type: ignore[no-any-return]  # numpy returns Any
-
-    @property
     def accepted_nodes(self) -> NDArray[np.bool_]:
         """`(batch, steps, gamma)`: which draft tokens were accepted."""
         order = np.arange(self.gamma)
@@ -94,7 +88,10 @@ class StepRecord:
 
     @property
     def tokens_per_step(self) -> float:
-        """Block efficiency: mean number of tokens per step, the final one included, before anything was cut off."""
+        """Block efficiency: mean number of tokens per step, the final one included, before anything was cut off.
+
+        Over steps of which nothing was cut it would be too small: the end of a sequence cuts those that accept many.
+        """
         return float(self.accepted[self.active].mean()) + 1
 
     @property

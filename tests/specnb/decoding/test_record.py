@@ -25,7 +25,6 @@ def test_what_a_record_of_a_chain_says() -> None:
     assert RECORD.gamma == 2
     assert RECORD.active.tolist() == [[True, True, True], [True, False, False]]
     assert RECORD.target_passes.tolist() == [3, 1]
-    assert RECORD.whole.tolist() == [[True, True, True], [False, False, False]]
     tested = [[[1, 1], [1, 0], [1, 0]], [[1, 1], [0, 0], [0, 0]]]
     assert RECORD.tested.astype(int).tolist() == tested, "draft tokens up to the first rejected one"
     accepted = [[[1, 1], [0, 0], [1, 0]], [[1, 1], [1, 0], [0, 0]]]
@@ -46,7 +45,7 @@ def test_without_draft_tokens_there_is_no_acceptance_rate() -> None:
 
 
 def test_cut_steps_do_not_bias_the_mean() -> None:
-    """alpha = 0.8, gamma = 4, 12 tokens: over whole steps alone the mean is far below Equation 1's 3.36.
+    """alpha = 0.8, gamma = 4, 12 tokens: over steps that were not cut the mean is far below Equation 1's 3.36.
 
     The standard error is about 0.01; a step emits a geometric number of tokens, capped at gamma + 1.
     """
@@ -58,7 +57,8 @@ def test_cut_steps_do_not_bias_the_mean() -> None:
     record = StepRecord(nothing.astype(np.int64), accepted, emitted, emitted, nothing)
     expected = (1 - alpha ** (gamma + 1)) / (1 - alpha)
     assert abs(record.tokens_per_step - expected) < 0.06
-    assert expected - emitted[record.whole].mean() > 0.2
+    uncut = record.active & (emitted == accepted + 1)
+    assert expected - emitted[uncut].mean() > 0.2
 
 
 def test_in_a_tree_a_node_is_tested_if_its_parent_was_accepted_and_no_sibling_before_it() -> None:

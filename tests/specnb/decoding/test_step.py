@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -140,37 +139,6 @@ def elsewhere(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final:
 def test_tensors_without_values_show_a_step_that_waits_or_mixes_devices(rule: Rule, error: type[Exception]) -> None:
     with batch_without_values(llama, rule) as batch, pytest.raises(error):
         batch.step()
-
-
-@torch.inference_mode()
-def test_a_step_changes_tensors_in_place() -> None:
-    drafter = ModelDrafter(llama(seed=5, layers=1, dtype=torch.float64))
-    batch = batch_of(TARGET, drafter, eos=[2])
-
-    def places() -> list[int]:
-        layers = [vars(layer) for cache in (batch.runner.cache, drafter.runner.cache) for layer in cache.ragged]
-        kept = [one for own in (vars(batch.state), *layers) for one in own.values() if isinstance(one, Tensor)]
-        return [one.data_ptr() for one in kept]
-
-    enter_all(batch, [2])
-    before = places()
-    for _ in range(4):
-        batch.step()
-    assert places() == before
-
-
-@pytest.mark.filterwarnings("ignore")  # of the compiler's own doings
-def test_a_whole_step_compiles_in_one_piece() -> None:
-    """No graph break, so nothing in it needs Python or the host. The operations of the graph are run as they are."""
-
-    class Whole(Batch):
-        def __init__(self, *settings: Any) -> None:
-            super().__init__(*settings)
-            self.wrap(partial(torch.compile, fullgraph=True, dynamic=False, backend="aot_eager"), "step")
-
-    draft = near_copy(TARGET, noise=0.3)
-    plain = generate(TARGET, PROMPTS, draft, gamma=2, **ASKED)
-    assert generate(TARGET, PROMPTS, draft, gamma=2, **ASKED, study=Study(batch_class=Whole)).tokens == plain.tokens
 
 
 @pytest.mark.parametrize("of_the_user", [False, True])
