@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from specnb.arguments import require_whole, shown, whole, whole_numbers
 from specnb.distributions import Sampling, require_sampling
-from specnb.drafting.base import Drafter
+from specnb.drafting.base import Drafter, missing_members
 from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
@@ -175,8 +175,7 @@ def _require_drafter(drafter: Any) -> None:
     if isinstance(drafter, type):
         name = drafter.__name__
         raise TypeError(f"draft is the class {name}; it must be a model, a Drafter, or None: give {name}(...)")
-    members = ["vocab", *(name for name in vars(Drafter) if not name.startswith("_"))]
-    missing = [name for name in members if not hasattr(drafter, name)]
+    missing = missing_members(drafter)
     if missing:
         raise TypeError(
             f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None. It lacks "

@@ -213,7 +213,8 @@ def padded(draft_tokens: Tensor, q: Tensor, gamma: int) -> Proposal:
 
 
 MEMBERS = (
-    "vocab", "parents", "hidden_layers", "draft_model", "can_refill", "capturable", "start", "propose", "update",
+    "vocab", "parents", "scheme", "hidden_layers", "draft_model", "can_refill", "capturable",
+    "start", "propose", "update",
 )  # fmt: skip
 
 

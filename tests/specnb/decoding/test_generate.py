@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from distributions_for_tests import examples
-from drafters_for_tests import DEEP, DEPTH_2, DRAFTERS, ModelTreeDrafter
+from drafter_kinds import DEEP, DEPTH_2, TREES, TableDrafter, TableTreeDrafter, chain, gamma_of, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from implementation_distribution import PROMPTS, SHARP, VOCAB, PatchyDrafter, check_record
@@ -24,7 +24,11 @@ from specnb.decoding.generate import COMPILED_SETTINGS, Study, forget_compiled, 
 from specnb.decoding.record import PARTS
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
+from specnb.drafting.base import Context
+from specnb.drafting.model import TreeDrafter
 from specnb.models.compilation import Captured
+from specnb.rules import recursive_rejection
+from specnb.trees import top_children
 
 GREEDY = Sampling(temperature=0)
 LONGEST = LIMIT - max(map(len, PROMPTS))
@@ -54,7 +58,7 @@ def cut(tokens: list[int], eos: Sequence[int]) -> list[int]:
 @given(
     architecture=st.sampled_from(list(ARCHITECTURES)),
     prompts=st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4), min_size=1, max_size=6),
-    drafter=st.sampled_from(["a model", "patchy", "nothing", *DRAFTERS]),
+    drafter=st.sampled_from(["a model", "patchy", "nothing", *TREES]),
     gamma=st.integers(0, 5),
     asked=st.fixed_dictionaries(
         {
@@ -73,8 +77,9 @@ def test_the_tokens_of_a_prompt_depend_on_the_seed_its_number_and_the_settings(
     """The batch, other prompts and eos change none of them; eos only cuts. The record tells the same story."""
     target, model = PAIRS[architecture]
     draft: Any = {"a model": model, "patchy": PatchyDrafter(model)}.get(drafter)
-    if drafter in DRAFTERS:
-        draft, gamma = DRAFTERS[drafter]()
+    if drafter in TREES:
+        draft = TREES[drafter]()
+        gamma = gamma_of(draft)
     asked |= {"gamma": gamma, "progress": False}
     together = generate(target, prompts, draft, **asked)
     assert [len(tokens) for tokens in together.tokens] == [asked["max_new_tokens"]] * len(prompts)
@@ -117,7 +122,7 @@ def test_greedy_completions_are_those_of_transformers_up_to_the_last_position(
     target, draft = pair(make)
     expected = [greedy_tokens(target, prompt, LONGEST) for prompt in MORE]
     drafters: list[tuple[Any, int]] = [(draft, gamma) for gamma in (0, 1, 5)]
-    drafters += [(ModelTreeDrafter(draft, parents), len(parents)) for parents in (DEPTH_2, DEEP)]
+    drafters += [(TreeDrafter(draft, parents, scheme=top_children), len(parents)) for parents in (DEPTH_2, DEEP)]
     for drafter, gamma in drafters:
         for eos in ((), (1, 3)):
             asked: dict[str, Any] = {"gamma": gamma, "eos": eos, "sampling": GREEDY, "progress": False}
@@ -131,6 +136,36 @@ def test_a_perfect_draft_needs_the_fewest_forward_passes() -> None:
     assert record.target_passes.tolist() == [2, 2, 2]
     assert record.tokens_per_step == 5
     assert np.allclose(record.beta[record.tested], 1)
+
+
+def test_a_tree_that_is_a_chain_is_algorithm_1() -> None:
+    class AsTree(TableDrafter):
+        parents = (-1, 0, 1)
+
+    asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 10, "seed": 5, "eos": 1, "progress": False}
+    own, tree = (generate(TARGET, PROMPTS * 10, drafter, **asked) for drafter in (chain(), AsTree(table())))
+    assert tree.tokens == own.tokens
+    for field in ("accepted", "token", "emitted", "draft_tokens", "tested"):
+        assert np.array_equal(getattr(tree.record, field), getattr(own.record, field)), field
+    assert np.allclose(tree.record.beta, own.record.beta)
+
+
+class Silent(TableDrafter):
+    """Never has anything to propose."""
+
+    def distribution(self, context: Context, position: int) -> torch.Tensor:
+        return torch.zeros(len(context.lengths), VOCAB)
+
+
+def test_without_a_proposal_a_step_is_a_step_of_the_target() -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 6, "seed": 4, "progress": False}
+    alone = generate(TARGET, PROMPTS, gamma=0, **asked)
+    silent = generate(TARGET, PROMPTS, Silent(table()), gamma=3, **asked)
+    assert silent.tokens == alone.tokens
+    assert (silent.record.draft_tokens == -1).all()
+    assert not silent.record.tested.any()
+    for rule in (None, recursive_rejection):
+        assert generate(TARGET, PROMPTS, TableTreeDrafter(DEEP), gamma=0, rule=rule, **asked).tokens == alone.tokens
 
 
 def test_rows_are_never_empty_while_prompts_wait() -> None:
@@ -257,7 +292,8 @@ def test_each_part_is_compiled_once_for_each_length(compiled: list[str]) -> None
         made = generate(TARGET, prompts, DRAFT, max_new_tokens=new, eos=eos, compile=True, study=study, **common)
         assert made.tokens == plain.tokens
         assert sorted(compiled) == parts
-    for times, call in enumerate([{"prompts": PROMPTS[:2]}, {"sampling": GREEDY}, {"gamma": 1}, {"eos": []}], 2):
+    changes: list[dict[str, Any]] = [{"prompts": PROMPTS[:2]}, {"sampling": GREEDY}, {"gamma": 1}, {"eos": []}]
+    for times, call in enumerate(changes, 2):
         asked: dict[str, Any] = {"prompts": PROMPTS, "max_new_tokens": 6, "eos": 3, **common, **call}
         generate(TARGET, draft=DRAFT, compile=True, **asked)
         assert sorted(compiled) == sorted(parts * times)

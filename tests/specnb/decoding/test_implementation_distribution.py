@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from drafters_for_tests import DEEP, DEPTH_2, DRAFTERS, TWO_DRAFTS, ModelTreeDrafter, TableTreeDrafter
+from drafter_kinds import DEEP, DEPTH_2, TREES, TWO_DRAFTS, TableTreeDrafter, chain, gamma_of
 from implementation_distribution import (
     CASES,
     GPU_CASES,
@@ -35,7 +35,8 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.generate import Study, generate
 from specnb.distributions import total_variation
-from specnb.drafting.base import Context, Proposal
+from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.model import TreeDrafter
 from specnb.models.cached_model import CachedModel
 from specnb.trees import TokenTree
 
@@ -70,10 +71,10 @@ def test_the_tested_completions_take_several_steps_and_accept_all_there_is() -> 
     case = Case("llama", "sharp", 3)
     made = refilled(eager("llama"), made_drafter(case), 300, gamma=3)
     assert (made.record.target_passes > 1).mean() > 0.5
-    for make in DRAFTERS.values():
-        drafter, gamma = make()
-        depth = TokenTree(drafter.parents).depth if drafter.parents else gamma
-        assert refilled(eager("llama"), drafter, 900, gamma=gamma).record.accepted.max() == depth
+    for make in TREES.values():
+        drafter = make()
+        record = refilled(eager("llama"), drafter, 900, gamma=gamma_of(drafter)).record
+        assert record.accepted.max() == TokenTree(drafter.parents or ()).depth
 
 
 # Planted bugs of trees; those of chains and of the loop are in tests/specnb_audit/test_known_bugs_in_the_loop.py.
@@ -126,52 +127,43 @@ def test_one_pass_over_n_tokens_n_passes_over_one_and_uncached_passes_agree(arch
             assert (torch.cat(logits, dim=1) - uncached).abs().max() < ROUNDING[attention]
 
 
-class CheckedTreeDrafter(ModelTreeDrafter):
-    """Compares each q, and the target's hidden states, with those of the models without a cache."""
+class SeesStates(TreeDrafter):
+    """Compares the target's hidden states with those of a forward pass without a cache."""
 
     hidden_layers = (-1, 0)
-    checked = 0
     target: PreTrainedModel
+    checked = 0
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        proposal = super().propose(context, uniforms)
         for row, length in enumerate(context.lengths.tolist()):
-            known = context.tokens[row, :length].tolist()
             if length < 16:
+                known = context.tokens[row, :length].tolist()
                 states = self.target(torch.tensor([known]), output_hidden_states=True).hidden_states
                 expected = torch.cat([states[layer] for layer in self.hidden_layers], dim=-1)[0, :-1]
                 assert context.hidden_states is not None
                 assert torch.allclose(context.hidden_states[row, : length - 1], expected, atol=1e-9)
-            for node, parent in enumerate(self.parents):
-                prefix: list[int] = []
-                while parent >= 0:
-                    prefix.insert(0, int(proposal.draft_tokens[row, parent]))
-                    parent = self.parents[parent]
-                if length + len(prefix) <= 16:
-                    exact = next_distributions(self.model, [known + prefix])[0]
-                    assert torch.allclose(proposal.q[row, node], exact, atol=1e-9)
-                    self.checked += 1
-        return proposal
+                self.checked += 1
+        return super().propose(context, uniforms)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_caches_and_hidden_states_follow_the_accepted_path(architecture: str) -> None:
+def test_hidden_states_follow_the_accepted_path(architecture: str) -> None:
     """In refilled rows too."""
     target = ARCHITECTURES[architecture](dtype=torch.float64)
-    drafter = CheckedTreeDrafter(near_copy(target, 0.1), DEEP)
+    drafter = SeesStates(near_copy(target, 0.1), DEEP)
     drafter.target = target
     made = generate(
         target, PROMPTS * 5, drafter, gamma=len(DEEP), max_new_tokens=9, eos=1, batch_size=2, progress=False
     )
     assert made.record.accepted.max() == 3
-    assert drafter.checked > 100
+    assert drafter.checked > 10
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("drafter", [None, "chain", "tree of depth 2"])
-def test_the_kept_distributions_are_the_target_s_own(drafter: str | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("make", [None, chain, *TREES.values()], ids=["nothing", "chain", *TREES])
+def test_the_kept_distributions_are_the_target_s_own(make: Callable[[], Drafter] | None, dtype: torch.dtype) -> None:
     target = llama(dtype=dtype)
-    draft, gamma = DRAFTERS[drafter]() if drafter else (None, 0)
+    draft, gamma = (make(), gamma_of(make())) if make else (None, 0)
     made = generate(
         target, PROMPTS * 2, draft, gamma=gamma, max_new_tokens=7, eos=1, batch_size=4, progress=False,
         study=Study(keep_probs=True),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drafters_for_tests import TWO_DRAFTS, TableTreeDrafter, table
+from drafter_kinds import TWO_DRAFTS, TableDrafter, TableTreeDrafter, chain, table
 from implementation_distribution import PROMPTS, SHARP, VOCAB
 from tiny import LIMIT, gpt2, llama
 from torch import Tensor
@@ -21,13 +21,13 @@ from specnb.decoding.request import LARGEST_SPARE_GAMMA, Request, slots_for
 from specnb.decoding.scheduler import Scheduler
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
-from specnb.drafting.base import Context, TemplateDrafter
+from specnb.drafting.base import Context
 from specnb.drafting.model import ModelDrafter, TreeDrafter
 from specnb.rules import best_path_block, exact_match, recursive_rejection, token_verification
 from specnb.trees import distinct_children, independent_children
 
 
-def refusing(model: PreTrainedModel) -> PreTrainedModel:
+def refusing(model: Any) -> Any:
     """A model that fails when it is run."""
 
     def fail(*_: Any) -> None:
@@ -38,7 +38,7 @@ def refusing(model: PreTrainedModel) -> PreTrainedModel:
 
 
 TARGET, DRAFT = refusing(llama()), refusing(llama(seed=2))
-CHAIN, TREE = TemplateDrafter(table()), TableTreeDrafter(TWO_DRAFTS)
+CHAIN, TREE = chain(), TableTreeDrafter(TWO_DRAFTS)
 
 
 class Bare:
@@ -50,6 +50,10 @@ class Bare:
 
 class Restarting(ModelDrafter):
     can_refill = False
+
+
+class Deep(TableDrafter):
+    hidden_layers = (7,)
 
 
 def short_draft() -> PreTrainedModel:
@@ -115,7 +119,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": refusing(llama()).train()}, "LlamaForCausalLM is in training mode"),
     ({"draft": "gpt2"}, "draft is a str; it must be a model, a Drafter, or None. It lacks vocab, "),
     ({"draft": Bare()}, "draft is a Bare; it must be a model, a Drafter, or None. It lacks parents, "),
-    ({"draft": TemplateDrafter}, "draft is the class TemplateDrafter; it must be a model, a Drafter, or None: give T"),
+    ({"draft": TableDrafter}, "draft is the class TableDrafter; it must be a model, a Drafter, or None: give TableD"),
+    ({"draft": Deep(table())}, "hidden layers (7,) are asked for, and LlamaForCausalLM has the hidden states -3 to 2"),
     ({"draft": Restarting(DRAFT), "batch_size": 2}, "3 prompts take turns in 2 rows, and Restarting cannot restart"),
     ({"draft": TREE}, "gamma is 4, and the tree of TableTreeDrafter has 2 nodes; give gamma=2, or 0 to decode without"),
     ({"draft": TableTreeDrafter((1, -1)), "gamma": 2}, "node 0 has the parent 1; it must be an earlier node"),
@@ -157,7 +162,8 @@ def test_whole_numbers_of_any_type_are_numbers(given: dict[str, Any]) -> None:
 
 
 def request_for(**asked: Any) -> Request:
-    return Request(**{"target": TARGET, "prompts": PROMPTS, "drafter": CHAIN, "max_new_tokens": 4} | asked)
+    usual: dict[str, Any] = {"target": TARGET, "prompts": PROMPTS, "drafter": CHAIN, "max_new_tokens": 4}
+    return Request(**(usual | asked))
 
 
 def test_settings_that_are_left_out_have_these_values() -> None:

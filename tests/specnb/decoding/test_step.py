@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from drafters_for_tests import DEPTH_2, TableTreeDrafter, table
+from drafter_kinds import DEPTH_2, TableDrafter, TableTreeDrafter, chain, table
 from implementation_distribution import PROMPTS, SHARP, VOCAB
 from tape import Tape, taped
 from tiny import gpt2, llama, near_copy, neox, qwen2
@@ -25,7 +26,7 @@ from specnb.decoding.generate import Study, generate
 from specnb.decoding.request import Request
 from specnb.decoding.step import Batch, State, TreeBatch
 from specnb.distributions import Sampling, Uniforms, uniforms
-from specnb.drafting.base import Context, Drafter, Proposal, TemplateDrafter
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.rules import (
     Outcome,
@@ -48,7 +49,7 @@ ASKED: dict[str, Any] = {"max_new_tokens": 10, "seed": 4, "progress": False}
 
 def batch_of(target: PreTrainedModel = TARGET, drafter: Drafter | None = None, **asked: Any) -> Batch:
     """A batch for the usual prompts; a table drafts unless another drafter is given."""
-    drafter = TemplateDrafter(table()) if drafter is None else drafter
+    drafter = chain() if drafter is None else drafter
     settings = {"gamma": 2, "max_new_tokens": 5} | asked
     return Batch(Request(target, PROMPTS, drafter, **settings))
 
@@ -88,7 +89,8 @@ def test_replaying_the_operations_of_one_step_gives_the_whole_completion(
     target = make(dtype=torch.float64)
     tree = TableTreeDrafter(DEPTH_2)
     drafters: list[tuple[Any, int, type[Batch]]] = [(near_copy(target, noise=0.3), 3, Batch), (None, 0, Batch)]
-    for draft, gamma, batch_class in [*drafters, (tree, len(DEPTH_2), TreeBatch)]:
+    drafters.append((tree, len(DEPTH_2), TreeBatch))
+    for draft, gamma, batch_class in drafters:
         asked: dict[str, Any] = {**ASKED, "gamma": gamma, "sampling": sampling, "eos": [2]}
         plain = generate(target, PROMPTS, draft, **asked)
         replayed = generate(target, PROMPTS, draft, **asked, study=Study(batch_class=taped(batch_class)))
@@ -162,7 +164,7 @@ def test_a_step_captured_while_warming_up_serves_later_sequences(of_the_user: bo
 
 def test_torch_s_default_device_makes_no_difference_to_a_step() -> None:
     """Every tensor of a step is made on the model's device."""
-    for make in (lambda: batch_of(eos=[2]), lambda: tree_batch()):
+    for make in (partial(batch_of, eos=[2]), tree_batch):
         batches = [make(), make()]
         own = batches[0].uniforms(0, range(3), 5)
         again = Uniforms(own.draft[:2], own.accept[:2], own.final[:2])
@@ -209,7 +211,7 @@ def test_a_step_marks_its_parts_and_runs_each_through_its_wrapper() -> None:
 def test_a_drafter_is_told_which_rows_begin_and_what_became_of_its_tokens() -> None:
     told: list[Any] = []
 
-    class Listening(TemplateDrafter):
+    class Listening(TableDrafter):
         hidden_layers = (-1,)
 
         def start(self, context: Context, rows: Tensor | None = None) -> None:
@@ -252,7 +254,7 @@ def test_any_step_appends_what_the_rule_accepted_up_to_the_end(gamma: int, eos: 
     drafted, accepted = chance.integers(-1, vocab, (rows, gamma)), chance.integers(0, gamma + 1, rows)
     tokens, lengths = chance.integers(0, vocab, (rows, slots)), chance.integers(1, slots - gamma, rows)
     final, remaining = chance.integers(0, vocab, rows), chance.integers(0, 5, rows)
-    drafter = TemplateDrafter(torch.eye(vocab)) if gamma else None
+    drafter = TableDrafter(torch.eye(vocab)) if gamma else None
     request = Request(llama(vocab), [[1]] * rows, drafter, gamma, slots - gamma - 2, eos=eos)
     state = State(request)
     state.eos.copy_(torch.tensor(eos, dtype=torch.int64))
@@ -340,6 +342,20 @@ def test_a_proposal_that_is_no_distribution_is_reported(
             generate(TARGET, [[1, 2], [0]], Proposing(change, parents), **asked)
 
 
+def test_a_drafter_must_ask_for_hidden_states_and_have_a_propose() -> None:
+    class Careless(TableDrafter):
+        def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+            return Proposal(uniforms, context.last_hidden_state)
+
+    class Unfinished(Drafter):
+        vocab = VOCAB
+
+    with pytest.raises(ValueError, match="set the drafter's hidden_layers"):
+        generate(TARGET, PROMPTS, Careless(table()), max_new_tokens=2, progress=False)
+    with pytest.raises(NotImplementedError, match="Unfinished has no propose"):
+        generate(TARGET, PROMPTS, Unfinished(), max_new_tokens=2, progress=False)  # type: ignore[abstract]
+
+
 def test_a_proposal_of_a_row_that_has_ended_is_not_checked() -> None:
     class Careless(Proposing):
         """Twice a distribution where a sequence has ended."""
@@ -407,4 +423,4 @@ def test_a_rule_that_returns_no_outcome_is_reported(returned: Callable[[Tensor],
         return returned(torch.zeros(len(p), dtype=torch.int64))
 
     with pytest.raises(TypeError, match=r"the rule returned a .*; it must return an Outcome of two int64 tensors"):
-        generate(TARGET, [[1]], TemplateDrafter(table()), gamma=1, rule=rule, max_new_tokens=3, progress=False)
+        generate(TARGET, [[1]], chain(), gamma=1, rule=rule, max_new_tokens=3, progress=False)
