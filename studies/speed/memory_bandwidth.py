@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from specnb.measure.cost import WARM_UP, forward_pass_of
 from specnb.measure.statistics import Estimate, bootstrap, ratio_of_medians
 from specnb.measure.timing import Job, device_clock, time_rounds
-from specnb.models.memory import cache_bytes
+from specnb.models.cache import cache_bytes
 from studies.speed.shapes import size_of
 
 Array = NDArray[np.float64]

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from specnb.decoding import generate as loop
+from specnb.decoding.request import GB
 from specnb.distributions import Sampling
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import measure_costs, mid_generation
@@ -22,7 +23,7 @@ from specnb.measure.recommend import predict
 from specnb.measure.speed import Speeds, measure_speeds
 from specnb.measure.statistics import ratio_of_medians, ratio_of_sums
 from specnb.models.loading import Pair
-from specnb.models.memory import GB, measured_peak, predicted
+from studies.batching.memory import measured_peak, predicted_peak
 from studies.speed.bench.generators import specnb_generate, time_generators
 from studies.speed.bench.tables import columns, counted, settings
 from studies.speed.memory_bandwidth import min_seconds
@@ -145,11 +146,12 @@ def memory(load: Workload, setting: Setting) -> Row:
     free_memory()
     peak = measured_peak(lambda: call(prompt), device)
     free_memory()
-    need = predicted(
+    need = predicted_peak(
         load.pair.target, load.pair.draft, rows=setting.rows, prompt=len(prompt), new_tokens=setting.new_tokens,
-        gamma=setting.gamma, sampling=load.sampling,
+        gamma=setting.gamma,
     )  # fmt: skip
-    return {"weights_gb": need.weights / GB, "peak_gb": peak / GB, "predicted_gb": need.generation / GB}
+    weights = sum(one.nbytes for model in (load.pair.target, load.pair.draft) for one in model.parameters())
+    return {"weights_gb": weights / GB, "peak_gb": peak / GB, "predicted_gb": need / GB}
 
 
 def free_memory() -> None:

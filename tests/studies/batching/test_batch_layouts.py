@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from specnb.decoding import generate as loop
 from specnb.distributions import Sampling, uniforms
-from specnb.models.memory import cache_bytes
+from specnb.models.cache import cache_bytes
 from specnb.rules import exact_match, token_verification
 from studies.batching import batch_layouts
 from studies.batching.batch_layouts import LAYOUTS, BatchContinuation, generate, mask_needed, slots_needed

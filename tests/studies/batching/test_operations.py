@@ -2,7 +2,7 @@
 
 import torch
 
-from specnb.models.operations import Operation, OperationRecorder
+from studies.batching.operations import Operation, OperationRecorder
 
 
 def test_every_operation_is_recorded_with_its_inputs_and_outputs() -> None:
