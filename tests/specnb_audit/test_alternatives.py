@@ -16,8 +16,14 @@ from torch import Tensor
 from specnb import enumeration
 from specnb.distributions import normalise, residual
 from specnb.rules import Rule, token_verification
-from specnb_audit.alternatives import ALTERNATIVES, DEPENDENCE, LEARNED, alternative_distributions
-from specnb_audit.condensed import CondensedDistributions, condense_distributions
+from specnb_audit.alternatives import (
+    ALTERNATIVES,
+    DEPENDENCE,
+    LEARNED,
+    CondensedDistributions,
+    alternative_distributions,
+    condense_distributions,
+)
 
 KEYS = st.tuples(st.sampled_from(sorted(PAIRS)), st.integers(2, 9), st.integers(0, 10**6))
 FULL = 64  # cells for every token

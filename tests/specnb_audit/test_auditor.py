@@ -24,7 +24,7 @@ from specnb_audit.bets import Bets, CutoffGap, Row, RowBets, _History, _ratio_at
 from specnb_audit.evidence import log_mean
 from specnb_audit.numerics import Numerics
 from specnb_audit.report import VIOLATIONS
-from specnb_audit.shared_uniforms import Interval
+from specnb_audit.uniforms import Interval
 
 Array = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specnb.distributions import normalise
-from specnb_audit.condensed import condense_distributions, greater_mask, top_tokens
+from specnb_audit.alternatives import condense_distributions, greater_mask, top_tokens
 
 
 @given(st.integers(2, 300), st.integers(1, 300), st.integers(0, 10**6))

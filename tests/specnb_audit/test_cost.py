@@ -15,8 +15,8 @@ from specnb.decoding.record import now
 from specnb.measure.statistics import ratio_of_medians
 from specnb.measure.timing import Job
 from specnb_audit import cost
-from specnb_audit.cost import measure_audit_cost
 from specnb_audit.teacher_forcing import Completion
+from studies.audit_power.audit_cost import measure_audit_cost
 
 TEXTS = [Completion([1], [2, 3, 0]), Completion([2, 3], [1, 1, 2])]
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from specnb_audit.distance import RATES, TotalVariationEstimate
+from specnb_audit.evidence import RATES, TotalVariationEstimate
 
 
 def estimated(generator: np.random.Generator, p: np.ndarray, r: np.ndarray, n: int) -> TotalVariationEstimate:

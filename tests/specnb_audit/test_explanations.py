@@ -29,8 +29,7 @@ from specnb_audit.explanations import (
     prompt_note,
     rows_alone,
 )
-from specnb_audit.impossible import Impossible
-from specnb_audit.numerics import Numerics, in_dtype
+from specnb_audit.numerics import Impossible, Numerics, in_dtype
 from specnb_audit.report import Report
 from specnb_audit.run import Settings, audit_completions
 from specnb_audit.setting_names import ENGINE_ORDERS

@@ -9,10 +9,9 @@ from chains import audit_of, sampled_rows, zipf_tables
 from torch import Tensor
 
 from specnb.distributions import Sampling, standardise
-from specnb_audit.alternatives import MIN_P, TOP_P, alternative_distributions
-from specnb_audit.bugs.filters import biased, suppressed
+from specnb_audit.alternatives import MIN_P, TOP_P, alternative_distributions, condense_distributions
+from specnb_audit.bugs.distributions import biased, suppressed
 from specnb_audit.claimed import Claimed, claimed_probs
-from specnb_audit.condensed import condense_distributions
 from specnb_audit.frequencies import Frequencies
 
 P, _ = zipf_tables()

@@ -14,8 +14,7 @@ from specnb.distributions import Sampling, standardise, total_variation
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import CutoffGap, Row
 from specnb_audit.engine import Aim, Engine
-from specnb_audit.impossible import Impossible, ImpossibleTokens, summary
-from specnb_audit.numerics import Numerics, given_numerics, measure_numerics
+from specnb_audit.numerics import Impossible, ImpossibleTokens, Numerics, given_numerics, measure_numerics, summary
 from specnb_audit.teacher_forcing import Completion
 
 P = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)

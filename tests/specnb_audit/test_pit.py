@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from specnb_audit import pit
+from specnb_audit import uniforms as pit
 
 GRID = np.linspace(0.0, 1.0, 41)
 

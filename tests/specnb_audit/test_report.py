@@ -15,7 +15,7 @@ from reports import report
 
 from specnb_audit.alternatives import ALTERNATIVES
 from specnb_audit.control import ControlComparison
-from specnb_audit.impossible import Impossible
+from specnb_audit.numerics import Impossible
 from specnb_audit.report import KINDS, NOT_COVERED, VIOLATIONS, Report
 
 

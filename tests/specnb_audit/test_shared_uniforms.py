@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specnb.distributions import sample
 from specnb.rules import token_verification
-from specnb_audit.shared_uniforms import CumulativeMass, Interval, same_uniform_ratio, within_step_ratios
+from specnb_audit.uniforms import CumulativeMass, Interval, same_uniform_ratio, within_step_ratios
 
 KEYS = st.tuples(st.sampled_from(sorted(PAIRS)), st.integers(2, 8), st.integers(0, 10**6))
 

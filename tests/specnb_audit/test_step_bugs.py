@@ -14,8 +14,14 @@ from distributions_for_tests import distribution_pair
 from specnb.distributions import Conditional, Sampling, residual
 from specnb.rules import Outcome, Rule, token_verification
 from specnb_audit.bugs import acceptance, replacement
-from specnb_audit.bugs.distributions import compounded_temperature, soft_capped, softmax_per_shard
-from specnb_audit.bugs.filters import drafted_penalised, kept_not_normalised, of_another_vocabulary
+from specnb_audit.bugs.distributions import (
+    compounded_temperature,
+    drafted_penalised,
+    kept_not_normalised,
+    of_another_vocabulary,
+    soft_capped,
+    softmax_per_shard,
+)
 from specnb_audit.bugs.step import merged_distribution, sampled_as, step_bugs
 from specnb_audit.bugs.step_deviation import corrected, deviation, deviation_on_points, step
 from specnb_audit.bugs.uniforms import averaged, few_bits

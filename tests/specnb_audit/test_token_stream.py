@@ -12,7 +12,7 @@ import pytest
 
 from specnb_audit.run import Settings, audit_completions
 from specnb_audit.teacher_forcing import Completion, Models
-from specnb_audit.token_stream import WAITING, lines_of, read_stream
+from specnb_audit.token_file import WAITING, lines_of, read_stream
 
 GOOD = b'{"prompt": [1], "tokens": [2]}\n'
 
@@ -152,7 +152,7 @@ def test_whatever_ends_the_reading_is_handed_over() -> None:
     ],
 )
 def test_the_whole_message(lines: list[bytes], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specnb_audit.token_stream.LONGEST_LINE", 100)
+    monkeypatch.setattr("specnb_audit.token_file.LONGEST_LINE", 100)
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         list(read_stream(lines, "pipe"))
     assert len([one for one in read_stream([GOOD.strip().ljust(100)]) if one is not None]) == 1
@@ -175,7 +175,7 @@ def test_the_whole_message(lines: list[bytes], words: str, monkeypatch: pytest.M
 )
 def test_lines_of_a_descriptor(chunks: list[bytes], lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """Read from the descriptor in pieces of 64 KiB."""
-    monkeypatch.setattr("specnb_audit.token_stream.LONGEST_LINE", 100)
+    monkeypatch.setattr("specnb_audit.token_file.LONGEST_LINE", 100)
     rest, asked = iter([*chunks, b""]), set[tuple[int, int]]()
     monkeypatch.setattr("os.read", lambda *given: asked.add(given) or next(rest))
     assert list(lines_of(7)) == lines

@@ -14,12 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb_audit import pit
-from specnb_audit.alternatives import UNIFORMS, alternative_distributions
+from specnb_audit.alternatives import (
+    UNIFORMS,
+    CondensedDistributions,
+    alternative_distributions,
+    condense_distributions,
+)
 from specnb_audit.bets import Row
-from specnb_audit.condensed import CondensedDistributions, condense_distributions
 from specnb_audit.frequencies import Frequencies
-from specnb_audit.shared_uniforms import CumulativeMass, within_step_ratios
+from specnb_audit.uniforms import CumulativeMass, Histogram, fixed_bets, within_step_ratios
 
 Array = NDArray[np.float64]
 Ends = tuple[float, float]
@@ -41,8 +44,8 @@ class ReferenceBets:
     """By alternative the ratios `(n,)` of its bets in order, and the deviations `(n,)` of all test functions."""
 
     def __init__(self, seed: int) -> None:
-        self.random = np.random.default_rng([int.from_bytes(b"specnb_audit", "big"), seed])
-        self.histograms = {name: pit.Histogram() for name in ("along-p", "along-q/p", "along-ids")}
+        self.random = np.random.default_rng([int.from_bytes(b"specnb.audit", "big"), seed])
+        self.histograms = {name: Histogram() for name in ("along-p", "along-q/p", "along-ids")}
         self.frequencies = Frequencies()
         self.texts: list[Text] = []
         self.references: list[Text | None] = []
@@ -89,7 +92,7 @@ class ReferenceBets:
         transformed["along-ids"] = np.array([low + w[at] * (high - low) for at, (low, high) in enumerate(intervals)])
         deviations: list[Array] = []
         for name, u in transformed.items():
-            fixed, learnt = pit.fixed_bets(u).T, self.histograms[name].bets(u).T
+            fixed, learnt = fixed_bets(u).T, self.histograms[name].bets(u).T
             for number, bet in enumerate([*fixed, *learnt]):
                 top_p = name == "along-p" and 3 <= number < 7  # on u below 0.5, 0.75, 0.9 and 0.95
                 ratios.setdefault("tail-cut" if top_p else name, []).append(bet)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specnb_audit import cli
-from specnb_audit.cli.openai_server import collect, token_ids
+from specnb_audit.cli.collect import collect, token_ids
 from specnb_audit.cli.settings import Settings
 from specnb_audit.token_file import read_tokens
 

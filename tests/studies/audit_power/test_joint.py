@@ -16,7 +16,7 @@ from scipy import special, stats
 
 from specnb.enumeration import joint_distribution
 from specnb.measure.statistics import detectable_total_variation, merge_rare_cells
-from specnb_audit.joint import JointReport, audit_joint
+from studies.audit_power.joint import JointReport, audit_joint
 
 
 def sampled(joint: np.ndarray, n: int, seed: int = 0) -> list[list[int]]:
@@ -163,7 +163,7 @@ def test_the_report_in_words() -> None:
 
 
 def test_as_many_sequences_as_can_be_enumerated_and_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specnb_audit.joint.MAX_SEQUENCES", 8)
+    monkeypatch.setattr("studies.audit_power.joint.MAX_SEQUENCES", 8)
     p, _ = distribution_pair("dense", 2)
     assert audit_joint(p, [[0, 1, 0]], 3).cells == 8
     with pytest.raises(
