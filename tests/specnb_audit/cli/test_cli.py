@@ -1,158 +1,71 @@
-"""The command: exit statuses, JSON, and clear words about bad input."""
+"""The command: what its options do, exit statuses, and one line about whatever cannot be.
+
+Fifteen examples of each property run with the tests; SPECNB_EXAMPLES asks for another number.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import gzip
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tiny import llama
 
-from specnb.decoding.generate import generate
-from specnb.models.loading import TRAINED_PAIR, load_pair
+from specnb.models.loading import load_model
 from specnb_audit.cli import audit as cli_audit
-from specnb_audit.cli import main
+from specnb_audit.cli import main, output
 from specnb_audit.report import Report
 from specnb_audit.run import audit_completions
-from specnb_audit.token_file import Sequence, read_tokens
 
-TARGET, DRAFT = str(TRAINED_PAIR / "target"), str(TRAINED_PAIR / "draft")
-
-
-@pytest.fixture(scope="module")
-def completions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Exact texts of the trained pair, as a file."""
-    pair = load_pair()
-    prompts = [pair.encode("def "), pair.encode("class ")] * 2
-    made = generate(pair.target, prompts, pair.draft, max_new_tokens=10, progress=False)
-    steps = [[size for size in row if size] for row in made.record.emitted.tolist()]
-    lines = [
-        json.dumps({"prompt": prompt, "tokens": tokens, "steps": sizes})
-        for prompt, tokens, sizes in zip(prompts, made.tokens, steps, strict=True)
-    ]
-    file = tmp_path_factory.mktemp("cli") / "tokens.jsonl"
-    file.write_text("\n".join(lines) + "\n\n")
-    return file
-
-
-def test_exact_sequences_exit_with_0(completions: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", str(completions), "--target", TARGET, "--draft", DRAFT]) == 0
-    assert "no deviation was found" in capsys.readouterr().out
-
-
-def test_a_rejection_exits_with_1_and_names_the_token(
-    completions: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """The texts were sampled at temperature 1, and are claimed to be greedy."""
-    page = tmp_path / "report.html"
-    arguments = ["audit", str(completions), "--target", TARGET, "--temperature", "0", "--json", "--html", str(page)]
-    assert main(arguments) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert report["verdict"] == "rejected"
-    assert report["diagnosis"] == "impossible"
-    assert report["impossible"][0]["logit"] > 0
-    assert "rejected" in page.read_text()
-
-
-def test_the_command_is_installed_and_says_what_it_takes() -> None:
-    asked = subprocess.run(
-        [sys.executable, "-m", "specnb_audit.cli", "audit", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    for option in ("TOKENS.jsonl", "--target", "--draft", "--temperature", "--top-k", "--top-p", "--delta", "--json"):
-        assert option in asked
-
-
-@pytest.mark.parametrize("arguments", [["audit", "--help"], ["collect", "--help"], ["compare", "--help"], ["audit"]])
-def test_options_are_read_before_torch_is_imported(arguments: list[str]) -> None:
-    code = f"""
-import sys
-from specnb_audit.cli import main
-try:
-    main({arguments!r})
-except SystemExit:
-    sys.exit(any(name in sys.modules for name in ("torch", "transformers", "numpy", "scipy", "pandas")))
-"""
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "is empty"),
-        ("\n\n", "is empty"),
-        ("{", "line 1 is not JSON"),
-        ("[1, 2]", "line 1 is [1, 2]"),
-        ('{"prompt": [1]}', "no 'tokens'"),
-        ('{"tokens": [1]}', "no 'prompt'"),
-        ('{"prompt": [1], "tokens": "abc"}', "'tokens' is not a list of integers"),
-        ('{"prompt": [1], "tokens": [1.5]}', "'tokens' is not a list of integers"),
-        ('{"prompt": [true], "tokens": [1]}', "'prompt' is not a list of integers"),
-        ('{"prompt": [1], "tokens": [1]}\n{"prompt": [1], "tokens": [1], "steps": [1]}', "line 2: give steps"),
-        ('{"prompt": [1], "tokens": []}', "no tokens to audit"),
-        ('{"prompt": [1], "tokens": []}\n\n{"prompt": [1], "tokens": [4096]}', "line 3 has the token 4096"),
-        ('{"prompt": [], "tokens": [5]}', "no prompt"),
-        ('{"prompt": [1], "tokens": [5], "steps": [3]}', "steps add up to 3"),
-    ],
+EXAMPLES = int(os.environ.get("SPECNB_EXAMPLES", "15"))
+many = settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=EXAMPLES,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-def test_bad_files_exit_with_2(content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "tokens.jsonl"
-    file.write_text(content)
-    assert main(["audit", str(file), "--target", TARGET]) == 2
-    captured = capsys.readouterr()
-    assert words in captured.err
-    assert captured.out == ""
 
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        *(["--temperature", "-1"], ["--top-p", "0"], ["--top-k", "-2"], ["--delta", "3"], ["--max-new-tokens", "0"]),
-        *(["--max-new-tokens", "-2"], ["--eos", "-1"], ["--eos", "4096"], ["--seed", "-1"]),
-        *(["--device", "cuda:99"], ["--device", "nonsense"], ["--device", "meta"]),
-    ],
-)
-def test_bad_settings_exit_with_2(completions: Path, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", str(completions), "--target", TARGET, *more]) == 2
-    assert more[1] in capsys.readouterr().err
-
-
-def test_files_and_models_that_are_not_there_exit_with_2(
-    completions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["audit", str(tmp_path / "none.jsonl"), "--target", TARGET]) == 2
-    assert main(["audit", str(completions), "--target", str(tmp_path)]) == 2
-    assert main(["audit", str(completions), "--target", str(tmp_path / "none")]) == 2
-    assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as bad:
-        main(["audit", str(completions)])
-    assert bad.value.code == 2
-
-
-def test_lines_are_read_as_they_are(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.jsonl"
-    file.write_text('{"prompt": [1], "tokens": [2, 3], "note": "ignored"}\n')
-    assert read_tokens(file) == [Sequence("tokens.jsonl, line 1", [1], [2, 3])]
-
-
-# On a tiny model
 
 SHORT = '{"prompt": [1], "tokens": [2, 3, 0]}\n{"prompt": [2, 3], "tokens": []}\n{"prompt": [1], "tokens": [1, 1]}\n'
 
 
+VALID = SHORT.encode()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of four tokens, saved."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    llama().save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    """A folder with a model of four tokens, and no tokenizer."""
-    llama().save_pretrained(tmp_path / "tiny")
-    return tmp_path / "tiny"
+def loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`model`, which the command then reads once for each dtype: loading takes most of the time of an example."""
+    read = functools.cache(load_model)
+    monkeypatch.setattr(
+        cli_audit,
+        "load_model",
+        lambda name, *given, **more: (read if name == str(model) else load_model)(name, *given, **more),
+    )
+    return model
 
 
 @pytest.fixture
@@ -179,30 +92,67 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return captured.err
 
 
-def test_every_option_reaches_the_audit(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plain, report = report_of(capsys, short, "--target", tiny)
+# What the options do
+
+
+@pytest.mark.parametrize("arguments", [["audit", "--help"], ["collect", "--help"], ["compare"]])
+def test_options_are_read_before_torch_is_imported(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from specnb_audit.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    sys.exit(any(name in sys.modules for name in ("torch", "transformers", "numpy", "scipy", "pandas")))
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_every_option_reaches_the_audit(loaded: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, report = report_of(capsys, short, "--target", loaded)
     assert (plain, report["tokens"], report["sequences"]) == (0, 5, 3)
-    status, ended = report_of(capsys, short, "--target", tiny, "--eos", 2, "--eos", 3)
+    status, ended = report_of(capsys, short, "--target", loaded, "--eos", 2, "--eos", 3)
     assert (status, ended["violations"]) == (1, {"after-the-end": 2})
-    status, long = report_of(capsys, short, "--target", tiny, "--max-new-tokens", 2)
+    status, long = report_of(capsys, short, "--target", loaded, "--max-new-tokens", 2)
     assert (status, long["violations"]) == (1, {"wrong-length": 2})
-    status, stopped = report_of(capsys, short, "--target", tiny, "--max-new-tokens", 2, "--stop")
+    status, stopped = report_of(capsys, short, "--target", loaded, "--max-new-tokens", 2, "--stop")
     assert (status, stopped["tokens"]) == (1, 3)
-    assert report_of(capsys, short, "--target", tiny, "--seed", 0)[1] == report
+    assert report_of(capsys, short, "--target", loaded, "--seed", 0)[1] == report
     assert (
-        report_of(capsys, short, "--target", tiny, "--seed", 1)[1]["log10_e_by_alternative"]
+        report_of(capsys, short, "--target", loaded, "--seed", 1)[1]["log10_e_by_alternative"]
         != report["log10_e_by_alternative"]
     )
-    assert report_of(capsys, short, "--target", tiny, "--delta", 0.25)[1]["delta"] == 0.25
-    assert "draft-leak" in report_of(capsys, short, "--target", tiny, "--draft", tiny)[1]["log10_e_by_alternative"]
+    assert report_of(capsys, short, "--target", loaded, "--delta", 0.25)[1]["delta"] == 0.25
+    assert "draft-leak" in report_of(capsys, short, "--target", loaded, "--draft", loaded)[1]["log10_e_by_alternative"]
+
+
+def test_settings_of_the_engine_reach_the_audit(loaded: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its dtype and tolerance, its control, its order of filters, kinds to ignore, a limit, and other models."""
+    greedy = (short, "--target", loaded, "--temperature", 0)
+    assert report_of(capsys, *greedy, "--engine-dtype", "float32")[1]["verdict"] == "rejected"
+    assert report_of(capsys, *greedy, "--logit-tolerance", 99)[1]["verdict"] == "not rejected"
+    status, report = report_of(capsys, *greedy, "--engine-dtype", "float32", "--control", short)
+    assert (status, report["control"]["source"]) == (1, "engine")
+    assert report_of(capsys, *greedy, "--engine-dtype", "float32", "--ignore", "impossible")[0] == 0
+    assert report_of(capsys, short, "--target", loaded, "--limit", 1)[1]["sequences"] == 1
+    assert "suspected-model" in report_of(capsys, short, "--target", loaded, "--alternative", loaded)[1]["detectable"]
+    draft = ("--draft", loaded, "--draft-temperature", 0.5)
+    plain, other = (report_of(capsys, short, "--target", loaded, *draft[:n])[1] for n in (2, 4))
+    assert plain["log10_e_by_alternative"]["wrong-q"] != other["log10_e_by_alternative"]["wrong-q"]
+    filtered = ("--temperature", 0.3, "--top-p", 0.6, "--engine-dtype", "float32")
+    orders = [
+        report_of(capsys, short, "--target", loaded, *filtered, "--filter-order", name)[1]
+        for name in ("transformers", "llama.cpp")
+    ]
+    assert orders[0]["log10_e_by_alternative"] != orders[1]["log10_e_by_alternative"]
 
 
 def test_of_sequences_with_one_seed_the_first_is_audited(
-    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    loaded: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = '{"prompt": [1], "tokens": [2, 3], "seed": %s}\n'
     short.write_text(line % 5 + line % 6 + line % 5)
-    _, report = report_of(capsys, short, "--target", tiny, "--control", short)
+    _, report = report_of(capsys, short, "--target", loaded, "--control", short)
     assert (report["tokens"], report["sequences"]) == (4, 2)
     assert report["notes"] == [
         "1 sequence repeats a seed that is declared before and may share its random numbers; left out of the audit",
@@ -211,46 +161,7 @@ def test_of_sequences_with_one_seed_the_first_is_audited(
     ]
     monkeypatch.setattr(cli_audit, "lines_of", lambda descriptor: iter(short.read_bytes().split(b"\n")))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: 0))
-    assert report_of(capsys, "-", "--target", tiny, "--control", short)[1] == report
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        *(["--eos", 2, "--eos", 3], ["--max-new-tokens", 2], ["--max-new-tokens", 2, "--stop"], ["--seed", 1]),
-        *(["--delta", 0.25], ["--eos", 2, "--ignore", "after-the-end"], ["--numerics-positions", 0], ["--limit", 1]),
-    ],
-    ids=str,
-)
-def test_every_option_reaches_the_audit_of_a_pipe(
-    more: list[object], tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The report is that on the same lines in a file, and is not that without the options."""
-    monkeypatch.setattr(cli_audit, "lines_of", lambda descriptor: iter(short.read_bytes().split(b"\n")))
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: 0))
-
-    def outcome(*arguments: object) -> tuple[dict[str, object], Any]:
-        status, report = report_of(capsys, *arguments, "--target", tiny)
-        names = ("violations", "delta", "tokens", "sequences", "found_after")
-        plain = {name: report[name] for name in names} | {"status": status, "measured": report["numerics"] is not None}
-        return plain, report["log10_e_by_alternative"]
-
-    (plain, e_values), (expected, expected_e_values), (without, other_e_values) = (
-        outcome(*arguments) for arguments in (("-", *more), (short, *more), ("-",))
-    )
-    assert plain == expected
-    # Sequences from a pipe may share forward passes with others than those in a file.
-    assert e_values == pytest.approx(expected_e_values, abs=1e-4)
-    assert plain != without or e_values != pytest.approx(other_e_values, abs=1e-4)
-
-
-def test_only_empty_sequences_are_a_finding_where_a_length_was_claimed(
-    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    short.write_text('{"prompt": [1], "tokens": []}\n')
-    status, report = report_of(capsys, short, "--target", tiny, "--max-new-tokens", 3)
-    assert (status, report["violations"], report["tokens"]) == (1, {"wrong-length": 1}, 0)
-    assert "no tokens to audit" in refused(capsys, short, "--target", tiny)
+    assert report_of(capsys, "-", "--target", loaded, "--control", short)[1] == report
 
 
 def test_settings_are_checked_before_a_model_is_loaded(
@@ -263,92 +174,43 @@ def test_settings_are_checked_before_a_model_is_loaded(
     bad = {"--delta": "2", "--max-new-tokens": "0", "--eos": "-1", "--seed": "-1", "--device": "tpu", "--top-p": "2"}
     for option, value in bad.items():
         assert value in refused(capsys, short, "--target", "some/name", option, value)
-    for page in (short.parent, short.parent / "none" / "page.html", short, short.parent / ("p" * 300)):
+    for page in (short.parent, short.parent / "none" / "page.html", short):
         assert str(page) in refused(capsys, short, "--target", "some/name", "--html", page)
     assert sorted(path.name for path in short.parent.iterdir()) == ["short.jsonl"]
     assert short.read_text() == SHORT
 
 
-def test_a_page_is_replaced_only_by_a_report(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_cannot_be_claimed_are_refused_by_name(
+    loaded: Path, short: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"--repetition-penalty": 1.1, "--logit-bias": "{5: 1}", "--grammar": "json", "--min-p": 2}
+    for name, value in {**given, "--filter-order": "sglang", "--limit": 0, "--ignore": "x"}.items():
+        assert str(value) in refused(capsys, short, "--target", loaded, name, value)
+    assert report_of(capsys, short, "--target", loaded, "--repetition-penalty", 1.0)[0] == 0
+
+
+def test_a_page_is_replaced_only_by_a_report(loaded: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = short.parent / "page.html"
     page.write_text("old")
-    refused(capsys, short, "--target", tiny, "--html", page, "--eos", "4")
+    refused(capsys, short, "--target", loaded, "--html", page, "--eos", "4")
     assert page.read_text() == "old"
-    assert main(["audit", str(short), "--target", str(tiny), "--html", str(page)]) == 0
+    assert main(["audit", str(short), "--target", str(loaded), "--html", str(page)]) == 0
     assert "not rejected" in page.read_text()
-    assert sorted(path.name for path in short.parent.iterdir()) == ["page.html", "short.jsonl", "tiny"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("model.safetensors", lambda old: old[: len(old) // 2], "tiny/model.safetensors are truncated or damaged"),
-        ("model.safetensors", lambda old: b"garbage" * 50, "tiny/model.safetensors are truncated or damaged"),
-        ("config.json", lambda old: b"{", "tiny/config.json is not JSON"),
-        ("config.json", lambda old: b"[" * 100_000, "tiny/config.json is not JSON (nested too deeply)"),
-        ("config.json", lambda old: b"[]", "tiny/config.json is not a JSON object"),
-        ("config.json", lambda old: old.replace(b'layers": 2', b'layers": 999999999'), "999999999 layers"),
-        ("config.json", lambda old: old.replace(b'_attention_heads": 2', b'_attention_heads": 0'), "tiny: "),
-        ("config.json", lambda old: old.replace(b'"hidden_size": 8', b'"hidden_size": 16'), "tiny: "),
-        ("config.json", lambda old: b'{"quantization_config": {"quant_method": "gptq", "bits": 4},' + old[1:], "tiny"),
-    ],
-)  # fmt: skip
-def test_models_that_cannot_be_loaded_are_named(
-    name: str,
-    content: Callable[[bytes], bytes],
-    words: str,
-    tiny: Path,
-    short: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    file = tiny / name
-    file.write_bytes(content(file.read_bytes()))
-    assert words in refused(capsys, short, "--target", tiny)
-
-
-def test_a_target_that_is_a_file_or_empty(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is a file" in refused(capsys, short, "--target", short)
-    assert "is empty" in refused(capsys, short, "--target", "")
-    (tiny / "config.json").unlink()
-    assert "has no config.json" in refused(capsys, short, "--target", tiny)
-
-
-def test_a_broken_tokenizer_does_not_matter(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tiny / "tokenizer.json").write_text("{")
-    assert report_of(capsys, short, "--target", tiny, "--draft", tiny)[0] == 0
-
-
-def test_a_draft_needs_the_same_number_of_tokens(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    llama(vocab=5).save_pretrained(short.parent / "other")
-    assert "same vocabulary" in refused(capsys, short, "--target", tiny, "--draft", short.parent / "other")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_report_that_finds_no_room_is_no_verdict(
-    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a full disk, where exactness is rejected too."""
-    with contextlib.suppress(OSError), open("/dev/full", "w") as full, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", full)
-        assert main(["audit", str(short), "--target", str(tiny), "--eos", "2"]) == 2
-    assert "specnb: the report cannot be printed: No space left on device\n" in capsys.readouterr().err
-    assert "--html /dev/full cannot be written: No space left" in refused(
-        capsys, short, "--target", tiny, "--html", "/dev/full"
-    )
+    assert sorted(path.name for path in short.parent.iterdir()) == ["page.html", "short.jsonl"]
 
 
 def test_what_nobody_foresaw_is_no_verdict(
-    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    loaded: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object, **settings: object) -> None:
         raise MemoryError("no room\nfor this")
 
     monkeypatch.setattr(cli_audit, "audit_completions", fail)
-    assert f"{short} against {tiny}: MemoryError: no room for this" in refused(capsys, short, "--target", tiny)
+    assert f"{short} against {loaded}: MemoryError: no room for this" in refused(capsys, short, "--target", loaded)
 
 
 def test_an_interrupt_is_no_verdict_either(
-    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    loaded: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before there is a report there is none; a report on a part exits with 1 only if it rejects."""
     whole = audit_completions
@@ -359,7 +221,7 @@ def test_an_interrupt_is_no_verdict_either(
     def nothing(*arguments: object, **settings: object) -> None:
         raise KeyboardInterrupt
 
-    arguments = ["audit", str(short), "--target", str(tiny)]
+    arguments = ["audit", str(short), "--target", str(loaded)]
     monkeypatch.setattr(cli_audit, "audit_completions", part)
     assert main(arguments) == 130
     assert "no deviation was found" in capsys.readouterr().out
@@ -370,44 +232,49 @@ def test_an_interrupt_is_no_verdict_either(
     assert capsys.readouterr() == ("", "specnb: interrupted before there was anything to report\n")
 
 
-def test_settings_of_the_engine_reach_the_audit(tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its dtype and tolerance, its control, its order of filters, kinds to ignore, a limit, and other models."""
-    greedy = (short, "--target", tiny, "--temperature", 0)
-    assert report_of(capsys, *greedy, "--engine-dtype", "float32")[1]["verdict"] == "rejected"
-    assert report_of(capsys, *greedy, "--logit-tolerance", 99)[1]["verdict"] == "not rejected"
-    status, report = report_of(capsys, *greedy, "--engine-dtype", "float32", "--control", short)
-    assert (status, report["control"]["source"]) == (1, "engine")
-    assert report_of(capsys, *greedy, "--engine-dtype", "float32", "--ignore", "impossible")[0] == 0
-    assert report_of(capsys, short, "--target", tiny, "--limit", 1)[1]["sequences"] == 1
-    assert "suspected-model" in report_of(capsys, short, "--target", tiny, "--alternative", tiny)[1]["detectable"]
-    draft = ("--draft", tiny, "--draft-temperature", 0.5)
-    plain, other = (report_of(capsys, short, "--target", tiny, *draft[:n])[1] for n in (2, 4))
-    assert plain["log10_e_by_alternative"]["wrong-q"] != other["log10_e_by_alternative"]["wrong-q"]
-    filtered = ("--temperature", 0.3, "--top-p", 0.6, "--engine-dtype", "float32")
-    orders = [
-        report_of(capsys, short, "--target", tiny, *filtered, "--filter-order", name)[1]
-        for name in ("transformers", "llama.cpp")
-    ]
-    assert orders[0]["log10_e_by_alternative"] != orders[1]["log10_e_by_alternative"]
-
-
-def test_settings_that_cannot_be_claimed_are_refused_by_name(
-    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str]
+def test_sigterm_leaves_nothing_half_written(
+    loaded: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"--repetition-penalty": 1.1, "--logit-bias": "{5: 1}", "--grammar": "json", "--min-p": 2}
-    for name, value in {**given, "--filter-order": "sglang", "--limit": 0, "--ignore": "x"}.items():
-        assert str(value) in refused(capsys, short, "--target", tiny, name, value)
-    assert report_of(capsys, short, "--target", tiny, "--repetition-penalty", 1.0)[0] == 0
+    """During the audit and while the page is written: status 143, no report, and the old page is kept."""
+    page = short.parent / "page.html"
+    page.write_text("old")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate(*arguments: object, **settings: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    for module, name in ((cli_audit, "audit_completions"), (Path, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, terminate)
+            assert main(["audit", str(short), "--target", str(loaded), "--html", str(page)]) == 143
+        assert capsys.readouterr() == ("", "specnb: terminated\n")
+        assert page.read_text() == "old"
+        assert sorted(path.name for path in short.parent.iterdir()) == ["page.html", "short.jsonl"]
+        assert signal.getsignal(signal.SIGTERM) == before
 
 
-def piped(tiny: Path, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "specnb_audit.cli", "audit", "-", "--target", str(tiny), *map(str, arguments)]
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_report_that_finds_no_room_is_no_verdict(
+    loaded: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, where exactness is rejected too."""
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert main(["audit", str(short), "--target", str(loaded), "--eos", "2"]) == 2
+    assert "specnb: the report cannot be printed: No space left on device\n" in capsys.readouterr().err
+    assert "--html /dev/full cannot be written: No space left" in refused(
+        capsys, short, "--target", loaded, "--html", "/dev/full"
+    )
+
+
+def piped(model: Path, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "specnb_audit.cli", "audit", "-", "--target", str(model), *map(str, arguments)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_pipe_is_audited_while_it_is_open(tiny: Path) -> None:
+def test_a_pipe_is_audited_while_it_is_open(model: Path) -> None:
     """The rejection is told before the pipe closes; SIGTERM then ends the audit with its report."""
-    with piped(tiny, "--eos", 3) as command:
+    with piped(model, "--eos", 3) as command:
         assert command.stdin is not None
         assert command.stderr is not None
         command.stdin.write('{"prompt": [1], "tokens": [2, 0]}\n{"prompt": [1], "tokens": [3, 1]}\n')
@@ -421,29 +288,226 @@ def test_a_pipe_is_audited_while_it_is_open(tiny: Path) -> None:
     assert command.returncode == 1
 
 
-def test_a_bad_line_of_a_pipe_is_named(tiny: Path) -> None:
-    with piped(tiny) as command:
-        _, err = command.communicate('{"prompt": [1], "tokens": [2]}\n{"prompt": [1], "tokens": [9]}\n')
-    assert command.returncode == 2
-    assert "stdin, line 2 has the token 9" in err
-
-
-def test_sigterm_leaves_nothing_half_written(
-    tiny: Path, short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "the name of a model is empty; give a folder or a model's name"),
+        ("short.jsonl", "short.jsonl is a file; give the folder that holds config.json and the weights"),
+        ("none/here/at/all", "there is no folder"),
+        (".", "has no config.json; give the folder that holds it and the weights"),
+        ("weights", "cannot load the model"),
+        ("config", "cannot load the model"),
+        ("vocabulary", "same vocabulary"),
+    ],
+)
+def test_models_that_cannot_be_used_are_named(
+    name: str, words: str, model: Path, short: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """During the audit and while the page is written: status 143, no report, and the old page is kept."""
-    page = short.parent / "page.html"
-    page.write_text("old")
-    before = signal.getsignal(signal.SIGTERM)
+    folder = short.parent / name if name else ""
+    if name in ("weights", "config"):
+        shutil.copytree(model, folder)
+        file = Path(folder, "model.safetensors" if name == "weights" else "config.json")
+        file.write_bytes(file.read_bytes()[:50])
+    elif name == "vocabulary":
+        llama(vocab=5).save_pretrained(folder)
+    said = refused(capsys, short, "--target", model, "--draft", folder)
+    assert words in said
+    assert str(folder) in said
 
-    def terminate(*arguments: object, **settings: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
 
-    for module, name in ((cli_audit, "audit_completions"), (Path, "replace")):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, terminate)
-            assert main(["audit", str(short), "--target", str(tiny), "--html", str(page)]) == 143
-        assert capsys.readouterr() == ("", "specnb: terminated\n")
-        assert page.read_text() == "old"
-        assert sorted(path.name for path in short.parent.iterdir()) == ["page.html", "short.jsonl", "tiny"]
-        assert signal.getsignal(signal.SIGTERM) == before
+# Whatever the input: a status that is right, one line of explanation, and no stray files
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def run(arguments: list[str]) -> tuple[int, str, str]:
+    """Status, stdout and stderr of the command; argparse leaves with its status, too."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            status = main(arguments)
+        except SystemExit as left:
+            status = int(str(left.code))
+    if status in (output.INTERRUPTED, output.TERMINATED):  # not by an example
+        raise KeyboardInterrupt
+    shown = [line for line in err.getvalue().splitlines(keepends=True) if not line.startswith("specnb: audited ")]
+    return status, out.getvalue(), "".join(shown)  # a slow machine shows progress
+
+
+def require_refusal(out: str, err: str) -> None:
+    """No report, and one line of the command's own, or argparse's usage."""
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith("usage: ") or (err.startswith("specnb: ") and err.count("\n") == 1 and err.endswith("\n")), (
+        err
+    )
+
+
+def require_sane(folder: Path, arguments: list[str], page: Path | None = None) -> int:
+    """Runs the command in `folder` and checks everything that must hold whatever the input; returns the status."""
+    before = files(folder)
+    status, out, err = run(["audit", *arguments, "--json"])
+    after = files(folder)
+    if status == 2:
+        require_refusal(out, err)
+        assert after == before
+    else:
+        assert status == (1 if json.loads(out)["rejected"] else 0)
+        assert err == ""
+        written = {} if page is None else {str(page.relative_to(folder)): page.read_bytes()}
+        assert after == before | written
+    return status
+
+
+HUGE = "an integer of 5,001 digits"
+
+
+numbers = st.one_of(
+    st.integers(-2, 5), st.integers(), st.floats(), st.booleans(), st.just(HUGE), st.just(2**63), st.none()
+)
+
+
+leaves = st.one_of(numbers, st.text(max_size=5))
+
+
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner))
+
+
+tokens = st.lists(st.integers(0, 3), max_size=6)
+
+
+valid = st.fixed_dictionaries({"prompt": st.lists(st.integers(0, 3), min_size=1, max_size=6), "tokens": tokens})
+
+
+lines = st.one_of(
+    valid,
+    valid.map(lambda line: line | {"steps": [1] * len(line["tokens"])}),
+    st.fixed_dictionaries({"prompt": tokens, "tokens": tokens, "steps": tokens}),
+    st.fixed_dictionaries({"prompt": values, "tokens": values}),
+    st.dictionaries(st.sampled_from(["prompt", "tokens", "steps", "seed"]), values),
+    values,
+)
+
+
+def _dumped(value: Any) -> str:
+    """JSON, with an integer in place of HUGE that is longer than Python itself would convert."""
+    return json.dumps(value, ensure_ascii=False).replace(f'"{HUGE}"', "1" + "0" * 5000)
+
+
+sequences = st.one_of(
+    st.lists(valid.map(_dumped), min_size=1, max_size=8).map("\n".join),
+    st.lists(lines.map(_dumped), max_size=4).map("\n".join),
+    st.text(max_size=40),
+    st.just('{"prompt": ' + "[" * 5000 + "]" * 5000 + ', "tokens": [1]}'),
+)
+encoded = st.one_of(
+    sequences.map(lambda text: text.encode("utf-8", "surrogatepass")),
+    sequences.map(lambda text: text.encode("utf-16", "surrogatepass")),
+    sequences.map(lambda text: gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0)),
+    st.binary(max_size=60),
+    st.integers(0, len(VALID)).map(lambda at: VALID[:at]),
+    st.integers(0, 60).map(lambda at: gzip.compress(VALID, mtime=0)[:at]),
+)
+
+
+@given(content=encoded)
+@many
+def test_files_of_tokens(content: bytes, loaded: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens.jsonl").write_bytes(content)
+    require_sane(tmp_path, [str(tmp_path / "tokens.jsonl"), "--target", str(loaded)])
+
+
+@given(content=encoded)
+@many
+def test_lines_of_a_pipe(content: bytes, loaded: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli_audit, "lines_of", lambda descriptor: iter(content.split(b"\n")))
+        patch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: 0))
+        require_sane(tmp_path, ["-", "--target", str(loaded)])
+
+
+NUMERIC = (
+    "--temperature", "--top-k", "--top-p", "--min-p", "--eos", "--max-new-tokens", "--delta", "--seed", "--limit",
+    "--draft-temperature", "--draft-top-k", "--draft-top-p", "--logit-tolerance", "--numerics-positions",
+    "--repetition-penalty", "--logit-bias",
+)  # fmt: skip
+numeric = st.sampled_from(
+    ["0", "1", "-1", "3", "4", "0.5", "nan", "inf", "-inf", "1e-300", "1e300", "", "x", str(2**70), "1" + "0" * 5000]
+)
+
+
+option = st.one_of(
+    st.tuples(st.sampled_from(NUMERIC), numeric),
+    st.tuples(st.sampled_from(["--dtype", "--engine-dtype"]), st.sampled_from(["float64", "bfloat16", "float8", ""])),
+    st.tuples(st.just("--filter-order"), st.sampled_from(["llama.cpp", "sglang", "", "top-p,min-p", "top-p,top-p"])),
+    st.tuples(st.just("--ignore"), st.sampled_from(["impossible", "wrong-length", "draft-leak", "x", ""])),
+    st.tuples(st.just("--control"), st.sampled_from(["tokens.jsonl", "none.jsonl", ".", ""])),
+    st.tuples(st.just("--device"), st.sampled_from(["cpu", "cuda:99", "meta", "nonsense", ""])),
+    st.tuples(st.just("--html"), st.sampled_from(["page.html", "none/page.html", ".", "tokens.jsonl", ""])),
+    st.tuples(
+        st.sampled_from(["--draft", "--alternative"]), st.sampled_from(["model", "", "tokens.jsonl", ".", "a/b/c"])
+    ),
+)
+
+
+@given(options=st.lists(option, max_size=4))
+@many
+def test_options(options: list[tuple[str, str]], loaded: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.unlink(missing_ok=True)
+    (tmp_path / "tokens.jsonl").write_bytes(VALID)
+    arguments = [str(tmp_path / "tokens.jsonl"), "--target", str(loaded)]
+    for name, value in options:
+        if value and name in ("--html", "--draft", "--alternative", "--control"):
+            value = str(loaded) if value == "model" else str(tmp_path / value)
+        arguments += [f"{name}={value}"]
+    asked = [value for name, value in options if name == "--html"][-1:] == ["page.html"]
+    require_sane(tmp_path, arguments, page if asked else None)
+
+
+def test_without_stderr_and_stdin(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `2>&-` and `<&-`: no stderr is no error, and no stdin is one."""
+    (tmp_path / "tokens.jsonl").write_bytes(VALID)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["audit", str(tmp_path / "tokens.jsonl"), "--target", str(model)]) == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["audit", "-", "--target", str(model)]) == 2
+
+
+@pytest.mark.parametrize("command", ["audit", "control", "compare", "collect"])
+@pytest.mark.parametrize("endless", ["pipe", "/dev/zero"])
+def test_a_file_without_an_end_is_refused(command: str, endless: str, loaded: Path, tmp_path: Path) -> None:
+    """A pipe that nobody writes to would be waited for, and one without an end read until memory is full."""
+    os.mkfifo(tmp_path / "pipe")
+    given, good = str(tmp_path / endless), str(tmp_path / "tokens.jsonl")
+    (tmp_path / "tokens.jsonl").write_bytes(VALID)
+    arguments = {
+        "audit": ["audit", given, "--target", str(loaded)],
+        "control": ["audit", good, "--target", str(loaded), "--control", given],
+        "compare": ["compare", good, given],
+        "collect": ["collect", "--url", "http://127.0.0.1:9", "--out", f"{good}.out", "--prompts", given],
+    }[command]
+    status, out, err = run(arguments)
+    assert status == 2
+    require_refusal(out, err)
+    assert f"{given} is a pipe or a device, which may have no end; give a file" in err
+
+
+@given(first=encoded, second=st.none() | encoded, delta=numeric, flags=st.sets(st.sampled_from(["--stop", "--json"])))
+@many
+def test_samples_to_compare(first: bytes, second: bytes | None, delta: str, flags: set[str], tmp_path: Path) -> None:
+    names = [tmp_path / "samples.jsonl", tmp_path / "reference.jsonl"]
+    for name, content in zip(names, (first, first if second is None else second), strict=True):
+        name.write_bytes(content)
+    before = files(tmp_path)
+    status, out, err = run(["compare", *map(str, names), f"--delta={delta}", *sorted(flags)])
+    assert files(tmp_path) == before
+    if status == 2:
+        require_refusal(out, err)
+        assert "Error: " not in err
+    else:
+        rejected = json.loads(out)["rejected"] if "--json" in flags else "REJECTED" in out
+        assert (status, err) == (int(rejected), "")

@@ -1,7 +1,9 @@
 """`collect` against a small server on this machine: retries, resuming, refusals, and answers without token ids."""
 
+from __future__ import annotations
+
+import io
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,11 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from specnb_audit import cli
 from specnb_audit.cli.collect import collect, token_ids
 from specnb_audit.cli.settings import Settings
 from specnb_audit.token_file import read_tokens
+
+many = settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
 
 PROMPTS = [[0, number] for number in range(1, 8)]
 
@@ -88,29 +101,6 @@ def test_the_command_collects(server: Server, tmp_path: Path, capsys: pytest.Cap
     assert cli.main([*given, "--extra", '{"ignore_eos": true}']) == 0
     assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
     assert (server.requests[0]["top_p"], server.requests[0]["ignore_eos"]) == (0.9, True)
-    prompts.write_text("nothing\n")
-    assert cli.main(given) == 2
-    assert "prompts.jsonl, line 1 is not JSON" in capsys.readouterr().err
-
-
-def test_the_command_shows_a_bar_on_a_terminal_and_lines_elsewhere(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
-    for terminal in (True, False):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        out = tmp_path / f"{terminal}.jsonl"
-        assert cli.main(["collect", "--url", server.url, "--prompts", str(prompts), "--out", str(out)]) == 0
-        words = capsys.readouterr().err
-        assert ("completion" in words) == terminal
-        assert (f"of {len(PROMPTS)} prompts" in words) != terminal
-        assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
-
-
-@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
-def test_the_url_may_end_in_v1(server: Server, tmp_path: Path, ending: str) -> None:
-    assert collect(server.url + ending, PROMPTS[:1], tmp_path / "tokens.jsonl", say=None) == 1
 
 
 def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
@@ -152,24 +142,6 @@ def test_a_refused_request_is_not_repeated(server: Server, tmp_path: Path) -> No
     assert len(server.requests) == 1
 
 
-def test_an_answer_without_ids_is_an_error_that_says_what_to_do(server: Server, tmp_path: Path) -> None:
-    server.answer = lambda sent: {"choices": [{"text": "only text"}]}
-    with pytest.raises(ValueError, match=r"no token ids.*return_token_ids"):
-        collect(server.url, PROMPTS[:1], tmp_path / "tokens.jsonl", say=None)
-
-
-def test_a_file_of_other_prompts_is_not_continued(server: Server, tmp_path: Path) -> None:
-    out = tmp_path / "tokens.jsonl"
-    collect(server.url, PROMPTS[:2], out, say=None)
-    with pytest.raises(ValueError, match=r"tokens.jsonl, line 1 is not for prompt 1"):
-        collect(server.url, PROMPTS[1:], out, say=None)
-
-
-def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"127.0.0.1:9/v1/models failed 1 times"):
-        collect("http://127.0.0.1:9", PROMPTS, out=tmp_path / "tokens.jsonl", retries=0, say=None)
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -187,3 +159,75 @@ def test_ids_are_found_where_servers_put_them(answer: dict[str, Any]) -> None:
 def test_a_server_that_adds_to_the_prompt_is_an_error() -> None:
     with pytest.raises(ValueError, match="a prompt of 2 tokens, not the 1"):
         token_ids({"choices": [{"token_ids": [5], "prompt_token_ids": [0, 1]}]}, [1])
+
+
+@pytest.mark.parametrize("old", [b"notes", b'{"prompt": [9], "tokens": [7]}\n', b"\x1f\x8b\x00", b"[1]"])
+def test_a_file_of_something_else_is_never_changed(server: Server, old: bytes, tmp_path: Path) -> None:
+    out = tmp_path / "tokens.jsonl"
+    out.write_bytes(old)
+    with pytest.raises(ValueError, match=r"tokens.jsonl, line 1 is not for prompt 1: the file is of other prompts"):
+        collect(server.url, PROMPTS, out, say=None)
+    assert out.read_bytes() == old
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--url", "http://127.0.0.1:9", "--retries", "0"], "127.0.0.1:9/v1/models failed 1 times"),
+        (["--url", "name"], "is no URL"),
+        (["--count", "-1"], "count is -1; it must be from 0 to 10,000,000"),
+        (["--parallel", "0"], "parallel is 0"),
+        (["--retries", "99"], "retries is 99"),
+        (["--temperature", "-1"], "temperature is -1.0; it must be 0 (greedy) or positive and finite"),
+        (["--top-p", "0"], "top_p is 0.0"),
+        (["--out", "prompts.jsonl"], "is the file of prompts; give another file for the tokens"),
+        (["--prompts", "none.jsonl"], "none.jsonl: No such file or directory"),
+        (["--prompts", "words.jsonl"], "words.jsonl, line 1 is not JSON"),
+        (["--extra", "[1]"], "give a JSON object"),
+    ],
+)
+def test_bad_arguments_of_the_command(
+    server: Server,
+    given: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.jsonl").write_text("[1]\n")
+    Path("words.jsonl").write_text("nothing\n")
+    usual = ["collect", "--url", server.url, "--prompts", "prompts.jsonl", "--out", "tokens.jsonl"]
+    status: object
+    try:
+        status = cli.main([*usual, *given])
+    except SystemExit as left:
+        status = left.code
+    assert status == 2
+    assert words in capsys.readouterr().err
+    assert not Path("tokens.jsonl").exists()
+
+
+answers = st.recursive(
+    st.none() | st.integers(-2, 5) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["choices", "token_ids", "tokens", "__verbose", "meta_info", "text"]), inner)
+    ),
+)
+
+
+@given(answer=answers)
+@many
+def test_whatever_a_server_answers(answer: Any, tmp_path: Path) -> None:
+    """Either ids that can be audited arrive, or one line says what is wrong and the file has nothing."""
+    out = tmp_path / "tokens.jsonl"
+    out.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("urllib.request.urlopen", lambda *given, **more: io.BytesIO(json.dumps(answer).encode()))
+        try:
+            collect("http://localhost", [[1]], out, Settings(), model="m", retries=0, say=None)
+        except ValueError:
+            assert not out.exists() or out.read_bytes() == b""
+        else:
+            assert all(one.tokens for one in read_tokens(out))
