@@ -10,6 +10,10 @@ distribution depends on the rejected draft token, which no file of tokens has. O
 They are computed on a few cells: one per likely token, and two pooled ones for all others. A bet may use any partition
 of the vocabulary that is chosen before the token is seen: the expectation of its factor under p stays 1. So every
 position costs the same few hundred numbers, whatever the vocabulary.
+
+`Frequencies` are for tokens that are biased everywhere. A logit bias, a banned token or a suppressed end token changes
+the probability of single tokens by the same factor wherever they are possible. Which tokens, nobody says; the rows
+before show it.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.distributions import normalise, one_hot, residual
@@ -75,9 +80,12 @@ FACTORS = {"repeats": (1.25, 2.0, 5.0), "avoids": (0.8, 0.5, 0.2)}
 DRAFT_POWERS = (0.5, 0.7, 1.4, 2.0)
 LENIENCES = (0.9, 0.7, 0.5, 0.3)
 UNIFORMS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
+DEVIATING = (2.0, 3.0)
+"""A token is bet on if its frequency deviates by more than this many standard deviations; one bet for each."""
 LIKELY = 128
 """Tokens with a cell of their own: the likeliest under any of the distributions at a position."""
 
+Array = NDArray[np.float64]
 Named = Iterator[tuple[str, Tensor]]
 
 
@@ -300,3 +308,51 @@ def _cell(ids: Tensor, larger: Tensor, tokens: Tensor) -> Tensor:
     match = ids == tokens[:, None]
     pool = ids.shape[-1] + (larger.gather(-1, tokens[:, None])[:, 0] == 0).long()
     return torch.where(match.any(dim=-1), match.to(torch.uint8).argmax(dim=-1), pool)
+
+
+class Frequencies:
+    """How often each token came, and how often it should have come, over all sequences so far.
+
+    >>> p, tokens = torch.tensor([[0.5, 0.5]]).expand(40, -1), torch.zeros(40, dtype=torch.int64)
+    >>> frequencies = Frequencies()
+    >>> frequencies.bets(p, tokens)[0][:, 0].tolist()  # nothing is known yet
+    [1.0, 1.0]
+    >>> frequencies.begin()
+    >>> frequencies.bets(p, tokens)[0][:, 0].round(2).tolist()
+    [1.95, 1.95]
+    """
+
+    def __init__(self) -> None:
+        self.counts: Tensor | None = None  # (2, vocab): seen and expected
+        self.factors: Tensor | None = None  # (vocab, bets)
+
+    def begin(self) -> None:
+        """Begins a new sequence, from which on the tokens so far count."""
+        if self.counts is not None:
+            self.factors = self._factors(*self.counts)
+
+    def bets(self, p: Tensor, tokens: Tensor) -> tuple[Array, Array]:
+        """r(x)/p(x) `(bets, n)` at `tokens` `(n,)` under `p` `(n, vocab)`, and the deviations of r > p `(bets, n)`.
+
+        They depend on the sequences before alone.
+        """
+        vocab = p.shape[-1]
+        if self.counts is None:
+            self.counts = torch.zeros(2, vocab, dtype=torch.float64, device=p.device)
+        self.counts += torch.stack([torch.bincount(tokens, minlength=vocab), p.sum(dim=0, dtype=torch.float64)])
+        if self.factors is None:
+            return np.ones((len(DEVIATING), len(tokens))), np.zeros((len(DEVIATING), len(tokens)))
+        factors = self.factors.to(p.dtype)
+        likelier = (factors > 1).to(p.dtype)
+        ratios, deviations = factors[tokens] / (p @ factors), likelier[tokens] - p @ likelier
+        return ratios.T.double().numpy(force=True), deviations.T.double().numpy(force=True)
+
+    @staticmethod
+    def _factors(seen: Tensor, expected: Tensor) -> Tensor:
+        """Seen over expected `(vocab, bets)` for the tokens that deviate, and 1 for the others.
+
+        One is added to both counts, so that no token is taken to be impossible.
+        """
+        deviation = (seen - expected).abs() / (expected + 1).sqrt()
+        factor = (seen + 1) / (expected + 1)
+        return torch.stack([factor.where(deviation > limit, 1.0) for limit in DEVIATING], dim=-1)

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from specnb_audit.alternatives import (
     CondensedDistributions,
+    Frequencies,
     alternative_distributions,
     condense_distributions,
     greater_mask,
 )
 from specnb_audit.claimed import CutoffGap as CutoffGap
-from specnb_audit.frequencies import Frequencies
 from specnb_audit.uniforms import (
     EDGES,
     CumulativeMass,

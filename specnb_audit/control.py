@@ -65,12 +65,7 @@ def _bar(report: Report) -> float:
 
 
 def found_kinds(report: Report) -> list[str]:
-    """Violations, and the alternatives whose e-value alone rejects exactness, all of them together at `delta`.
-
-    >>> from specnb_audit import audit
-    >>> found_kinds(audit(lambda prefix: [1.0, 0.0], [[1]], prompts=[[]], progress=False))
-    ['impossible']
-    """
+    """Violations, and the alternatives whose e-value alone rejects exactness, all of them together at `delta`."""
     bar = _bar(report)
     peaks = {name: float(values.max(initial=-math.inf)) for name, values in report.running_by_alternative.items()}
     return [*report.violations, *sorted((name for name in peaks if peaks[name] >= bar), key=lambda name: -peaks[name])]

@@ -68,7 +68,7 @@ class Evidence:
             self._chunk(ratios[start : start + CHUNK, self.order], masks[start : start + CHUNK])
             for start in range(0, len(ratios), CHUNK)
         ]
-        return np.concatenate(parts) if parts else np.empty((0, len(self.names)))
+        return np.concatenate(parts)
 
     def _chunk(self, ratios: Array, masks: NDArray[np.bool_]) -> Array:
         gains = np.log1p(np.array(STRENGTHS)[:, None] * (ratios[:, None] - 1))  # (n, strengths, K)

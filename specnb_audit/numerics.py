@@ -82,11 +82,7 @@ class Numerics(NamedTuple):
         return 2 * self.tv * (OTHER_KERNELS if self.spread else 1)
 
     def explains(self, logit: float, mass: float) -> bool:
-        """Whether a token so far from those kept may be kept by the engine; False for NaN.
-
-        >>> Numerics(16, logit=0.01, tv=0.001, tv_mean=0.0, nats=0.0).explains(0.015, 0.0)
-        True
-        """
+        """Whether a token so far from those kept may be kept by the engine; False for NaN."""
         return logit <= self.logit_gap and mass <= self.mass_gap
 
 
@@ -180,9 +176,6 @@ def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int 
     are at most their order times `nats` (so for `given_numerics`; for measured ones, up to terms of third order in
     log r/p). So e^a exp(-n a nats / (1-a)) is a nonnegative supermartingale that starts at 1, and so is its mean over
     several a: such an engine is rejected, at any time, with probability at most delta.
-
-    >>> crossing(np.array([1.0, 3.0]), delta=0.1, nats=0.0)
-    2
     """
     n = before + np.arange(1, len(log_e) + 1)
     explained = log_e
@@ -264,13 +257,7 @@ class ImpossibleTokens:
         self.counts["violations"] = 0
 
     def summary(self, tokens: int) -> str:
-        """How many of `tokens` tokens are impossible, and by how much; empty without any.
-
-        >>> found = ImpossibleTokens(numerics=None, undeclared=None)
-        >>> found.gaps = [(0.25, 0.0)]
-        >>> found.summary(100)
-        '1 of 100 tokens is impossible (1%), by up to 0.25 in a logit'
-        """
+        """How many of `tokens` tokens are impossible, and by how much; empty without any."""
         if not self.gaps:
             return ""
         logit, mass = (

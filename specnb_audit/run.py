@@ -43,13 +43,7 @@ Show = Callable[[int, float, int | None], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an audit; as those of `specnb_audit.audit`, and `ignore` as in `specnb_audit.engine.Aim`.
-
-    >>> Settings(delta=2).auditor()
-    Traceback (most recent call last):
-        ...
-    ValueError: delta is 2; a false-alarm rate lies between 0 and 1
-    """
+    """The settings of an audit; as those of `specnb_audit.audit`, and `ignore` as in `specnb_audit.engine.Aim`."""
 
     delta: float = 1e-6
     seed: int = 0

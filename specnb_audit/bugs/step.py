@@ -2,7 +2,7 @@
 
 The bets of the audit were designed with these. More bugs of a step are in the modules beside this one, by theme.
 
-`specnb_audit.bugs.step_deviation` enumerates a step with a bug; `specnb_audit.known_bugs.generate` runs it in the loop.
+`specnb_audit.known_bugs.generate` runs a bug in the loop.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from logging import CRITICAL
@@ -21,7 +20,7 @@ from specnb.models.loading import load_model
 from specnb.notebook.findings import write
 from specnb_audit import Engine
 from specnb_audit.claimed import claimed_sampling
-from specnb_audit.cli.output import INTERRUPTED, one_line
+from specnb_audit.cli import INTERRUPTED, one_line
 from specnb_audit.report import Report
 from specnb_audit.run import Settings, audit_completions, require_models
 from specnb_audit.setting_names import NOT_AUDITED
@@ -48,7 +47,8 @@ def _audited(options: argparse.Namespace) -> Report:
     ignore, ends = tuple(options.ignore), (options.eos, options.max_new_tokens)
     settings = Settings(options.delta, options.seed, *ends, ignore, options.stop, progress)
     settings.auditor()  # raises for bad settings
-    _require_limit(options.limit)
+    if options.limit is not None and options.limit < 1:
+        raise ValueError(f"--limit is {options.limit}; give the number of sequences to read, at least 1")
     if options.numerics_positions < 0:
         raise ValueError(f"--numerics-positions is {options.numerics_positions}; give a number of positions, or 0")
     dtype = None if options.engine_dtype is None else getattr(torch, options.engine_dtype)
@@ -91,11 +91,6 @@ def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
         return None
     default = (options.temperature, options.top_k, options.top_p)
     return Sampling(*(own if value is None else value for value, own in zip(given, default, strict=True)))
-
-
-def _require_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise ValueError(f"--limit is {limit}; give the number of sequences to read, at least 1")
 
 
 def _completions(sequences: Sequence[Line], models: Models) -> list[Completion]:
@@ -177,15 +172,11 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
     verbosity = logging.get_verbosity()
     logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line
     try:
-        with warnings.catch_warnings(record=True) as warned:
-            model = load_model(name, options.device, getattr(torch, options.dtype), packed=False)
+        return load_model(name, options.device, getattr(torch, options.dtype), packed=False)
     except Exception as error:
         raise ValueError(f"cannot load the model {name}: {one_line(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
-    for warning in warned:
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return model
 
 
 def _require_model(name: str) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,6 @@ MOST = 10_000_000  # completions: all their prompts are in memory
 MOST_RETRIES = 20  # the last would come after days
 TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 BLOCK = 64  # requests waiting at most, so that memory does not grow with the number of prompts
-
-Bar = Callable[[Iterator[list[int]], int], Iterable[list[int]]]
 
 # What the servers call the same thing; each ignores the names that it does not know.
 ASK_FOR_IDS = {
@@ -55,7 +53,7 @@ def collect(
     retries: int = RETRIES,
     wait: float = 1.0,
     say: Callable[[str], None] | None = to_stderr,
-    bar: Bar | None = None,
+    bar: bool = False,
 ) -> int:
     """Collects completions into the file `out`, in the form that `specnb audit` reads; returns how many were added.
 
@@ -68,7 +66,7 @@ def collect(
     retries    further attempts after a refused connection, a time-out, or a status that says to try again, each after
                twice the time of the one before, the first after `wait` seconds
     say        gets a line about the progress now and then
-    bar        shows the progress too: it is given the completions to come and their number, and passes them on
+    bar        whether to show a progress bar
 
     Called again with the same arguments it continues `out`. Raises `ValueError` for an answer without token ids and for
     a request that the server refuses, `OSError` where it cannot be reached.
@@ -98,7 +96,7 @@ def collect(
             for start in range(0, len(rest), BLOCK):
                 yield from pool.map(completion, rest[start : start + BLOCK])
 
-    made = completions() if bar is None else bar(completions(), len(rest))
+    made = tqdm(completions(), "collect", len(rest), unit="completion", disable=not bar)
     write_tokens(out, [one.prompt for one in rest], made, say)
     return len(rest)
 
@@ -250,10 +248,6 @@ def run(options: argparse.Namespace) -> int:
     more: dict[str, Any] = {"model": options.model, "extra": options.extra, "count": options.count}
     more |= {"parallel": options.parallel, "retries": options.retries}
     if sys.stderr is not None and sys.stderr.isatty():
-        more |= {"say": None, "bar": _bar}
+        more |= {"say": None, "bar": True}
     collect(options.url, options.prompts, options.out, settings_of(options), **more)
     return 0
-
-
-def _bar(completions: Iterator[list[int]], total: int) -> Iterator[list[int]]:
-    yield from tqdm(completions, total=total, desc="collect", unit="completion")

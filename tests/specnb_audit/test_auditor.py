@@ -204,15 +204,6 @@ def test_nothing_is_bet_on_an_impossible_token() -> None:
     assert np.abs(logs[59] - logs[58]).max() > 0.01
 
 
-@pytest.mark.parametrize(("tokens", "first"), [([2, 3, 1], 1), ([0, 3, 2], 3), ([1, 2, 3, 0, 0], 2)])
-def test_the_earliest_violation_counts_whichever_is_noticed_first(tokens: list[int], first: int) -> None:
-    """Token 2 is impossible and token 3 ends a sequence. What follows the end is noticed before, and is not judged."""
-    p = torch.tensor([[0.4, 0.4, 0.0, 0.2]], dtype=torch.float64).expand(len(tokens), -1)
-    flawless = Row([0, 3], p[:2])
-    auditor = audited([flawless, Row(tokens, p)], eos=3)
-    assert (auditor.found_after, auditor.first_violation) == (2 + first, 1 + first)
-
-
 @pytest.mark.parametrize("at", [0, 10, 30, 31, 32, 40])
 def test_in_one_row_whichever_comes_first_counts_a_violation_or_enough_evidence(at: int) -> None:
     """A fair coin that always returns 1 is rejected after 32 tokens; token `at` is impossible."""
@@ -221,17 +212,6 @@ def test_in_one_row_whichever_comes_first_counts_a_violation_or_enough_evidence(
     assert audited([Row(tokens, p)]).found_after == 32
     tokens[at] = 2
     assert audited([Row(tokens, p)]).found_after == min(32, at + 1)
-
-
-def test_a_verdict_stays_as_it_was_first_reached() -> None:
-    p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).expand(50, -1)
-    constant, impossible = Row([1] * 50, p), Row([0, 2], p[:2])
-    auditor = audited([constant])
-    found = auditor.found_after
-    for row in (impossible, constant):
-        auditor.add(row)
-        assert auditor.found_after == found
-    assert audited([impossible, constant]).found_after == 2
 
 
 def test_excused_tokens_leave_the_verdict_to_the_other_evidence() -> None:
@@ -291,27 +271,6 @@ def numerics_of(nats: float) -> Numerics:
     return Numerics(positions=8, logit=0.6, tv=0.15, tv_mean=0.15, nats=nats)
 
 
-def test_a_report_without_a_finding() -> None:
-    p, q = tables()
-    numerics = numerics_of(nats=0.001)
-    auditor = audited([sample_row(p, q, 50, seed) for seed in range(2)], delta=0.01, numerics=numerics)
-    report = auditor.report()
-    assert (report.delta, report.tokens, report.sequences) == (0.01, 100, 2)
-    assert (report.found_after, report.numerics_only, report.violations) == (None, False, {})
-    assert (report.impossible, report.borderline, report.undeclared, report.impossible_summary) == ([], [], [], "")
-    assert report.breakdown == {}
-    assert report.numerics is numerics
-    assert report.tv == auditor.distance.estimate()
-    assert report.tv.n == 100
-    assert auditor.evidence is not None
-    each = auditor.evidence.detectable(0.01)
-    del each["token-bias"]
-    assert report.detectable.pop("impossible") == pytest.approx(1 - 0.1 ** (1 / 100))
-    assert report.detectable == pytest.approx(each, nan_ok=True)
-    ignoring = audited([sample_row(p, q, 50, seed) for seed in range(2)], ignore=["impossible", "sharper"]).report()
-    assert set(ignoring.detectable) == set(each) - {"impossible", "sharper"}
-
-
 def test_a_report_without_tokens_has_every_other_field() -> None:
     numerics = numerics_of(nats=0.0)
     auditor = audited([Row([], torch.empty(0, 4))] * 3, max_new_tokens=2, delta=0.05, numerics=numerics)
@@ -339,18 +298,6 @@ def test_evidence_within_the_numerics_is_remembered() -> None:
         assert report.detectable == {}
     rejected = audited([Row(first, p)]).report()
     assert (rejected.verdict, rejected.numerics_only) == ("rejected", False)
-
-
-def test_tokens_that_bfloat16_would_explain_are_numerics() -> None:
-    p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
-    row = Row([2], p, cutoff_gaps={0: CutoffGap(0.5, 0.0)})
-    report = audited([row], undeclared=lambda: numerics_of(0.0)).report()
-    assert (report.verdict, report.numerics_only, len(report.undeclared)) == ("numerics", True, 1)
-    assert "impossible" in report.detectable
-    explained = audited([row], numerics=numerics_of(0.0)).report()
-    assert (explained.verdict, explained.numerics_only, len(explained.borderline)) == ("not rejected", False, 1)
-    known = audited([row]).report()
-    assert (known.verdict, known.numerics_only, len(known.impossible)) == ("rejected", False, 1)
 
 
 def test_the_groups_of_a_breakdown_add_up_to_the_evidence_of_the_leading_alternative() -> None:
@@ -389,18 +336,6 @@ def test_a_sequence_in_pieces_gives_the_same_e_values() -> None:
     whole, parts = audited(rows).report(), audited(pieces).report()
     assert parts.running == pytest.approx(whole.running)
     assert parts.sequences == whole.sequences == 3
-
-
-def test_a_sequence_may_begin_with_an_empty_piece() -> None:
-    """The prompt and the noise of the pieces that follow are then still those of the new sequence."""
-    p, q = tables()
-    row = replace(sample_row(p, q, 30, 0), steps=None)
-    other = replace(sample_row(p, q, 30, 1), steps=None)
-    assert other.q is not None
-    nothing = replace(other, tokens=[], p=other.p[:0], q=other.q[:0], more=True)
-    whole = audited([row, other]).report()
-    pieces = audited([row, nothing, replace(other, continues=True)]).report()
-    assert pieces.running == pytest.approx(whole.running)
 
 
 # Bad input
@@ -452,16 +387,6 @@ SHAPES = "for 2 tokens and p (2, 2); each needs one distribution per token, all 
 def test_a_row_that_does_not_fit_together_is_refused_in_these_words(row: Row, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Auditor().add(row)
-
-
-def test_rows_at_the_edge_of_what_fits_are_accepted() -> None:
-    for row in (
-        Row([0, 1], HALF * 1.0009, steps=[1, 1]),
-        Row([0, 1], HALF * 0.9991, steps=[2]),
-        Row([], HALF[:0], steps=[]),
-        Row([1, 0], torch.eye(2).flip(0), torch.zeros(2, 2), torch.full((2, 2), 3.0), torch.zeros(2, 2)),
-    ):
-        assert audited([row]).tokens == len(row.tokens)
 
 
 @pytest.mark.parametrize("missing", ["q", "raw", "suspected", "steps"])

@@ -1,61 +1,268 @@
-"""All bets on a row are those of a reference that computes them token by token."""
+"""Every bet is fair: its expectation under p is at most 1, shown by summing over all tokens."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
 import torch
-from reference_bets import ReferenceBets
+from chains import zipf_tables
+from distributions_for_tests import PAIRS, distribution_pair, examples
+from hypothesis import given
+from hypothesis import strategies as st
 from samplers import sample_row, tables
+from specnb_audit.frequencies import Frequencies
 from torch import Tensor
 
-from specnb.distributions import sample
+from specnb.distributions import normalise, sample
+from specnb.rules import token_verification
+from specnb_audit.alternatives import (
+    ALTERNATIVES,
+    CondensedDistributions,
+    alternative_distributions,
+    condense_distributions,
+)
 from specnb_audit.bets import Bets, Row, steps_between
-from specnb_audit.frequencies import Frequencies
+from specnb_audit.uniforms import (
+    CumulativeMass,
+    Histogram,
+    Interval,
+    fixed_bets,
+    same_uniform_ratio,
+    transform,
+    within_step_ratios,
+)
+
+KEYS = st.tuples(st.sampled_from(sorted(PAIRS)), st.integers(2, 9), st.integers(0, 10**6))
 
 
-@pytest.mark.parametrize("drafted", [False, True])
-@pytest.mark.parametrize(("vocab", "seed"), [(7, 0), (7, 5), (200, 0)])
-def test_all_bets_are_those_of_the_reference(drafted: bool, vocab: int, seed: int) -> None:
-    """Sequences of several lengths, in pieces and whole, whose prompts come again; nothing is drafted in places.
+FULL = 64  # cells for every token
 
-    Of 200 tokens 72 have no cell of their own.
-    """
-    generator = np.random.default_rng(3)
 
-    def random_probs(n: int) -> Tensor:
-        return torch.from_numpy(generator.dirichlet(np.full(vocab, 0.8), size=n))
+def pair(kind: str, vocab: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """p, q, and another p for the position before."""
+    p, q = distribution_pair(kind, vocab, seed)
+    return p(()), q(()), p((0,))
 
-    def piece(n: int, continues: bool) -> Row:
-        p, q = random_probs(n), random_probs(n)
-        q[1::3] = 0
-        p[0, 5] = p[0, 4]  # a tie
-        p[0] /= p[0].sum()
-        tokens = [int(sample(probs, torch.tensor(u))) for probs, u in zip(p, generator.random(n), strict=True)]
-        if not drafted:
-            return Row(tokens, p, continues=continues)
-        return Row(tokens, p, q, random_probs(n), random_probs(n), continues=continues)
 
-    bets, reference = Bets(seed), ReferenceBets(seed)
-    texts = [([3], [5, 1, 4]), ([], [9]), ([3], [12]), ([3], [2, 6]), ([6, 0], [1]), ([], [10])]
-    for prompt, sizes in texts:
-        bets.begin(tuple(prompt))
-        reference.begin(prompt)
-        for number, n in enumerate(sizes):
-            row = piece(n, continues=number > 0)
-            found = bets.bets_on(row)
-            expected, deviations = reference.bets_on(row)
-            assert set(found.alternatives) == set(expected)
-            for name, ratios in expected.items():
-                columns = [at for at, own in enumerate(found.alternatives) if own == name]
-                assert len(columns) == len(ratios), name
-                for at, ratio in zip(columns, ratios, strict=True):
-                    assert found.ratios[:, at] == pytest.approx(ratio, rel=1e-7, abs=1e-9), name
-            assert found.deviations.shape == (n, len(deviations))
-            assert found.deviations == pytest.approx(np.stack(deviations, axis=1), abs=1e-9)
-            assert found.ratios.dtype == found.deviations.dtype == np.float64
+def for_every_token(p: Tensor, q: Tensor, before: Tensor, head: int, raw: bool = True) -> CondensedDistributions:
+    """The same distributions with each token emitted in turn."""
+    vocab = len(p)
+    rows = [probs.expand(vocab, -1) for probs in (p, before, q, normalise(q.sqrt()))]
+    return condense_distributions(torch.arange(vocab), rows[0], rows[1], rows[2], rows[3] if raw else None, likely=head)
+
+
+def one_by_one(seen: CondensedDistributions, had: Tensor) -> list[tuple[str, Tensor]]:
+    return [(kind, probs) for kind, distributions in alternative_distributions(seen, had) for probs in distributions]
+
+
+@given(KEYS, st.integers(1, 9))
+@examples
+def test_cells_keep_all_mass(key: tuple[str, int, int], head: int) -> None:
+    p, q, before = pair(*key)
+    seen = for_every_token(p, q, before, head)
+    for probs, cells in ((p, seen.p), (q, seen.q), (before, seen.previous_p)):
+        assert cells is not None
+        assert torch.allclose(cells.sum(dim=-1), torch.ones(len(p), dtype=torch.float64))
+        # The tokens' own masses add up to those of the cells they are said to lie in.
+        merge_rows = torch.zeros_like(cells[0]).scatter_add(0, seen.cell, probs)
+        assert torch.allclose(merge_rows, cells[0], atol=1e-12)
+    held = torch.bincount(seen.cell, minlength=seen.p.shape[1])
+    assert torch.equal(held, seen.sizes[0])
+    assert torch.equal(seen.previous_cell[1:], seen.cell[:-1])
+    score = torch.stack([p, q, before, normalise(q.sqrt())]).amax(dim=0)
+    assert torch.equal(score[seen.ids[0]].sort().values, score.sort().values[-min(head, len(p)) :])
+    pooled = [token for token in range(len(p)) if token not in seen.ids[0]]
+    assert all((seen.cell[token] == seen.p.shape[1] - 2) == bool(q[token] > p[token]) for token in pooled)
+
+
+@given(KEYS, st.sampled_from([2, 5, FULL]), st.booleans())
+@examples
+def test_every_alternative_is_a_fair_bet(key: tuple[str, int, int], head: int, raw: bool) -> None:
+    """sum over x of p(x) r(x)/p(x) is 1 where p has no zeros that r fills, and less where it has."""
+    p, q, before = pair(*key)
+    seen = for_every_token(p, q, before, head, raw)
+    had = torch.zeros_like(seen.p, dtype=torch.bool)
+    had[:, :-2] = seen.ids % 2 == 0
+    for kind, probs in one_by_one(seen, had):
+        assert kind in ALTERNATIVES
+        assert (probs >= 0).all(), kind
+        assert torch.allclose(probs.sum(dim=-1), torch.ones(len(p), dtype=torch.float64)), kind
+        possible = p > 0
+        ratio = torch.where(possible, seen.at_token(probs) / seen.at_token(seen.p).where(possible, 1.0), 0.0)
+        if kind != "repeats":  # whose distribution differs from row to row: the token before is part of it
+            mean = float((p * ratio).sum())
+            assert mean <= 1 + 1e-9, kind
+            reached = probs[0][seen.p[0] > 0].sum()
+            assert mean == pytest.approx(float(reached), abs=1e-9), kind
+
+
+def test_distributions_with_all_mass_in_pooled_cells_have_alternatives() -> None:
+    """A flat q beside a p that is concentrated on the tokens with a cell: no alternative is NaN."""
+    p = torch.tensor([[0.5, 0.5, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    q = torch.tensor([[0.0, 0.0, 0.25, 0.25, 0.25, 0.25]], dtype=torch.float64)
+    for first, second in ((p, q), (q, p)):
+        condensed = condense_distributions(torch.tensor([0]), first, p, second, likely=2)
+        for name, probs in one_by_one(condensed, torch.zeros_like(condensed.p, dtype=torch.bool)):
+            assert float(probs.sum()) == pytest.approx(1), name
+
+
+def test_no_bet_gains_where_one_token_is_certain() -> None:
+    """At temperature 0 no bet gains on argmax tokens."""
+    p = torch.eye(4, dtype=torch.float64)[:1]
+    seen = condense_distributions(torch.tensor([0]), p, p, p, likely=4)
+    for kind, probs in one_by_one(seen, torch.zeros_like(seen.p, dtype=torch.bool)):
+        assert seen.at_token(probs) <= 1 + 1e-12, kind
+
+
+# The uniform behind a token
+
+
+def both(key: tuple[str, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """p and q, a row for every token of the vocabulary."""
+    p, q = (probs(()) for probs in distribution_pair(*key))
+    return p.expand(len(p), -1), q.expand(len(q), -1)
+
+
+EDGES_TRIED = np.linspace(0.0, 1.0, 41)
+
+
+def chance_below(edge: float, p: torch.Tensor, score: torch.Tensor) -> float:
+    """P(U < edge), exactly: for each token U is uniform between what w = 0 and w = 1 give."""
+    vocab = len(p)
+    rows, scores, cells = p.expand(vocab, -1), score.expand(vocab, -1), torch.arange(vocab)
+    low, high = (transform(rows, scores, cells, np.full(vocab, w)) for w in (0.0, 1.0))
+    width = high - low
+    share = np.where(width > 0, np.clip((edge - low) / np.where(width > 0, width, 1), 0, 1), low < edge)
+    return float((p.numpy() * share).sum())
+
+
+@given(st.sampled_from(sorted(PAIRS)), st.integers(2, 7), st.integers(0, 10**6), st.booleans())
+@examples
+def test_the_transform_is_uniform(kind: str, vocab: int, seed: int, by_p: bool) -> None:
+    p, q = (probs(()) for probs in distribution_pair(kind, vocab, seed))
+    score = p.round(decimals=1) if by_p else torch.where(p > 0, q / p, torch.inf)  # rounding makes ties
+    for edge in EDGES_TRIED:
+        assert abs(chance_below(edge, p, score) - edge) < 1e-9
+
+
+def test_bets_on_the_transform_are_densities() -> None:
+    """The fixed ones, and after any past those of the histogram: their mean is 1."""
+    middles = (np.arange(16_000) + 0.5) / 16_000
+    fixed = fixed_bets(middles)
+    assert (fixed >= 0).all()
+    assert np.allclose(fixed.mean(axis=0), 1, atol=1e-3)
+    assert np.isfinite(fixed_bets(np.array([0.0, 1.0]))).all()
+    past = np.random.default_rng(0).random(60) ** 2
+    for known in (0, 17, 60):
+        bets = []
+        for u in (np.arange(16) + 0.5) / 16:
+            histogram = Histogram()
+            histogram.bets(past[:known])
+            bets.append(histogram.bets(np.array([u]))[0])
+        assert np.allclose(np.mean(bets, axis=0), 1)
+
+
+@given(st.sampled_from([63, 64, 65, 200]), st.sampled_from([torch.float32, torch.float64]), st.integers(0, 10**6))
+@examples
+def test_blocks_make_no_difference(vocab: int, dtype: torch.dtype, seed: int) -> None:
+    """Intervals tile across the borders of blocks, and every uniform finds the token in whose interval it lies."""
+    mass = torch.rand(vocab, generator=torch.Generator().manual_seed(seed), dtype=dtype) ** 8
+    mass[torch.arange(vocab) % 7 == 0] = 0
+    cumulated = CumulativeMass(mass.expand(vocab, -1))
+    low, high = cumulated.ends(torch.arange(vocab))
+    assert low[0] == 0
+    assert torch.equal(low[1:], high[:-1])
+    assert torch.allclose(high, mass.double().cumsum(0), rtol=1e-12)
+    middle = (low + high) / 2
+    possible = (middle > low) & (middle < high)
+    assert torch.equal(cumulated.find(middle)[possible], torch.arange(vocab)[possible])
+    assert cumulated.find(high[-1:].expand(vocab) * 2)[0] == vocab - 1
+
+
+@given(KEYS, st.floats(0, 1), st.floats(0, 1), st.booleans())
+@examples
+def test_a_uniform_used_twice_is_a_fair_bet(key: tuple[str, int, int], low: float, width: float, drafted: bool) -> None:
+    p, q = both(key)
+    tokens = torch.arange(len(p))
+    own, probs = CumulativeMass(p).interval(tokens), CumulativeMass(q if drafted else p).interval(tokens)
+    earlier = Interval(np.full(len(p), low), np.full(len(p), min(low + width, 1.0)))
+    ratio = same_uniform_ratio(own, earlier, probs)
+    mean = float((own.width * ratio).sum())
+    assert (ratio >= 0).all()
+    assert mean <= 1 + 1e-9
+    if bool((p > 0).all()):
+        assert mean == pytest.approx(1)
+
+
+def test_a_row_without_mass_has_empty_intervals() -> None:
+    mass = torch.tensor([[0.0, 0.0], [1.0, 3.0], [0.0, 0.0]])
+    found = CumulativeMass(mass).interval(torch.tensor([0, 1, 1]))
+    assert (found.low.tolist(), found.high.tolist()) == ([0, 0.25, 0], [0, 1, 0])
+    assert found.width.tolist() == [0, 0.75, 0]
+
+
+@given(KEYS)
+@examples
+def test_a_uniform_reused_in_a_step_is_a_fair_bet(key: tuple[str, int, int]) -> None:
+    p, q = both(key)
+    for ratio in within_step_ratios(p, q, torch.arange(len(p)), CumulativeMass(q)):
+        mean = float((p[0].numpy() * ratio).sum())
+        assert (ratio >= 0).all()
+        assert mean == pytest.approx(1, abs=1e-9)  # both bugs emit only what p allows
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_uniform_reused_in_a_step_has_the_distribution_of_its_bug(seed: int) -> None:
+    """Both bugs run on a fine grid of uniforms, and give the distribution that is bet on."""
+    p, q = both(("dense", 5, seed))
+    n = 500
+    grid = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    first, accept = (axis.flatten() for axis in torch.meshgrid(grid, grid, indexing="ij"))
+    draft_tokens = sample(q[0].expand(len(first), -1), first)[:, None]
+    # A step with one draft; the distribution behind it does not matter for the first token.
+    distributions = torch.stack([p[0], p[0]]).expand(len(first), -1, -1)
+    tests = (distributions, q[0].expand(len(first), 1, -1), draft_tokens, accept[:, None])
+    for final, ratio in zip((accept, first), within_step_ratios(p, q, torch.arange(5), CumulativeMass(q)), strict=True):
+        accepted, token = token_verification(*tests, final)
+        emitted = torch.where(accepted > 0, draft_tokens[:, 0], token)
+        seen = torch.bincount(emitted, minlength=5) / len(first)
+        assert np.allclose(seen.numpy(), p[0].numpy() * ratio, atol=8e-3)
+
+
+def test_a_uniform_used_twice_gives_what_the_bet_says() -> None:
+    """Two distributions sampled with one uniform: the first token's interval implies the second one's distribution."""
+    generator = np.random.default_rng(0)
+    first, second = (torch.from_numpy(generator.dirichlet(np.ones(5))) for _ in range(2))
+    u = torch.linspace(0, 1, 20_001, dtype=torch.float64)[:-1]
+    tokens = torch.stack([sample(probs.expand(len(u), -1), u) for probs in (first, second)])
+    everything = torch.arange(5)
+    own = CumulativeMass(second.expand(5, -1)).interval(everything)
+    for token in range(5):
+        given_first = tokens[1][tokens[0] == token]
+        seen = torch.bincount(given_first, minlength=5) / len(given_first)
+        earlier = CumulativeMass(first[None]).interval(torch.tensor([token]))
+        expected = same_uniform_ratio(own, Interval(*(np.repeat(x, 5) for x in earlier)), own) * own.width
+        assert np.allclose(seen.numpy(), expected, atol=2e-3)
+
+
+# What is carried from sequence to sequence
+
+
+P, _ = zipf_tables()
+
+
+def test_frequencies_are_a_fair_bet_that_knows_earlier_sequences_alone() -> None:
+    frequencies, random = Frequencies(), np.random.default_rng(0)
+    tokens = torch.from_numpy(random.integers(3, size=60))
+    frequencies.bets(P[tokens], tokens)
+    frequencies.begin()
+    before = [frequencies.bets(P[:1], torch.tensor([token]))[0][:, 0] for token in range(len(P))]
+    assert P[0].numpy() @ np.stack(before) == pytest.approx(np.ones(2))
+    again = [frequencies.bets(P[:1], torch.tensor([token]))[0][:, 0] for token in range(len(P))]
+    assert np.stack(again) == pytest.approx(np.stack(before))
 
 
 def test_tokens_are_first_inner_and_last_of_a_step_early_and_late() -> None:
@@ -83,17 +290,6 @@ def test_tokens_are_first_inner_and_last_of_a_step_early_and_late() -> None:
     blind = bets.bets_on(replace(rows[1], steps=None))
     assert blind.masks.shape == (9, 2)
     assert blind.step_positions.tolist() == [-1] * 9
-
-
-def test_a_token_that_float32_hardly_holds_is_no_overflow() -> None:
-    """1 / 1e-45 is more than the largest float32."""
-    p = torch.tensor([[1.0, 1e-45]])
-    bets = Bets()
-    bets.begin([])
-    found = bets.bets_on(Row([1], p, p.flip(1), suspected=p.flip(1)))
-    for name in ("suspected-model", "draft-leak"):
-        assert found.ratios[0, found.alternatives.index(name)] == pytest.approx(1 / float(p[0, 1]), rel=1e-5)
-    assert np.isfinite(found.ratios).all()
 
 
 def test_where_p_is_zero_bets_on_distributions_stay_at_one() -> None:
@@ -149,75 +345,10 @@ def test_a_sequence_is_compared_with_the_last_one_of_its_batch(monkeypatch: pyte
         made.append(bets.sequence)
 
 
-@pytest.mark.parametrize(
-    ("steps", "start", "stop", "parts"),
-    [
-        ([3, 1, 4], 0, 8, [3, 1, 4]),
-        ([3, 1, 4], 2, 6, [1, 1, 2]),
-        ([3, 1, 4], 4, 7, [3]),
-        ([3, 1, 4], 5, 5, []),
-        ([], 0, 0, []),
-    ],
-)
-def test_steps_between_two_tokens(steps: list[int], start: int, stop: int, parts: list[int]) -> None:
-    found = steps_between(steps, start, stop)
-    assert found == parts
-    assert all(type(size) is int for size in found)
-
-
-def test_bets_and_deviations_are_those_of_counts() -> None:
-    """Four sequences, in float32 and float64: before each, the factors come from those before it alone."""
-    random = np.random.default_rng(2)
-    vocab, n = 6, 50
-    bias = np.array([3.0, 1, 1, 1, 0.2, 1])
-    for dtype, error in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
-        frequencies, seen, expected = Frequencies(), np.zeros(vocab), np.zeros(vocab)
-        frequencies.begin()
-        for _ in range(4):
-            p = random.dirichlet(np.ones(vocab), size=n)
-            actual = p * bias / (p * bias).sum(axis=1, keepdims=True)
-            tokens = np.array([random.choice(vocab, p=line) for line in actual])
-            p = torch.from_numpy(p).to(dtype).double().numpy()
-            deviation = np.abs(seen - expected) / np.sqrt(expected + 1)
-            wanted, tests = np.ones((2, n)), np.zeros((2, n))
-            for bet, limit in enumerate((2.0, 3.0)):
-                factor = np.where(deviation > limit, (seen + 1) / (expected + 1), 1.0)
-                likelier = (factor > 1) * 1.0
-                wanted[bet] = factor[tokens] / (p @ factor)
-                tests[bet] = likelier[tokens] - p @ likelier
-            ratios, deviations = [], []
-            for part in (slice(0, 20), slice(20, n)):  # a sequence in pieces has begun once
-                found = frequencies.bets(torch.from_numpy(p[part]).to(dtype), torch.from_numpy(tokens[part]))
-                ratios.append(found[0])
-                deviations.append(found[1])
-            assert np.concatenate(ratios, axis=1) == pytest.approx(wanted, rel=error, abs=error)
-            assert np.concatenate(deviations, axis=1) == pytest.approx(tests, abs=error)
-            assert all(one.dtype == np.float64 for one in found)
-            seen += np.bincount(tokens, minlength=vocab)
-            expected += p.sum(axis=0)
-            frequencies.begin()
-        assert frequencies.counts is not None
-        assert frequencies.counts.dtype == torch.float64
-        assert frequencies.counts.numpy() == pytest.approx(np.stack([seen, expected]), rel=1e-12)
-        assert np.abs(wanted - 1).max() > 0.1
-
-
-@pytest.mark.parametrize(
-    ("seen", "expected", "factors"),
-    [
-        (14.0, 8.0, [1.0, 1.0]),  # exactly 2 are not more than 2
-        (15.0, 8.0, [16 / 9, 1.0]),
-        (17.0, 8.0, [2.0, 1.0]),  # exactly 3
-        (18.0, 8.0, [19 / 9, 19 / 9]),
-        (1.0, 8.0, [2 / 9, 1.0]),
-        (0.0, 15.0, [1 / 16, 1 / 16]),
-    ],
-)
-def test_a_token_is_bet_on_beyond_two_or_three_standard_deviations(
-    seen: float, expected: float, factors: list[float]
-) -> None:
-    counts = torch.tensor([[seen, 4.0], [expected, 4.0]], dtype=torch.float64)
-    found = Frequencies._factors(*counts)
-    assert found.shape == (2, 2)
-    assert found[0].tolist() == pytest.approx(factors)
-    assert found[1].tolist() == [1.0, 1.0]
+def test_steps_between_two_tokens() -> None:
+    """All borders: the parts add up, and the steps of two pieces are those of the whole, a divided one twice."""
+    steps = [3, 1, 4]
+    for start, stop in combinations_with_replacement(range(9), 2):
+        parts = steps_between(steps, start, stop)
+        owner = [number for number, size in enumerate(steps) for _ in range(size)]
+        assert parts == [owner[start:stop].count(number) for number in sorted(set(owner[start:stop]))]

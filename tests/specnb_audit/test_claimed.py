@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specnb.distributions import Sampling
+from specnb.distributions import Sampling, normalise, standardise
 from specnb_audit import Engine, audit
 from specnb_audit.claimed import (
     Claimed,
@@ -27,79 +27,39 @@ from specnb_audit.setting_names import ENGINE_ORDERS, FILTERS, NOT_AUDITED
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.0, -1.0], dtype=torch.float64)
 
 
-def by_hand(order: tuple[str, ...], temperature: float, top_k: int, top_p: float, min_p: float) -> list[float]:
-    logits = dict(enumerate(LOGITS.tolist()))
-    for name in order:
-        largest = max(logits.values())
-        mass = {token: torch.tensor(value - largest).double().exp().item() for token, value in logits.items()}
-        probs = {token: value / sum(mass.values()) for token, value in mass.items()}
-        ranked = sorted(probs, key=lambda token: -probs[token])
-        if name == "temperature":
-            logits = {token: value / temperature for token, value in logits.items()}
-            continue
-        if name == "top-k":
-            kept = ranked[:top_k]
-        elif name == "min-p":
-            kept = [token for token in ranked if probs[token] >= min_p * probs[ranked[0]]]
-        else:
-            kept = [token for at, token in enumerate(ranked) if sum(probs[one] for one in ranked[:at]) < top_p]
-        logits = {token: logits[token] for token in kept}
-    mass = {token: torch.tensor(value).double().exp().item() for token, value in logits.items()}
-    return [mass.get(token, 0.0) / sum(mass.values()) for token in range(len(LOGITS))]
-
-
-def gap_by_hand(logits: list[float], claimed: Claimed, token: int) -> tuple[float, float]:
-    """What each filter lacks to keep `token`; the ones before it have kept it in place of the weakest."""
-    now, temperature, gap, excess = dict(enumerate(logits)), 1.0, 0.0, 0.0
-    for name in claimed.order:
-        own, ranked = logits[token] / temperature, sorted(now, key=lambda one: -now[one])
-        mass = {one: math.exp(now[one] - max(now.values())) for one in now}
-        if name == "temperature":
-            temperature = claimed.temperature
-            now = {one: value / temperature for one, value in now.items()}
-            continue
-        if name == "top-k":
-            weakest = now[ranked[claimed.top_k - 1]] if len(now) >= (claimed.top_k or 0) else -math.inf  # type: ignore[operator]
-            kept = [one for one in now if now[one] > weakest or (now[one] == weakest and own >= weakest)]
-            gap = max(gap, temperature * (weakest - own))
-        elif name == "min-p":
-            weakest = max(now.values()) + (math.log(claimed.min_p) if claimed.min_p else -math.inf)
-            kept = [one for one in now if now[one] >= weakest]
-            gap = max(gap, temperature * (weakest - own))
-        else:
-            total = sum(mass.values())
-            kept = [
-                one for at, one in enumerate(ranked) if sum(mass[few] for few in ranked[:at]) < claimed.top_p * total
-            ]
-            excess = sum(mass[one] for one in now if mass[one] > mass[token]) / total - claimed.top_p
-        now = {one: now[one] for one in {*kept, token}}
-    return gap, max(0.0, excess)
-
-
 @given(st.permutations(FILTERS), st.floats(0.3, 3), st.integers(1, 5), st.floats(0.2, 0.99), st.floats(0.01, 0.8))
 @settings(derandomize=True, deadline=None, database=None, max_examples=60)
-def test_filters_are_applied_in_the_order_given(
+def test_filters_are_applied_one_after_the_other(
     order: list[str], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    claimed = Claimed(temperature, top_k, top_p, min_p, tuple(order))
+    """Each alone is that of `standardise`, or min-p written down; a token has a gap exactly where it is removed."""
+    claimed, probs = Claimed(temperature, top_k, top_p, min_p, tuple(order)), standardise(LOGITS)
+    for name in order:
+        if name == "min-p":
+            probs = normalise(probs.where(probs >= min_p * probs.max(), 0.0))
+        else:
+            one = {"temperature": Sampling(temperature), "top-k": Sampling(top_k=top_k), "top-p": Sampling(top_p=top_p)}
+            probs = standardise(probs.log(), one[name])
     found = claimed_probs(LOGITS, claimed)
-    assert found.tolist() == pytest.approx(by_hand(tuple(order), temperature, top_k, top_p, min_p))
+    assert torch.allclose(found, probs, atol=1e-9)
     for token in range(len(LOGITS)):
         gap = cutoff_gap(LOGITS, claimed, token)
-        assert gap == pytest.approx(gap_by_hand(LOGITS.tolist(), claimed, token))
         assert (gap.logit > 1e-12 or gap.mass > 1e-12) == (float(found[token]) == 0)
+        # With as much tolerance the filters keep it: its logit is raised by the gap, and top-p by the mass.
+        raised = LOGITS.clone()
+        raised[token] += gap.logit + 1e-9
+        wider = replace(claimed, top_p=min(1.0, top_p + gap.mass + 1e-9))
+        assert gap.logit == 0 or gap.mass > 0 or float(claimed_probs(raised, wider)[token]) > 0
 
 
-@pytest.mark.parametrize("order", [("top-k", "min-p", "top-p"), ("top-p", "top-k")])
-@pytest.mark.parametrize("logits", [[2.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-@pytest.mark.parametrize("top_k", [None, 2, 9])
-@pytest.mark.parametrize("min_p", [0.0, 1.0])
-def test_gaps_among_equal_logits(order: tuple[str, ...], logits: list[float], top_k: int | None, min_p: float) -> None:
-    claimed = Claimed(1.0, top_k, 0.55, min_p, order)
-    by_hand = replace(claimed, top_k=9) if top_k is None else claimed
-    for token in range(4):
-        found = cutoff_gap(torch.tensor(logits), claimed, token)
-        assert found == pytest.approx(gap_by_hand(logits, by_hand, token), abs=1e-6)
+def test_the_gap_of_greedy_decoding_is_that_to_the_largest_logit() -> None:
+    gaps = [cutoff_gap(LOGITS, Sampling(0), token) for token in range(len(LOGITS))]
+    assert gaps == [(float(LOGITS[0] - logit), 0.0) for logit in LOGITS]
+
+
+def test_gaps_are_in_units_of_logits_whatever_the_order() -> None:
+    after, before = (Claimed(0.5, 2, order=order) for order in (("temperature", "top-k"), ("top-k", "temperature")))
+    assert cutoff_gap(LOGITS, after, 3).logit == cutoff_gap(LOGITS, before, 3).logit == 1.5
 
 
 def test_a_near_tie_at_top_k_is_no_gap_of_top_p() -> None:
@@ -112,26 +72,6 @@ def test_a_near_tie_at_top_k_is_no_gap_of_top_p() -> None:
     assert not audit(lambda prefix: p, [[5]], prompts=[[]], sampling=sampling, engine=near, progress=False).rejected
     with_more = Sampling(top_k=5, top_p=0.9)  # without the fifth token 0.9 are kept
     assert cutoff_gap(torch.tensor(p).log(), with_more, 5).mass > 0
-
-
-def test_a_tie_with_the_most_probable_token_is_kept_at_a_min_p_of_1() -> None:
-    probs = claimed_probs(torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]]), Claimed(min_p=1.0))
-    assert probs.tolist() == [[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 1, 3)])
-def test_distributions_have_the_shape_of_the_logits_in_float32_or_better(
-    dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
-    logits = torch.randn(*shape, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
-    for sampling in (Sampling(0.7), Claimed(), Claimed(0.7, 4, 0.9, 0.1, ("min-p", "top-p")), Claimed(0, 4)):
-        found = claimed_probs(logits, sampling)
-        assert found.shape == logits.shape
-        assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-        assert torch.allclose(found.sum(dim=-1), torch.ones(shape, dtype=found.dtype))
-        rows = zip(logits.reshape(-1, 7), found.reshape(-1, 7), strict=True)
-        assert all(torch.allclose(claimed_probs(row, sampling), one) for row, one in rows)
 
 
 @pytest.mark.parametrize(

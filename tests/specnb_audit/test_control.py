@@ -235,35 +235,6 @@ def test_where_impossible_tokens_belong(
     assert found.p_value == gap_p_value(gaps, 1000, control_gaps, 1000)
 
 
-def more_than(count: int, n: int, marked: int, total: int) -> float:
-    """The chance that `count` or more of `marked` among `total` tokens are among the first `n`."""
-    ways = [math.comb(n, here) * math.comb(total - n, marked - here) for here in range(count, marked + 1)]
-    return sum(ways) / math.comb(total, marked)
-
-
-@pytest.mark.parametrize(
-    ("gaps", "control_gaps", "larger"),
-    [
-        ([(0.1, 0.0)] * 5, [(0.1, 0.0)], (0, 0)),
-        ([(0.2, 0.0)] * 5, [(0.1, 0.0)], (5, 0)),
-        ([(0.2, 0.3), (0.0, 0.1), (0.3, 0.0)], [(0.1, 0.2), (0.2, 0.1)], (1, 1)),
-        ([NAN, (0.1, 0.1)], [(0.2, 0.2)], (1, 1)),  # what is not known counts as larger here
-        ([(0.1, 0.1)] * 2, [NAN], (2, 2)),  # and in the control as none
-        ([(-0.1, 0.0)] * 2, [], (0, 0)),
-        ([], [(0.1, 0.1)], (0, 0)),
-        ([(0.5, 0.5)] * 4, [(0.1, 0.9), NAN], (4, 0)),
-    ],
-)
-def test_the_p_value_is_that_of_three_exact_tests(
-    gaps: list[tuple[float, float]], control_gaps: list[tuple[float, float]], larger: tuple[int, int]
-) -> None:
-    """Of the number, and of how many are beyond the control's largest, by logit and by mass; three times the least."""
-    n, control_n = 60, 90
-    chances = [more_than(len(gaps), n, len(gaps) + len(control_gaps), n + control_n)] if gaps else [1.0]
-    chances += [more_than(count, n, count, n + control_n) if count else 1.0 for count in larger]
-    assert gap_p_value(gaps, n, control_gaps, control_n) == pytest.approx(min(1.0, 3 * min(chances)), rel=1e-9)
-
-
 def test_the_p_value_of_exchangeable_gaps_is_one_or_more_in_a_thousand_as_often_as_it_says() -> None:
     generator, alarms = np.random.default_rng(0), 0
     for _ in range(300):

@@ -19,7 +19,6 @@ from specnb_audit import Auditor, Engine, audit, explanations
 from specnb_audit.bets import Row
 from specnb_audit.claimed import Claimed, claimed_probs
 from specnb_audit.explanations import (
-    Remembered,
     audited,
     bfloat16_note,
     dependent_sequences,
@@ -69,11 +68,6 @@ def test_tokens_of_the_target_in_bfloat16_get_the_hint(target: PreTrainedModel) 
     assert note(target, given, measured=LARGE._replace(nats=0.0)) == []
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.9])
-def test_other_tokens_do_not_get_it(target: PreTrainedModel, temperature: float) -> None:
-    assert note(target, completions(target, Sampling(temperature))) == []
-
-
 @pytest.mark.parametrize(("gain", "hint"), [(math.log(20) + 1e-9, True), (math.log(20) - 1e-9, False)])
 def test_bfloat16_must_be_twenty_times_as_likely(
     gain: float, hint: bool, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
@@ -117,19 +111,6 @@ def test_the_gain_of_bfloat16_is_a_log_likelihood_ratio(target: PreTrainedModel,
     assert left_out > 0 or sampling.top_k is None
     found = explanations._bfloat16_gain(exact, sampling, [Completion([3], []), *given])
     assert found == pytest.approx(gain, rel=1e-5, abs=1e-7)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize(("tried", "texts_tried"), [(1, 1), (12, 1), (13, 2), (24, 2), (25, 3)])
-def test_whole_sequences_are_tried(
-    tried: int, texts_tried: int, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = [Completion([at], [0, 1, 2, 3] * 3) for at in range(3)]
-    gains = [explanations._bfloat16_gain(target, Sampling(), [one]) for one in given]
-    assert min(map(abs, gains)) > 1e-3
-    monkeypatch.setattr(explanations, "TRIED", tried)
-    found = explanations._bfloat16_gain(target, Sampling(), given)
-    assert found == pytest.approx(sum(gains[:texts_tried]), rel=1e-3, abs=1e-4)
 
 
 # Another order of the filters
@@ -193,16 +174,6 @@ def test_suspicious_sequences_are_tried_first(monkeypatch: pytest.MonkeyPatch) -
 # Prompts, ends and dependence
 
 
-def test_the_first_100_000_tokens_are_kept() -> None:
-    """With their prompts; the sequence with the last of them is kept whole, and all are passed on."""
-    given = [Completion([1], [0] * 99_998), None, Completion([], [0, 0]), Completion([], [0]), None]
-    for prompt, kept in (([1], [0, 2]), ([1, 1], [0])):
-        first = Completion(prompt, given[0].tokens)  # type: ignore[union-attr]
-        passed = Remembered([first, *given[1:]])
-        assert list(passed) == [first, *given[1:]]
-        assert passed.completions == [[first, *given[1:]][at] for at in kept]
-
-
 def test_completions_are_cut_to_what_was_audited() -> None:
     """A stop leaves sequences that were read ahead; tokens after an end token are not audited; steps are cut too."""
     given = [
@@ -257,16 +228,6 @@ def test_sequences_that_share_noise_have_evidence_of_their_own(
     nothing = [[0.0] * len(row) for row in gains]
     assert shared_noise({"same-tokens": gains, "noise-of-texts": nothing}) == found
     assert shared_noise({"same-tokens": nothing, "noise-of-texts": gains}) == found
-
-
-def test_any_kind_of_dependence_counts_and_each_alone_must_be_gone() -> None:
-    kinds = {"same-tokens": [[2.5], [0.0], [0.1]], "noise-of-texts": [[0.0], [2.5], [0.1]]}
-    assert shared_noise(kinds) == {0, 1}
-    assert (
-        shared_noise({"same-tokens": [[1.4], [0.0], [0.0]] * 2, "noise-of-texts": [[0.0], [1.4], [0.0]] * 2}) == set()
-    )
-    more = {"same-tokens": [[1.4], [0.0], [0.0]] * 3, "noise-of-texts": [[0.0], [1.4], [0.0]] * 3}
-    assert shared_noise(more) == {0, 1, 3, 4, 6, 7}
 
 
 def test_rows_alone_are_those_without_shared_noise() -> None:

@@ -16,25 +16,13 @@ from distributions_for_tests import distribution_pair
 from tiny import llama, near_copy
 
 from specnb.decoding import generate as loop
-from specnb.decoding.generate import Study
 from specnb.distributions import Conditional, Sampling, residual
 from specnb.drafting.base import Context
 from specnb.drafting.model import ModelDrafter
-from specnb.rules import Outcome, Rule, token_verification
-from specnb_audit.bugs import acceptance, replacement
+from specnb.rules import Rule
 from specnb_audit.bugs.bug import Bug, Kind
-from specnb_audit.bugs.distributions import (
-    compounded_temperature,
-    drafted_penalised,
-    kept_not_normalised,
-    of_another_vocabulary,
-    soft_capped,
-    softmax_per_shard,
-)
 from specnb_audit.bugs.loop import Reseeded, WithoutLastToken
-from specnb_audit.bugs.step import merged_distribution, sampled_as, step_bugs
-from specnb_audit.bugs.step_deviation import corrected, deviation, deviation_on_points, step
-from specnb_audit.bugs.uniforms import averaged, few_bits
+from specnb_audit.bugs.step import merged_distribution, step_bugs
 from specnb_audit.known_bugs import (
     EXACT,
     HELD_OUT_BUGS,
@@ -44,6 +32,7 @@ from specnb_audit.known_bugs import (
     generate,
     known_bugs,
 )
+from studies.audit_power.step_deviation import corrected, deviation, deviation_on_points, step
 
 VOCAB, GAMMA = 4, 2
 
@@ -96,64 +85,6 @@ def test_where_no_token_was_proposed_none_is_accepted(rule: Rule) -> None:
     p, nothing = torch.tensor([[0.1, 0.9], [0.9, 0.1], [0.5, 0.5]]), torch.zeros(2, 2)
     outcome = rule(p, nothing, torch.tensor([-1, -1]), torch.zeros(2), torch.tensor(0.5))
     assert outcome.accepted == 0
-
-
-HALVES = torch.tensor([[0.25, 0.75], [0.8, 0.2], [0.5, 0.5]]), torch.tensor([[0.5, 0.5], [0.8, 0.2]])
-
-
-def outcome_of(rule: Rule, accept: list[float], final: float, p: torch.Tensor = HALVES[0]) -> Outcome:
-    """What `rule` makes of the draft tokens 0, 0 of the pair `HALVES`, or of its q and another p."""
-    return rule(p, HALVES[1], torch.zeros(2, dtype=torch.int64), torch.tensor(accept), torch.tensor(final))
-
-
-@pytest.mark.parametrize(
-    ("rule", "accept", "final", "expected"),
-    [
-        (token_verification, [0.4, 0.6], 0.6, (2, 1)),
-        (acceptance.cumulated_ratio, [0.4, 0.6], 0.7, (1, 0)),  # 0.6 is above 1/2 * 1; p = q, so p follows
-        (acceptance.cumulated_ratio, [0.4, 0.4], 0.7, (2, 1)),
-        (acceptance.threshold_added, [0.54, 0.0], 0.6, (2, 1)),
-        (acceptance.threshold_added, [0.56, 0.0], 0.6, (0, 1)),
-        (acceptance.all_accepted_counted, [0.6, 0.9], 0.7, (1, 0)),  # the second passes, the first does not
-        (acceptance.last_accepted_replaced, [0.4, 0.6], 0.7, (1, 0)),  # (2, 1) before; p at position 1 is 0.8, 0.2
-        (acceptance.last_accepted_replaced, [0.6, 0.6], 0.1, (0, 1)),  # nothing accepted: the residual as usual
-        (acceptance.argmax_accepted, [0.6, 0.9], 0.9, (0, 1)),
-        (acceptance.probable_accepted, [0.6, 0.9], 0.9, (2, 1)),  # p = 0.25 is enough
-        (acceptance.typical_acceptance, [0.9, 0.9], 0.9, (2, 1)),
-        (replacement.last_not_tested, [0.4, 0.6], 0.9, (1, 1)),
-        (replacement.absolute_residual, [0.6, 0.0], 0.4, (0, 0)),  # |p - q| is 1/4 for both, the residual token 1 alone
-        (replacement.softmax_of_the_residual, [0.6, 0.0], 0.4, (0, 0)),  # 1/(1 + e^(1/4)) is 0.44
-        (replacement.softmax_of_the_residual, [0.6, 0.0], 0.5, (0, 1)),
-        (replacement.bonus_argmax, [0.4, 0.6], 0.9, (2, 0)),  # the lower index among equals
-        (few_bits, [0.4, 0.6], 0.5001, (2, 1)),
-        (averaged, [0.4, 0.6], 0.49, (2, 0)),
-        (averaged, [0.51, 0.6], 0.1, (0, 1)),
-    ],
-)
-def test_rules_by_hand(rule: Rule, accept: list[float], final: float, expected: tuple[int, int]) -> None:
-    outcome = outcome_of(rule, accept, final)
-    assert (int(outcome.accepted), int(outcome.token)) == expected
-
-
-def test_a_penalty_counts_the_draft_tokens_before_a_position() -> None:
-    """Both draft tokens are accepted; the bonus token has 1/(1 + e^(1/2)) = 0.38 for token 0 in place of 1/2."""
-    assert [int(outcome_of(drafted_penalised, [0.0, 0.0], final).token) for final in (0.37, 0.39)] == [0, 1]
-    assert outcome_of(drafted_penalised, [0.51, 0.0], 0.1).accepted == 0  # the first position has none
-
-
-def test_changes_of_distributions_by_hand() -> None:
-    probs = torch.tensor([[0.1, 0.3, 0.4, 0.2], [0.0, 0.2, 0.3, 0.5]])
-    shards = torch.tensor([[1 / 8, 3 / 8, 1 / 3, 1 / 6], [0.0, 1 / 2, 3 / 16, 5 / 16]])
-    assert torch.allclose(softmax_per_shard(probs), shards)
-    assert of_another_vocabulary(probs)[0].tolist() == probs[0, [1, 2, 3, 0]].tolist()
-    assert torch.allclose(kept_not_normalised(probs)[0], torch.tensor([0.0, 0.3, 0.4, 0.2]))
-    cooled = [sampled_as(Sampling(0.9**times))(probs[times - 1]) for times in (1, 2)]
-    assert torch.allclose(compounded_temperature(probs), torch.stack(cooled))
-    capped = soft_capped(probs)
-    assert torch.allclose(capped.sum(dim=-1), torch.ones(2))
-    assert ((capped == 0) == (probs == 0)).all()
-    assert (probs[0].argsort() == capped[0].argsort()).all()
-    assert capped[0].max() < probs[0].max()
 
 
 @pytest.mark.parametrize("kind", ["dense", "zeros in p", "zeros in q", "disjoint"])
@@ -238,27 +169,6 @@ def test_draft_tokens_are_sampled_from_one_distribution_and_another_is_reported(
     assert torch.equal(found["q"].q, first.expand(1, 2, 4))
     assert torch.equal(found["both"].q, first.expand(1, 2, 4))
     assert not torch.equal(found["sampled"].q, found["both"].q)
-
-
-def test_the_loop_gets_what_the_bug_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rule, on p as it makes it; the settings claimed, or none where it makes p from the raw distribution."""
-    seen: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(loop, "generate", lambda *given, **more: seen.append((given, more)) or "made")
-    rule: Any = lambda p, *given: (p, *given)  # noqa: E731
-    for bug in (
-        replace(BUG, rule=rule, claimed=COLD),
-        replace(BUG, rule=rule, claimed=COLD, p=lambda p: 2 * p, batch=Reseeded),
-    ):
-        assert generate(bug, TARGET, PROMPTS, DRAFT, gamma=3, seed=5) == "made"  # type: ignore[comparison-overlap]
-        (target, prompts, drafter), more = seen.pop()
-        assert (target, prompts) == (TARGET, PROMPTS)
-        assert isinstance(drafter, BuggyDrafter)
-        assert (drafter.bug, drafter.model) == (bug, DRAFT)
-        found = more.pop("rule")
-        tensors = [torch.full((1,), float(number)) for number in range(1, 6)]
-        assert found(*tensors) == (2 * tensors[0] if bug.p else tensors[0], *tensors[1:])
-        sampling = Sampling() if bug.p else COLD
-        assert more == {"sampling": sampling, "study": Study(batch_class=bug.batch), "gamma": 3, "seed": 5}
 
 
 def test_which_bugs_need_the_draft_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:

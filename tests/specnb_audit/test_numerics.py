@@ -101,23 +101,6 @@ def test_the_differences_are_those_computed_by_hand(
     assert found[:6] == pytest.approx(numbers, rel=1e-9, abs=1e-15)
 
 
-def test_which_texts_and_positions_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to four texts that have tokens, 16 positions in all by default."""
-    seen: list[Completion] = []
-
-    def many_and_one(target: object, engine: object, text: Completion) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.append(text)
-        return torch.zeros(len(text.tokens), 4), torch.zeros(len(text.tokens), 4)
-
-    monkeypatch.setattr(numerics, "_many_and_one", many_and_one)
-    texts = [Completion([at], [at] * at) for at in (0, 9, 2, 9, 9, 9)]
-    assert measure_numerics(llama(), texts).positions == 14
-    assert [(one.prompt, len(one.tokens)) for one in seen] == [([9], 4), ([2], 2), ([9], 4), ([9], 4)]
-    seen.clear()
-    assert measure_numerics(llama(), texts, positions=1).positions == 4
-    assert [len(one.tokens) for one in seen] == [1] * 4
-
-
 def test_the_copy_has_the_dtype_and_unrounded_rotary_frequencies() -> None:
     model = llama(dtype=torch.float64)
     before = {name: weights.clone() for name, weights in model.state_dict().items()}
@@ -177,30 +160,6 @@ def test_numerics_alone_do_not_reject(spread: float) -> None:
         log_e = np.log(r / p)[generator.choice(10, p=r, size=n)].cumsum()
         alarms += crossing(log_e, 0.01, nats) is not None
     assert alarms <= 7  # eight or more have a chance of 1e-5 at a rate of 0.01
-
-
-MIXTURE = {1 - 2**-10: 0.5, 1 / 2: 0.1, 3 / 4: 0.1, 7 / 8: 0.1, 15 / 16: 0.1, 31 / 32: 0.1}
-"""Order of Hoelder's inequality: weight in the mean."""
-
-
-@pytest.mark.parametrize("nats", [0.0, 0.001, 0.02, 0.5])
-@pytest.mark.parametrize("before", [0, 7])
-def test_the_evidence_beyond_the_numerics_is_the_mean_over_orders(nats: float, before: int) -> None:
-    """With 1/delta on either side of what is left after each token."""
-    log_e = np.array([3.0, 2.0, 9.0, 14.0, 11.0, 20.0])
-    explained = [
-        math.log(sum(weight * math.exp(a * log - (before + at) * nats * a / (1 - a)) for a, weight in MIXTURE.items()))
-        for at, log in enumerate(log_e, 1)
-    ]
-    if not nats:
-        explained = log_e.tolist()
-    for at, value in enumerate(explained):
-        if value <= max([0.0, *explained[:at]]):
-            continue
-        assert crossing(log_e[: at + 1], math.exp(-value + 1e-9), nats, before) == before + at + 1
-        assert crossing(log_e[: at + 1], math.exp(-value - 1e-9), nats, before) is None
-    assert crossing(log_e, 1e-300, nats) is None
-    assert crossing(np.empty(0), 0.1, nats) is None
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])
@@ -263,21 +222,6 @@ def test_the_class_of_a_token_is_what_explains_its_gaps(
         assert asked == [1] * needed  # bfloat16 is measured once, for the first token that needs it
 
 
-def test_violations_that_are_excused_follow_the_undeclared_ones() -> None:
-    for first, second in ((2, 3), (99, 3), (0, 100), (3, 0)):
-        found = ImpossibleTokens(NARROW, lambda: WIDE)
-        for at in range(first):
-            found.add(Impossible(1, at, 5, 0.5, 0.0))
-        for at in range(second):
-            found.add(Impossible(0, at, 5, 9.0, 0.0))
-        found.add(Impossible(2, 0, 5, 0.1, 0.0))
-        found.excuse()
-        order = [(1, at) for at in range(first)] + [(0, at) for at in range(second)]
-        assert [(one.sequence, one.position) for one in found.listed["undeclared"]] == order[:100]
-        assert (found.listed["violations"], len(found.listed["borderline"])) == ([], 1)
-        assert found.counts == {"violations": 0, "borderline": 1, "undeclared": first + second}
-
-
 @pytest.mark.parametrize(
     ("gaps", "tokens", "words"),
     [
@@ -297,19 +241,6 @@ def test_the_summary_in_full(gaps: list[tuple[float, float]], tokens: int, words
     assert found.summary(tokens) == words
     assert len(found.listed["violations"]) == min(len(gaps), 100)
     assert found.counts["violations"] == len(gaps)
-
-
-@pytest.mark.parametrize(
-    ("gap", "words"),
-    [
-        ((0.25, 0.0), " (its logit is 0.25 below the smallest one kept)"),
-        ((0.0, 0.125), " (likelier tokens have 0.125 more than top-p)"),
-        ((0.25, 0.5), " (its logit is 0.25 below the smallest one kept and likelier tokens have 0.5 more than top-p)"),
-        ((float("nan"), float("nan")), ""),
-    ],
-)
-def test_a_token_is_shown_with_the_gaps_that_it_has(gap: tuple[float, float], words: str) -> None:
-    assert str(Impossible(3, 17, 5, *gap)) == f"sequence 3, position 17: token 5{words}"
 
 
 # What is known of the engine
@@ -332,17 +263,6 @@ def test_numerics_are_given_or_measured_where_there_is_something_to_measure() ->
         assert numerics == measure_numerics(model, texts, Sampling(0.5), positions)
         assert numerics is not None
         assert numerics.positions == positions
-
-
-@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64, torch.bfloat16])
-def test_numerics_are_those_of_the_engine_s_dtype(dtype: torch.dtype | None) -> None:
-    model, texts, sampling = llama(), [Completion([1], [0, 1, 2])], Sampling(0.5)
-    numerics, undeclared = Engine(dtype, positions=2).numerics(model, texts, sampling)
-    assert numerics == measure_numerics(model, texts, sampling, 2, dtype)
-    assert (undeclared is None) == (dtype is not None)
-    if undeclared is not None:
-        assert undeclared() == measure_numerics(model, texts, sampling, 2, torch.bfloat16)
-        assert undeclared() is undeclared()  # measured once
 
 
 @pytest.mark.parametrize(

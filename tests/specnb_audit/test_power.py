@@ -109,21 +109,6 @@ def test_a_uniform_used_again_some_positions_later_is_found(lag: int) -> None:
     assert report.diagnosis == "noise-of-steps"
 
 
-def test_a_sampler_one_position_late_is_diagnosed() -> None:
-    """It samples each token from the distribution before the last token, as if the cache lagged by one."""
-    p = TABLES[0]
-    generator = np.random.default_rng(0)
-    rows = []
-    for _ in range(10):
-        tokens = [0]
-        for at in range(100):
-            tokens.append(int(generator.choice(len(p), p=p[tokens[max(at - 1, 0)]].numpy())))
-        rows.append(Row(tokens[1:], p[tokens[:-1]], prompt=[0]))
-    report = audit_of(rows)
-    assert report.rejected
-    assert report.diagnosis == "shifted"
-
-
 def rows_of_two_samplers(batch: tuple[str | None, str | None]) -> list[Row]:
     """Eight times two rows of either sampler in turn; the two of a sampler have the same tokens, two lines apart."""
     p = torch.full((12, 4), 0.25, dtype=torch.float64)

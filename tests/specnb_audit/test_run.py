@@ -28,7 +28,7 @@ from specnb_audit import (
     audit_distributions,
     run,
 )
-from specnb_audit.alternatives import ALTERNATIVES, DEPENDENCE
+from specnb_audit.alternatives import ALTERNATIVES
 from specnb_audit.bets import Row
 from specnb_audit.numerics import Numerics
 from specnb_audit.report import Report
@@ -82,26 +82,6 @@ def test_wrong_settings_are_found(target: PreTrainedModel) -> None:
     report = audit(target, made.tokens, prompts=PROMPTS, sampling=Sampling(0.5, top_k=2), engine=single, progress=False)
     assert report.diagnosis == "impossible"
     assert report.impossible[0].logit > 0
-
-
-def test_greedy_sequences_show_the_first_difference_and_its_logit_gap(target: PreTrainedModel) -> None:
-    made = generate(target, PROMPTS[:3], max_new_tokens=6, sampling=Sampling(0), progress=False)
-    greedy: dict[str, Any] = {
-        "prompts": PROMPTS[:3],
-        "sampling": Sampling(0),
-        "engine": Engine(torch.float32),
-        "progress": False,
-    }
-    assert not audit(target, made.tokens, **greedy).rejected
-    completions = [list(text) for text in made.tokens]
-    with torch.inference_mode():
-        logits = target(input_ids=torch.tensor([[*PROMPTS[1], *completions[1][:2]]])).logits[0, -1]
-    completions[1][2] = int(logits.topk(2).indices[1])
-    report = audit(target, completions, **greedy)
-    first = report.impossible[0]
-    assert (first.sequence, first.position, first.token) == (1, 2, completions[1][2])
-    top = logits.topk(2).values
-    assert first.logit == pytest.approx(float(top[0] - top[1]), abs=1e-4)
 
 
 # What `audit` passes on, and what it refuses
@@ -167,23 +147,6 @@ def test_bad_input_is_refused(
     for ask in (partial(audit, progress=False), assert_exact):
         with pytest.raises(ValueError, match=words):
             ask(target, completions, **({"prompts": [[1]] * len(completions)} | given))
-
-
-@pytest.mark.parametrize(
-    ("given", "asked"),
-    [({"delta": 0.0}, []), ({"seed": -1}, []), ({"aim": Aim(("x",))}, []), ({"eos": 2}, [(1,)]), ({"eos": -1}, [])],
-)
-def test_settings_are_checked_before_any_model_runs(given: dict[str, Any], asked: list[tuple[int, ...]]) -> None:
-    """A function is asked for the size of its vocabulary only."""
-    seen: list[tuple[int, ...]] = []
-
-    def target(prefix: tuple[int, ...]) -> list[float]:
-        seen.append(prefix)
-        return [0.5, 0.5]
-
-    with pytest.raises(ValueError, match=r"delta|seed|ignore|2|-1"):
-        audit(target, [[0, 1], [1]], prompts=[[1], [0]], progress=False, **given)
-    assert seen == asked
 
 
 # Rows and completions as they arrive
@@ -393,19 +356,6 @@ def test_rows_that_share_noise_are_left_out_of_a_second_audit(monkeypatch: pytes
     other = run.audit_completions(Models(coin), completions(*[[1] * 40] * 13), Settings(progress=False, ignore=ONES))
     assert other.rejected
     assert (other.notes, other.rows_alone) == ([], None)  # no dependence was found
-
-
-def uniform_rows(vocab: int, length: int, count: int) -> list[list[int]]:
-    """Sampled from the uniform distribution over `vocab` tokens."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocab, (count, length), generator=generator).tolist()
-
-
-def test_where_rows_are_too_short_to_tell_which_share_noise_nothing_is_said_of_the_others() -> None:
-    given = [row for row in uniform_rows(2, 5, 60) for _ in range(2)]
-    report = audit(lambda prefix: [0.5, 0.5], given, prompts=[[]] * len(given), progress=False)
-    assert report.diagnosis in DEPENDENCE
-    assert report.rows_alone is None
 
 
 @pytest.mark.parametrize(("expected", "of"), [(None, ""), (5000, " of 5,000")])

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tiny import ARCHITECTURES, llama, next_distributions
@@ -19,7 +18,6 @@ from specnb_audit.teacher_forcing import (
     Completion,
     Models,
     require_completions,
-    teacher_forced_pass,
     teacher_forced_rows,
 )
 
@@ -79,16 +77,6 @@ def test_a_suspected_model_is_sampled_as_the_target_and_not_as_the_draft() -> No
     assert row.suspected[0].tolist() == row.p[0].tolist() == pytest.approx([0.1, 0.9])
 
 
-def test_the_draft_has_a_raw_distribution_where_its_own_settings_differ_from_it() -> None:
-    coin, text = (lambda prefix: [0.25, 0.75]), Completion([], [1])
-    for sampling, raw in ((Sampling(), None), (Sampling(0.5), [0.25, 0.75])):
-        (row,) = teacher_forced_rows(Models(coin, Sampling(2.0), coin, sampling), [text])
-        assert row.q is not None
-        assert row.q[0].tolist() == pytest.approx([0.25, 0.75] if raw is None else [0.1, 0.9])
-        assert raw == (None if row.raw is None else pytest.approx(row.raw[0].tolist()))
-        assert row.suspected is None
-
-
 def passes(model: PreTrainedModel) -> list[tuple[list[list[int]], int, bool, bool]]:
     """A list to which every forward pass of `model` adds its tokens, logits to keep, and use of a cache (new, old)."""
     seen: list[tuple[list[list[int]], int, bool, bool]] = []
@@ -115,29 +103,6 @@ def test_texts_share_a_pass_with_padding_on_the_right_and_no_more_logits_than_ne
     seen.clear()
     rows_of(model, TEXTS[1:])
     assert seen == [([[2, 3, 0, 0, 0, 0], [0, 0, 3, 2, 1, 0]], 5, False, False)]
-
-
-@pytest.mark.parametrize(
-    ("logits", "pieces"),
-    [
-        (28, [[0, 0, 3, 2, 1, 0]]),  # 7 tokens with a vocabulary of 4
-        (27, [[0, 0, 3, 2, 1, 0]]),  # pieces of 6 tokens, and there are no more
-        (20, [[0, 0, 3, 2, 1], [0]]),
-        (11, [[0, 0], [3, 2], [1, 0]]),
-        (3, [[0], [0], [3], [2], [1], [0]]),  # one token at least
-    ],
-)
-def test_a_text_that_is_too_long_is_run_in_pieces(
-    logits: int, pieces: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(teacher_forcing, "LOGITS", logits)
-    model = llama()
-    seen = passes(model)
-    teacher_forced_pass(model, TEXTS[2:])
-    if logits == 28:
-        assert seen == [(pieces, 5, False, False)]
-    else:
-        assert seen == [([piece], len(piece), True, number > 0) for number, piece in enumerate(pieces)]
 
 
 def lengths(sizes: list[int | None], limit: int, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -265,20 +230,3 @@ def test_the_refusals_in_full() -> None:
     )
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         rows_of(coin, [Completion([1], [0, 1])])
-
-
-FORMS: dict[str, Callable[[list[float]], Any]] = {
-    "lists": list,
-    "numpy": np.array,
-    "float32": lambda probs: torch.tensor(probs, dtype=torch.float32),
-    "whole numbers": lambda probs: [1 if at == 0 else 0 for at in range(len(probs))],
-}
-
-
-def test_distributions_have_the_dtype_of_the_function_or_float64() -> None:
-    for kind, dtype in (("lists", torch.float64), ("numpy", torch.float64), ("float32", torch.float32),
-                        ("whole numbers", torch.float64)):  # fmt: skip
-        (row,) = rows_of(lambda prefix, kind=kind: FORMS[kind]([1.0, 0.0]), [Completion([], [0, 0])])
-        assert (row.p.dtype, row.p.tolist()) == (dtype, [[1, 0], [1, 0]])
-    (row,) = rows_of(lambda prefix: torch.tensor([1, 0]), [Completion([], [0])])
-    assert row.p.dtype == torch.float64

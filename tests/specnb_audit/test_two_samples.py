@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +13,9 @@ from chains import Array, zipf_tables
 from reports import require_as_in
 from torch import Tensor
 
-from specnb.measure.statistics import proportion
 from specnb_audit.cli import main
 from specnb_audit.token_file import Sample
-from specnb_audit.two_samples import VIEWS, _paired, compare_samples
+from specnb_audit.two_samples import _paired, compare_samples
 
 P, Q = zipf_tables()
 
@@ -68,107 +65,12 @@ def test_planted_differences_are_found(actual: Tensor, view: str) -> None:
     assert report.guessed.low > 0.5
 
 
-def features_by_hand(sample: Sample, earlier: list[Sample]) -> dict[str, dict[object, float]]:
-    """The features of each view, by the definitions, with the `earlier` samples counted anew."""
-    tokens, n = sample.tokens, max(len(sample.tokens), 1)
-    seen = [token for one in earlier for token in one.tokens]
-
-    def neighbours(one: Sample) -> list[tuple[object, object]]:
-        return [(one.tokens[at - 1] if at else None, token) for at, token in enumerate(one.tokens)]
-
-    pairs, own = [pair for one in earlier for pair in neighbours(one)], neighbours(sample)
-
-    def frequency(token: object) -> float:
-        return (seen.count(token) + 0.5) / (len(seen) + 1)
-
-    def probability(before: object, token: object) -> float:
-        followed = sum(one == before for one, _ in pairs)
-        return (pairs.count((before, token)) + 4 * frequency(token)) / (followed + 4)
-
-    def unit(keys: list[Any]) -> dict[object, float]:
-        counts = {key: keys.count(key) for key in keys}
-        return {key: count / math.sqrt(sum(one**2 for one in counts.values())) for key, count in counts.items()}
-
-    summary: dict[object, float] = {
-        "length": math.log(1 + len(tokens)),
-        "distinct": len(set(tokens)) / n,
-        "repeated": sum(one == other for one, other in own) / n,
-        "unseen": sum(token not in seen for token in tokens) / n,
-        "frequency": sum(math.log(frequency(token)) for token in tokens) / n,
-        "probability": sum(math.log(probability(*pair)) for pair in own) / n,
-    }
-    beginning = [(sample.prompt, at, token) for at, token in enumerate(tokens[:16])]
-    return {
-        "summary": summary,
-        "tokens": unit(list(tokens)),
-        "pairs of tokens": unit(own),
-        "beginning": unit(beginning),
-    }
-
-
-def by_hand(pairs: list[tuple[Sample, Sample]]) -> tuple[list[float], dict[str, float], int, int]:
-    """The e-value after each pair, those of the views at the end, and how many pairs were guessed, right and in all."""
-    rates, earlier, right, guesses, after = (0.01, 0.03, 0.1, 0.3), list[Sample](), 0, 0, list[float]()
-    e_values = {(view, rate): 1.0 for view in VIEWS for rate in rates}
-    weights: dict[Any, dict[Any, float]] = {bet: {} for bet in e_values}
-    squares: dict[Any, dict[Any, float]] = {bet: {} for bet in e_values}
-    for pair in pairs:
-        one, other = (features_by_hand(sample, earlier) for sample in pair)
-        expected = {+1: 0.0, -1: 0.0}
-        for (view, rate), e_value in e_values.items():
-            keys = {*one[view], *other[view]}
-            difference = {key: one[view].get(key, 0.0) - other[view].get(key, 0.0) for key in keys}
-            learnt, square = weights[view, rate], squares[view, rate]
-            score = sum(learnt.get(key, 0.0) * value for key, value in difference.items())
-            guess = {sign: 2 / (1 + math.exp(-sign * score)) for sign in (1, -1)}
-            for sign in expected:
-                expected[sign] += e_value * guess[sign] / 16
-            e_values[view, rate] *= guess[1]
-            wrong = 1 - guess[1] / 2
-            for key, value in difference.items():
-                if value != 0:
-                    square[key] = square.get(key, 0.0) + (wrong * value) ** 2
-                    learnt[key] = learnt.get(key, 0.0) + rate * wrong * value / math.sqrt(square[key])
-        right += expected[1] > expected[-1]
-        guesses += expected[1] != expected[-1]
-        after.append(expected[1])
-        earlier += pair
-    views = {view: sum(e_values[view, rate] for rate in rates) / 4 for view in VIEWS}
-    return after, views, right, guesses
-
-
 def short(seed: int, count: int, bias: float) -> list[Sample]:
     """Sequences of up to 20 of four tokens, one empty, of three prompts."""
     random = np.random.default_rng(seed)
     p = np.array([0.4 + bias, 0.3 - bias, 0.2, 0.1])
     sizes = [0, 20, *random.integers(1, 9, count - 2).tolist()]
     return [Sample(at % 3, tuple(random.choice(4, size=n, p=p).tolist())) for at, n in enumerate(sizes)]
-
-
-@pytest.mark.parametrize("bias", [0.0, 0.3])
-def test_the_whole_report_is_that_computed_by_hand(bias: float) -> None:
-    """Up to each pair, with 1/delta on either side of the largest e-value so far."""
-    one, other = short(0, 25, bias), short(1, 25, 0.0)
-    after, views, right, guesses = by_hand(list(zip(one, other, strict=True)))
-    report = compare_samples(one, other)
-    assert (report.delta, report.pairs, report.found_after) == (1e-6, 25, None)
-    assert report.log10_e == pytest.approx(math.log10(after[-1]), abs=1e-9)
-    assert report.log10_e_peak == pytest.approx(max(0.0, math.log10(max(after))), abs=1e-9)
-    assert report.by_view == pytest.approx({view: math.log10(e) for view, e in views.items()}, abs=1e-9)
-    assert list(report.by_view) == ["summary", "tokens", "pairs of tokens", "beginning"]
-    assert report.guessed == proportion(right, guesses)
-    assert (report.identical, report.unpaired) == (sum(a == b for a, b in zip(one, other, strict=True)), 0)
-    records = [at for at, e in enumerate(after) if e > max([1.0, *after[:at]])]
-    assert records
-    for at in records[-3:]:
-        for near, found in ((1 + 1e-7, at + 1), (1 - 1e-7, None)):
-            delta = near / after[at]
-            assert compare_samples(one[: at + 1], other[: at + 1], delta).found_after == found
-        if bias:
-            stopped = compare_samples(one, other, (1 + 1e-7) / after[at], stop=True)
-            whole = compare_samples(one, other, (1 + 1e-7) / after[at])
-            assert (stopped.found_after, stopped.pairs, whole.found_after, whole.pairs) == (at + 1, at + 1, at + 1, 25)
-            assert stopped.log10_e == pytest.approx(math.log10(after[at]), abs=1e-9)
 
 
 def test_sequences_are_paired_by_prompt_in_their_order() -> None:

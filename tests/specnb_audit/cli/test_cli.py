@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from tiny import llama
 
 from specnb.models.loading import load_model
+from specnb_audit.cli import INTERRUPTED, TERMINATED, main
 from specnb_audit.cli import audit as cli_audit
-from specnb_audit.cli import main, output
 from specnb_audit.report import Report
 from specnb_audit.run import audit_completions
 
@@ -331,7 +331,7 @@ def run(arguments: list[str]) -> tuple[int, str, str]:
             status = main(arguments)
         except SystemExit as left:
             status = int(str(left.code))
-    if status in (output.INTERRUPTED, output.TERMINATED):  # not by an example
+    if status in (INTERRUPTED, TERMINATED):  # not by an example
         raise KeyboardInterrupt
     shown = [line for line in err.getvalue().splitlines(keepends=True) if not line.startswith("specnb: audited ")]
     return status, out.getvalue(), "".join(shown)  # a slow machine shows progress
