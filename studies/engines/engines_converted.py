@@ -40,7 +40,7 @@ def converted_logits(engine: str, python: str, name: str, prompts: Sequence[Sequ
     """What the engine computes after each prompt with its conversion of the model `name`, `(prompts, vocab)`."""
     code = (
         f"import json; from pathlib import Path; from studies.engines.adapters.{engine} import logits; "
-        "from specnb_audit.cli.settings import Models; "
+        "from studies.engines.adapters.adapter import Models; "
         f"models = Models(Path({str(TRAINED_PAIR / 'target')!r}), Path({str(TRAINED_PAIR / 'draft')!r}), "
         f"Path({str(ROOT / 'build' / 'engines' / 'models')!r})); "
         f"print(json.dumps(logits(models, {name!r}, {[list(prompt) for prompt in prompts]!r})))"

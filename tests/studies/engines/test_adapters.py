@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from specnb.models.loading import TRAINED_PAIR
-from specnb_audit.cli.settings import SPECULATIONS, Models, Request, Settings, requests
-from specnb_audit.cli.tokens_out import compress, read_prompts
+from specnb_audit.cli.settings import SPECULATIONS, Request, Settings, requests
+from specnb_audit.cli.tokens_out import read_prompts
 from specnb_audit.setting_names import ENGINE_ORDERS
 from specnb_audit.token_file import read_tokens
 from studies.engines.adapters import gguf
 from studies.engines.adapters.__main__ import ENGINES, adapter, main
+from studies.engines.adapters.adapter import Models
+from studies.engines.engines_collect import compress
 
 
 @pytest.mark.parametrize("engine", ENGINES)
