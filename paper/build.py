@@ -15,23 +15,27 @@ from pathlib import Path
 import pandas as pd
 import typst
 
-from specnb.notebook.claims import CLAIMS, ROOT
-from specnb.notebook.findings import out, write
+from specnb.notebook.findings import CLAIMS, ROOT, out, write
 
 
 def assembled(folder: Path, results: Path) -> dict[str, str]:
-    """Puts into `folder` what the paper is made of: its texts, and the results and figures under `results`.
+    """Puts into `folder` what the paper is made of: its texts, the committed tables of studies, and what notebooks
+    made under `results`.
 
     Returns what is told to the compiler: the names of all tables.
     """
-    for source in (*(ROOT / "paper").glob("*.typ"), ROOT / "paper" / "references.bib"):
-        shutil.copy(source, folder)
-    tables = sorted((results / "data" / "results").glob("*.csv"))
-    for file in (*tables, *(results / "data" / "results").glob("*.json"), *(results / "figures").glob("*.pdf"), CLAIMS):
-        place = folder / file.relative_to(ROOT if file == CLAIMS else results)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, place)
-    return {"tables": ",".join(file.stem for file in tables)}
+    for name in ("data/results", "figures"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for pattern in ("*.typ", "*.bib"):
+        for source in (ROOT / "paper").glob(pattern):
+            shutil.copy(source, folder)
+    shutil.copy(CLAIMS, folder / "data")
+    for place, pattern in ((ROOT, "[a-z]*.*"), (results, "[0-9]*.*"), (results, "claims.csv")):
+        for file in (place / "data" / "results").glob(pattern):
+            shutil.copy(file, folder / "data" / "results")
+    for figure in (results / "figures").glob("*.pdf"):
+        shutil.copy(figure, folder / "figures")
+    return {"tables": ",".join(sorted(file.stem for file in (folder / "data" / "results").glob("*.csv")))}
 
 
 def compiled(folder: Path, inputs: dict[str, str]) -> bytes:

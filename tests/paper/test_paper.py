@@ -42,8 +42,8 @@ def results(tmp_path: Path) -> Path:
 
 def asked(folder: Path, source: str, results: Path = ROOT, modules: str = "derived numbers results remarks") -> Any:
     """The value that the Typst expression `source` has over `results`."""
-    folder.mkdir(exist_ok=True)
     tables = assembled(folder, results)
+    shutil.copytree(results / "data" / "results", folder / "data" / "results", dirs_exist_ok=True)  # of studies, too
     imports = "".join(f'#import "{name}.typ": *\n' for name in modules.split())
     (folder / "asked.typ").write_text(f"{imports}#metadata({source}) <value>")
     file = folder / "asked.typ"
