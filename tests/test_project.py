@@ -127,6 +127,21 @@ def test_readme_names_what_is_there() -> None:
     assert set(re.findall(r"make ([a-z]+)", readme)) <= targets
 
 
+def test_the_tree_of_the_readme_is_there_and_has_every_file_of_the_library() -> None:
+    (tree,) = re.findall(r"^```\n(specnb/.*?)^```", _readme(), flags=re.DOTALL | re.MULTILINE)
+    named: set[str] = set()
+    above: list[str] = []
+    for indent, names in re.findall(r"^((?:  )*)(\S+(?: \S+/)*)  ", tree, flags=re.MULTILINE):
+        above = [*above[: len(indent) // 2], names]
+        named |= {"".join([*above[:-1], name]) for name in names.split()}
+    assert not [name for name in named if not (ROOT / name).exists()]
+    whole = [name for name in named if name.endswith("/") and sum(other.startswith(name) for other in named) == 1]
+    files = [
+        file.relative_to(ROOT).as_posix() for file in (ROOT / "specnb").rglob("*.py") if file.name != "__init__.py"
+    ]
+    assert not [file for file in files if file not in named and not file.startswith(tuple(whole))]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_links_in_notebooks_lead_somewhere(path: Path) -> None:
     """Also to a figure of another notebook, and to a heading of the index."""
