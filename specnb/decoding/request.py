@@ -22,7 +22,6 @@ from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
 from specnb.rules import TreeRule, recursive_rejection, token_verification
-from specnb.trees import node_depths
 
 Tokens = int | Collection[int] | None
 
@@ -78,7 +77,6 @@ class Request:
             "gamma": gamma,
             "max_new_tokens": index(self.max_new_tokens),
             "rule": _rule_for(self.rule, drafter),
-            "seed": index(self.seed),
             "numbers": _numbers_of(self.prompts, self.numbers),
         }
         for name, value in settled.items():
@@ -232,7 +230,6 @@ def _useful_gamma(gamma: int, max_new_tokens: int, drafter: Drafter | None) -> i
             f"gamma is {gamma}, and the tree of {type(drafter).__name__} has {len(drafter.parents)} nodes; "
             f"give gamma={len(drafter.parents)}, or 0 to decode without draft tokens"
         )
-    node_depths(drafter.parents)
     return gamma
 
 

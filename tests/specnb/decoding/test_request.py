@@ -201,6 +201,7 @@ def test_the_default_rule_is_the_exact_one_for_the_kind_of_draft_tokens() -> Non
 
 def test_there_are_no_more_rows_than_prompts() -> None:
     assert [request_for(batch_size=size).rows for size in (None, 1, 2, 3, 9)] == [3, 1, 2, 3, 3]
+    assert request_for(drafter=Restarting(DRAFT), batch_size=3).rows == 3, "no row is refilled"
 
 
 @pytest.mark.parametrize("compiled", [True, "graph"])
