@@ -229,7 +229,8 @@ def missing_members(drafter: Any) -> list[str]:
 
 def require_part(name: str, drafter: Any, kind: type = ChainDrafter) -> None:
     """Raises `TypeError` unless `drafter`, which is to be part of another drafter, is a `kind` that proposes chains."""
-    if isinstance(drafter, type) or not isinstance(drafter, kind) or missing_members(drafter):
+    suitable = isinstance(drafter, kind) and not isinstance(drafter, type) and not missing_members(drafter)
+    if not suitable:
         given = f"the class {drafter.__name__}" if isinstance(drafter, type) else f"a {type(drafter).__name__}"
         allowed = "drafter" if kind is object else kind.__name__
         advice = ": give ModelDrafter(model, sampling)" if isinstance(drafter, PreTrainedModel) else ""
