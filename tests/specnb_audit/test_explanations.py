@@ -34,11 +34,7 @@ from specnb_audit.setting_names import ENGINE_ORDERS
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
 
 PROMPTS = [[1], [2, 3], [0, 1, 2], [3]] * 30
-
-
 LARGE = Numerics(16, logit=0.5, tv=0.1, tv_mean=0.05, nats=0.05)
-
-
 CROSSED = np.array([1.0, 5.0, 6.2, 6.1])
 
 
@@ -117,11 +113,7 @@ def test_the_gain_of_bfloat16_is_a_log_likelihood_ratio(target: PreTrainedModel,
 
 
 TABLE = [0.5, 0.3, 0.15, 0.05]  # at temperature 0.5 before top-p 0.9 two of them are kept, after it three
-
-
 SAMPLING = Sampling(0.5, top_p=0.9)
-
-
 HOT = Claimed(0.5, top_p=0.9, order=ENGINE_ORDERS["llama.cpp"])
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -278,26 +277,6 @@ def test_an_interrupt_before_and_after_the_last_token(monkeypatch: pytest.Monkey
     engine = Engine(control=completions([0, 1], [0, 0, 0, 0]))
     half = run.audit_completions(Models(stops), completions([0, 1]), Settings(progress=False), engine)
     assert (half.notes, half.control) == ([words], None)
-
-
-def interrupting(after: int, given: Iterable[Any]) -> Iterator[Any]:
-    """The first elements, and then Ctrl-C."""
-    yield from islice(given, after)
-    raise KeyboardInterrupt
-
-
-def test_an_interrupt_in_the_control_is_one_of_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Part of a control would be compared as if it were all of it."""
-    both = completions([0, 1, 1], [1, 0])
-    whole = run.audit_distributions
-
-    def part(given: Iterable[Row], auditor: Auditor, **settings: Any) -> Report:
-        return whole(given if "expected" in settings else interrupting(1, given), auditor, **settings)
-
-    monkeypatch.setattr(run, "audit_distributions", part)
-    report = audit_completions(Models(coin), both, Settings(progress=False), Engine(control=both))
-    assert report.interrupted
-    assert report.control is None
 
 
 # Explanations

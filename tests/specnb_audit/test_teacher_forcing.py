@@ -22,8 +22,6 @@ from specnb_audit.teacher_forcing import (
 )
 
 TEXTS = [Completion([1], [0, 2, 3, 1]), Completion([2, 3, 0], [1]), Completion([0, 0], [3, 2, 1, 0, 2])]
-
-
 SHARP = Sampling(0.7, top_k=3, top_p=0.9)
 
 
