@@ -13,7 +13,6 @@ from distributions_for_tests import PAIRS, distribution_pair, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from samplers import sample_row, tables
-from specnb_audit.frequencies import Frequencies
 from torch import Tensor
 
 from specnb.distributions import normalise, sample
@@ -21,6 +20,7 @@ from specnb.rules import token_verification
 from specnb_audit.alternatives import (
     ALTERNATIVES,
     CondensedDistributions,
+    Frequencies,
     alternative_distributions,
     condense_distributions,
 )
