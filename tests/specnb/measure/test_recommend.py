@@ -10,8 +10,8 @@ import pytest
 from specnb.measure.cost import Costs
 from specnb.measure.recommend import predict, recommend_gamma
 from specnb.measure.statistics import Estimate
+from specnb.models.shapes import Shape
 from specnb.theory import walltime_improvement
-from studies.speed.shapes import Shape
 from studies.speed.synthetic import synthetic_pair
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from studies.speed.shapes import DRAFT, HUNDREDTH, PUBLISHED, TARGET, Shape, empty_model, size, size_of, whole
+from specnb.models.shapes import Shape, empty_model
+from studies.speed.shapes import DRAFT, HUNDREDTH, PUBLISHED, TARGET, size, size_of, whole
 
 GATED = Shape(2, 32, 48, 4, gated=True, kv_heads=2, head_dim=16)
 

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from specnb.decoding.generate import generate
 from specnb.distributions import Sampling, overlap, standardise
 from specnb.models.loading import Pair, load_pair
+from specnb.models.shapes import Shape
 from studies.speed import synthetic
-from studies.speed.shapes import Shape
 from studies.speed.synthetic import synthetic_pair
 
 LARGE, SMALL = Shape(2, 96, 192, 4), Shape(1, 48, 96, 2)
