@@ -63,9 +63,8 @@ def measure_acceptance(
     `batch` rows, batch x new_tokens x vocab numbers, twice. Raises `ValueError` for a draft model of another
     vocabulary, and what `generate` raises.
 
-    >>> from studies.speed.synthetic import synthetic_pair
-    >>> from specnb.models.shapes import Shape
-    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> from specnb import load_pair
+    >>> pair = load_pair(packed=False)
     >>> found = measure_acceptance(pair.target, {"draft": pair.draft}, [[1], [2, 3]], new_tokens=5)
     >>> found.beta["draft"].shape, [len(sequence) for sequence in found.sequences]
     ((2, 5), [6, 7])

@@ -107,9 +107,8 @@ def measure_costs(
     more than needed. `compile` as in `generate`; compilation is not timed. Raises `ValueError` for context, largest,
     rows < 1, repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
 
-    >>> from studies.speed.synthetic import synthetic_pair
-    >>> from specnb.models.shapes import Shape
-    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> from specnb import load_pair
+    >>> pair = load_pair(packed=False)
     >>> measure_costs(pair, context=8, largest=4, repetitions=3).target.shape
     (3, 4)
     """
@@ -129,9 +128,8 @@ class CostMeter:
 
     The arguments are those of `measure_costs`.
 
-    >>> from studies.speed.synthetic import synthetic_pair
-    >>> from specnb.models.shapes import Shape
-    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> from specnb import load_pair
+    >>> pair = load_pair(packed=False)
     >>> meter = CostMeter(pair, 8, (1, 3))
     >>> for _ in range(3):
     ...     meter.round()

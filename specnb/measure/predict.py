@@ -1,10 +1,8 @@
 """Predict tokens per step and speed-up from what a paper, a log or an issue reports, with a range for what is missing.
 
 Nothing is measured here (`specnb.recommend_gamma` measures). A missing input becomes a range and a line in `missing`.
-
-v(n) from a data sheet: the time of a target forward pass over n tokens per row, in units of one over one token.
-
-A forward pass reads the weights and the cache once, and does arithmetic for every token. Nothing is measured here.
+The time of a target forward pass can come from a GPU's data sheet: it reads the weights and the cache once, and does
+arithmetic for every token.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from specnb.theory import expected_tokens
 
 VerifyCost = Callable[[float], float]
 Pair = tuple[float, float]
+Ends = tuple[float, float, float]  # value, low, high
 
 DEPENDENCE = (0.75, 1.1)  # accepted draft tokens per step over Equation 1's, for the alpha of a whole sequence
 
@@ -93,8 +92,8 @@ def predict(
     draft_passes     draft forward passes per step, where it is not gamma: 1 if all tokens are proposed at once (Medusa)
     Time of a target forward pass over n tokens per row, v(n), the first that is given of:
       verify_cost      a number for the n of this setting, or a function of n
-      gpu              a name in `roofline.GPUS`, as people write it ("8xH100"), or (dense 16-bit teraflop/s, GB/s) of
-                       another device: time of reading the weights plus that of arithmetic (`roofline.verify_cost`)
+      gpu              a name in `GPUS`, as people write it ("8xH100"), or (dense 16-bit teraflop/s, GB/s) of another
+                       device: time of reading the weights plus that of arithmetic (`verify_cost`)
     verified         draft tokens in one verification, where it is not gamma (a tree; SGLang's count has one more)
     batch            rows that are decoded together
     bytes_per_param  bytes of a stored target parameter: 2 for 16 bit, 1 for 8 bit, about 0.6 for Q4_K_M
@@ -214,7 +213,8 @@ def _checked(name: str, value: float, least: float, most: float) -> float:
     return value
 
 
-Ends = tuple[float, float, float]
+# v(n) from a data sheet.
+
 # fmt: off
 GPUS = {
     "A10": (125, 600), "A10G": (70, 600), "A100-80GB": (312, 2039), "A100-40GB": (312, 1555), "A30": (165, 933),
