@@ -1,13 +1,9 @@
-"""Faster forward passes on a CPU with the same weights: each linear layer uses the product that is fastest here.
+"""Linear layers that use, on a CPU, the product that is fastest there, with the same weights.
 
 With the usual product a forward pass over five tokens can take three times as long as over one, which leaves nothing
 to gain from speculation. Which is faster differs between processors, dtypes, shapes and numbers of rows, by factors in
-all directions, so these four are timed with the model's own weights:
-
-    usual       `torch.nn.functional.linear` with the weight as saved, `(out, in)` in memory
-    transposed  the same product with a copy that is `(in, out)` in memory
-    swapped     the transpose of the weight times the transposed states, with the weight as saved
-    packed      oneDNN's product with a copy in a layout of its own
+all directions, so four are timed with the model's own weights: the usual one, with the weight as saved, `(out, in)`;
+the same with a transposed copy; the weight times the transposed states (swapped); and oneDNN's, with a packed copy.
 """
 
 from __future__ import annotations
@@ -27,10 +23,10 @@ from torch.nn.functional import linear
 Array = NDArray[np.float64]
 Module = TypeVar("Module", bound=nn.Module)
 Product = Callable[[Tensor], Tensor]
-PACKED = 3  # its place in the list above, the last
+PACKED = 3  # the last of the four products
 ROWS = (1, 2, 5, 16)  # of the states that are timed; a choice holds from that number of rows on
 MARGIN = 0.95  # another product is used if it takes less than this fraction of the usual one's time
-ROUNDS, SECONDS = 9, 0.3  # at most so many rounds of timing, and none that begins after that time but the first
+ROUNDS, SECONDS = 9, 0.3  # at most so many rounds of timing; after the first, none begins later than that
 SMALLEST = 2**14  # elements of a weight; smaller ones take hardly longer than the call
 LAYOUT_ROWS = 8  # rows for which oneDNN chooses its layout; it is good for 1 to hundreds of rows
 packed_linear = torch.ops.mkldnn._linear_pointwise.default
@@ -54,12 +50,11 @@ class PackedLinear(nn.Linear):
         self.register_buffer("packed", packed, persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # the compiler finds the fastest layout of a weight as saved
-            if self.packed is None:
-                return linear(input, self.weight, self.bias)
+        products, compiling = self.products, torch.compiler.is_compiling()
+        if compiling and self.packed is not None:
             return packed_linear(input, self.packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
-        products = self.products
-        if not products or torch.is_grad_enabled():  # no gradient of the weight would come from a copy
+        # The compiler finds the fastest layout of a weight as saved, and a copy would give the weight no gradient.
+        if compiling or not products or torch.is_grad_enabled():
             return linear(input, self.weight, self.bias)
         rows = input.numel() // self.in_features
         return products[rows - 1 if rows < len(products) else -1](input)
@@ -91,34 +86,30 @@ class PackedLinear(nn.Linear):
         return self.__dict__ | {"products": [], "_buffers": {"packed": None}}
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def pack(model: Module) -> Module:
     """`model`, changed in place: its linear layers use another product where that is faster on this CPU.
 
-    The products of 1, 2 and 5 rows with the weights of all layers are timed for 0.3 seconds, or once if that takes
-    longer. A layer keeps up to two copies of its weight. Nothing changes on other devices, in other dtypes than float32
-    and bfloat16, without oneDNN, and where memory is short. Pack again after weights were changed, or with another
-    number of threads.
+    Passes over all layers are timed for 0.3 seconds, or once if that takes longer. A layer keeps up to two copies of
+    its weight. Nothing changes on other devices, in other dtypes than float32 and bfloat16, without oneDNN, and where
+    memory is short. Pack again after weights were changed, or with another number of threads.
 
-    >>> from specnb.models.shapes import Shape, empty_model
-    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=8, device="cpu", dtype=torch.float32)
-    >>> pack(model) is model
-    True
+    >>> pack(nn.Linear(8, 8))
+    Linear(in_features=8, out_features=8, bias=True)
     """
     linears = {name: layer for name, layer in model.named_modules() if type(layer) in (nn.Linear, PackedLinear)}
-    found = {name: layer for name, layer in linears.items() if _can_be_packed(layer.weight)}
-    copies = 2 * sum(layer.weight.nbytes for layer in found.values())
-    if not 0 < copies < psutil.virtual_memory().available:
+    found = {name: layer for name, layer in linears.items() if name and _can_be_packed(layer.weight)}
+    if not 0 < 2 * sum(layer.weight.nbytes for layer in found.values()) < psutil.virtual_memory().available:
         return model
     try:
         made = {name: PackedLinear(layer) for name, layer in found.items()}
         products = [layer.all_products() for layer in made.values()]
         seconds = least_seconds([layer.weight for layer in made.values()], products)
     except RuntimeError as error:
-        dtype = next(str(layer.weight.dtype).removeprefix("torch.") for layer in found.values())
-        what = f"oneDNN cannot pack {dtype} weights on this processor, so they are used as saved: the results are right"
-        remedy = "products may take longer. Load with packed=False to avoid this warning"
-        warnings.warn(f"{what}, {remedy}. oneDNN says: {str(error).splitlines()[0]}", RuntimeWarning, stacklevel=2)
+        names = {str(layer.weight.dtype).removeprefix("torch.") for layer in found.values()}
+        what = f"oneDNN cannot pack {', '.join(names)} weights on this processor, so they are used as saved: "
+        remedy = "the results are right, products may take longer. Load with packed=False to avoid this warning. "
+        warnings.warn(f"{what}{remedy}oneDNN says: {str(error).splitlines()[0]}", RuntimeWarning, stacklevel=2)
         return model
     shapes = [layer.weight.shape for layer in made.values()]
     for (name, layer), shape, own in zip(made.items(), shapes, products, strict=True):
@@ -139,16 +130,16 @@ def least_seconds(weights: Sequence[Tensor], products: Sequence[Sequence[Product
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter  # without other programs' time
     least = np.full((len(weights), PACKED + 1, len(ROWS)), np.inf)
     until = clock() + SECONDS
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
+        if number and clock() > until:
+            break
         for at in range(PACKED + 1):
-            for column, rows in ((0, 1), *enumerate(ROWS)):  # the first pass brings these copies into the caches
+            for column in reversed(range(len(ROWS))):  # most rows first, while these copies are not in the caches
                 for weight, own, best in zip(weights, products, least[:, at], strict=True):
-                    states = weight.new_ones(1, rows, weight.shape[1])
+                    states = weight.new_ones(1, ROWS[column], weight.shape[1])
                     began = clock()
                     own[at](states)
                     best[column] = min(best[column], clock() - began)
-        if clock() > until:
-            break
     return least
 
 
