@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specnb.measure.predict import GPUS, UNPACKING_RIDGE, Target, known_gpu, predict, verify_cost
-from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import ROOT
 from specnb.theory import expected_tokens, walltime_improvement
 
 FRACTION, GAMMA = st.floats(0, 1), st.integers(1, 32)
