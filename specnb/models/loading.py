@@ -125,8 +125,8 @@ def _load(folder: Path, device: str, dtype: torch.dtype, packed: bool) -> PreTra
     _require_finite(folder, model)
     if dtype == torch.float64:
         in_double(model)
-    model.to(torch.device(device))
-    return pack(model.eval()) if packed else model.eval()
+    finished: PreTrainedModel = model.to(torch.device(device)).eval()
+    return pack(finished) if packed else finished
 
 
 def _require_finite(folder: Path, model: PreTrainedModel) -> None:

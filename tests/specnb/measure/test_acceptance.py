@@ -82,7 +82,7 @@ def test_distributions_along_sequences_of_different_lengths(source: PreTrainedMo
 def test_what_cannot_be_measured_is_refused() -> None:
     for sequences, new in (([[0, 1], [0, 1, 2]], 2), ([[0, 1]], 0), ([], 1)):
         with pytest.raises(ValueError, match=f"new_tokens is {new} and the sequences have"):
-            distributions_along(TARGET, sequences, new)  # type: ignore[arg-type]
+            distributions_along(TARGET, sequences, new)
     distributions_along(MODEL, [[0] * (tiny.LIMIT + 1)], 2)  # the last token needs no forward pass
     with pytest.raises(ValueError, match=f"a sequence of {tiny.LIMIT + 2} tokens .* the model has {tiny.LIMIT}"):
         distributions_along(MODEL, [[0] * (tiny.LIMIT + 2)], 2)

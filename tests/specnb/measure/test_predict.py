@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specnb.measure.predict import GPUS, UNPACKING_RIDGE, Target, known_gpu, predict, verify_cost
+from specnb.measure.predict import GPUS, UNPACKING_RIDGE, Target, known_gpu, predict, roofline
 from specnb.notebook.findings import ROOT
 from specnb.theory import expected_tokens, walltime_improvement
 
@@ -138,14 +138,14 @@ def test_impossible_inputs_are_refused(inputs: dict[str, Any], message: str) -> 
 
 @given(n=st.floats(1, 100), rows=st.integers(1, 300))
 def test_a_dense_model_reads_its_weights_once_whatever_the_number_of_tokens(n: float, rows: int) -> None:
-    assert verify_cost(n, FAST, Target(batch=rows))[0] == pytest.approx((1, 1, 1))
+    assert roofline(n, FAST, Target(batch=rows))[0] == pytest.approx((1, 1, 1))
 
 
 def test_time_is_reading_plus_arithmetic_at_the_figures_of_the_device() -> None:
-    (value, low, high), _ = verify_cost(5, (100, 1000), Target())  # ridge 100, and 50 at half the peak
+    (value, low, high), _ = roofline(5, (100, 1000), Target())  # ridge 100, and 50 at half the peak
     assert (value, low, high) == pytest.approx((1.05 / 1.01, 1, 1.1 / 1.02))
-    by_figures, source = verify_cost(9, GPUS["H100"], Target(batch=32))
-    assert verify_cost(9, "H100", Target(batch=32))[0] == by_figures
+    by_figures, source = roofline(9, GPUS["H100"], Target(batch=32))
+    assert roofline(9, "H100", Target(batch=32))[0] == by_figures
     assert source == "roofline of 989 teraflop/s and 3350 GB/s"
 
 
@@ -156,14 +156,14 @@ def test_tokens_that_choose_their_experts_independently_read_more_of_them(
     choices = list(combinations(range(experts), chosen))
     used = [len(set().union(*drawn)) for drawn in product(choices, repeat=tokens)]
     mean = sum(used) / len(used) / chosen
-    ends, _ = verify_cost(tokens, FAST, Target(active=chosen / experts))
+    ends, _ = roofline(tokens, FAST, Target(active=chosen / experts))
     assert ends == pytest.approx((math.sqrt(mean), 1, mean))
-    large, _ = verify_cost(16, FAST, Target(active=0.1, batch=500))  # reads all experts, with and without drafts
+    large, _ = roofline(16, FAST, Target(active=0.1, batch=500))  # reads all experts, with and without drafts
     assert large == pytest.approx((1, 1, 1))
 
 
 def test_weights_below_8_bits_are_unpacked_at_a_cost_that_is_at_most_the_worst_published() -> None:
-    ends = {width: verify_cost(8, "RTX 3090", Target(width=width))[0] for width in (0.999, 1.0)}
+    ends = {width: roofline(8, "RTX 3090", Target(width=width))[0] for width in (0.999, 1.0)}
     assert ends[0.999][1] == pytest.approx(ends[1.0][1])
     assert ends[0.999][0] > ends[1.0][0]
     assert ends[0.999][2] > ends[1.0][2]

@@ -143,8 +143,8 @@ def test_a_ratio_of_sums_weighs_rows_by_their_length_and_is_one_statistic_over_r
     general = over_rows(lambda chosen: top[chosen].sum() / bottom[chosen].sum(), 9, resamples=4000, seed=3)
     assert general[:3] == pytest.approx(ratio[:3])
     assert general.n == 9
-    noise = np.random.default_rng(0).random((2, 20))
-    assert ratio_of_sums(*noise) == ratio_of_sums(*noise) != ratio_of_sums(*noise, seed=1)
+    one, other = np.random.default_rng(0).random((2, 20))
+    assert ratio_of_sums(one, other) == ratio_of_sums(one, other) != ratio_of_sums(one, other, seed=1)
 
 
 def test_what_was_measured_together_is_resampled_together() -> None:

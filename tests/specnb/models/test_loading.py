@@ -312,7 +312,7 @@ def test_a_float64_model_computes_nothing_in_less_and_is_the_same_model() -> Non
         logits = double(tokens).logits
     assert dtypes.seen == {torch.float64}
     torch.testing.assert_close(logits.float(), single(tokens).logits, atol=1e-3, rtol=0)
-    rounded = copy.deepcopy(double).to(torch.bfloat16)(tokens).logits
+    rounded = copy.deepcopy(double).to(torch.bfloat16)(tokens).logits  # type: ignore[arg-type]
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.double(), logits, atol=0.5, rtol=0)
 

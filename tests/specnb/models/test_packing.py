@@ -5,8 +5,11 @@ Nothing here depends on how long a product takes: times are given.
 
 import copy
 import pickle
+import time
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -35,7 +38,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return seconds
 
 
-def packed(plain: nn.Module) -> nn.Sequential:
+def packed(plain: nn.Module) -> Any:
     return pack(nn.Sequential(plain))
 
 
@@ -56,10 +59,10 @@ def test_every_product_is_that_of_the_layer(
         torch.testing.assert_close(model(states), plain(states), rtol=1e-4, atol=1e-4)
     # Gradients are those of the layer: a copy has none.
     model(states).sum().backward()
-    assert plain.weight.grad is not None
-    found, plain.weight.grad = plain.weight.grad, None
+    found: Any = plain.weight.grad
+    plain.weight.grad = None
     plain(states).sum().backward()
-    assert torch.equal(found, plain.weight.grad)
+    assert torch.equal(found, plain.weight.grad)  # type: ignore[arg-type]
 
 
 @NEEDS_ONEDNN
@@ -106,8 +109,8 @@ def test_the_least_time_of_each_product_is_kept(monkeypatch: pytest.MonkeyPatch)
 
         return run
 
-    monkeypatch.setattr(packing.time, "thread_time", lambda: ticks[0])
-    monkeypatch.setattr(packing.time, "perf_counter", lambda: ticks[0])
+    monkeypatch.setattr(time, "thread_time", lambda: ticks[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: ticks[0])
     monkeypatch.setattr(packing, "SECONDS", 2000.0)
     own = [product(9), product(9), product(9), product(7)]
     seconds = least_seconds([torch.zeros(2, 3)] * 2, [own, own])
@@ -119,7 +122,7 @@ def test_the_least_time_of_each_product_is_kept(monkeypatch: pytest.MonkeyPatch)
 @NEEDS_ONEDNN
 def test_parameters_stay_the_very_same_and_tied_ones_tied(times: np.ndarray) -> None:
     model = nn.ModuleDict({"embedding": nn.Embedding(192, 128), "head": layer(bias=False)})
-    model["head"].weight = model["embedding"].weight  # type: ignore[assignment]
+    model["head"].weight = model["embedding"].weight
     assert pack(model) is model
     assert isinstance(model["head"], PackedLinear)
     assert model["head"].weight is model["embedding"].weight
@@ -158,7 +161,7 @@ def test_what_cannot_be_packed_stays_as_it_is(times: np.ndarray, monkeypatch: py
     assert packed(small)[0] is small
     assert packed(exact)[0] is exact
     assert not any(isinstance(module, PackedLinear) for module in pack(qwen2()).modules())
-    monkeypatch.setattr(packing.psutil, "virtual_memory", lambda: type("", (), {"available": 1000}))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("", (), {"available": 1000}))
     large = layer()
     assert packed(large)[0] is large
     monkeypatch.undo()
