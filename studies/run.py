@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 
 import pandas as pd
 
-from specnb.machine import machine
+from specnb.measure.timing import machine
 from specnb.notebook.findings import ROOT, out, stamp, write
 from specnb.notebook.source_digest import module_digest
 

@@ -60,7 +60,7 @@ class Generation:
     record  what each step did
     probs   with `Study(keep_probs=True)`, the target's distributions `(len(tokens), vocab)` of each prompt's new tokens
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> made = generate(model, [[0], [1, 2]], max_new_tokens=3)
     >>> [len(tokens) for tokens in made.tokens], made.record.target_passes.tolist()

@@ -43,7 +43,7 @@ class Request:
     numbers       the number of each prompt, which selects its random streams: 0, 1, ... unless given
     keep_probs    whether the target's distribution of every new token is kept
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> request = Request(model, [[0], [1, 2]], gamma=4, max_new_tokens=3)
     >>> request.gamma, request.rows, request.slots, request.rule.__name__

@@ -48,7 +48,7 @@ class ModelDrafter(ChainDrafter):
     drafter serves one batch only, so that a CUDA graph may hold its operations. Raises `TypeError` for a model
     that the loop cannot run, and for a `sampling` that is no `Sampling`.
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> drafter = ModelDrafter(model, Sampling(temperature=0))
     >>> context = Context(tokens=torch.tensor([[1, 2, 0, 0, 0, 0]]), lengths=torch.tensor([2]))
@@ -216,7 +216,7 @@ class TreeDrafter(ModelDrafter):
     only: it ignores `sampling`. Raises `TypeError` for a model that the loop cannot run, `ValueError` for parents that
     do not come before their children.
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> drafter = TreeDrafter(model, (-1, -1, 0), Sampling())
     >>> context = Context(tokens=torch.tensor([[1, 2, 0, 0, 0, 0]]), lengths=torch.tensor([2]))

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from specnb.machine import machine
+from specnb.measure.timing import machine
 from specnb.models.loading import TRAINED_PAIR
 from specnb.notebook.findings import ROOT, write
 from specnb_audit.cli.settings import Settings

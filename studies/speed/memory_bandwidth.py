@@ -50,7 +50,7 @@ def bytes_moved(model: PreTrainedModel, rows: int = 1, tokens: int = 1, context:
     and the logits are written. Activations are assumed to stay in caches. Raises `ValueError` for rows, tokens < 1 and
     a negative context.
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 32, 32, 2), 64, 32, "cpu", torch.float32)
     >>> bytes_moved(model, rows=1, tokens=2, context=10).logits  # 2 tokens x 64 logits x 4 bytes
     512
@@ -69,7 +69,7 @@ def bytes_moved(model: PreTrainedModel, rows: int = 1, tokens: int = 1, context:
 def min_seconds(model: PreTrainedModel, bandwidth: float, rows: int = 1, tokens: int = 1, context: int = 128) -> float:
     """The memory bound of a forward pass: seconds to move `bytes_moved` at `bandwidth` bytes per second.
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 32, 32, 2), 64, 32, "cpu", torch.float32)
     >>> min_seconds(model, bandwidth=1e9) == bytes_moved(model).total / 1e9
     True
@@ -113,7 +113,7 @@ def over_memory_bound(
 
     The arguments are those of `bytes_moved`, `bandwidth` and `generate`, and raise what they raise.
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 32, 32, 2), 64, 32, "cpu", torch.float32)
     >>> over_memory_bound(model, context=8, repetitions=3, size=2**20).n
     3

@@ -42,9 +42,8 @@ from specnb.drafting.heads import (
     load_head,
 )
 from specnb.drafting.model import ModelDrafter
-from specnb.machine import machine
 from specnb.measure.statistics import ratio_of_sums
-from specnb.measure.timing import run_round
+from specnb.measure.timing import machine, run_round
 from specnb.models.loading import TRAINED_PAIR, Pair, load_model, load_pair
 from specnb.models.packing import pack
 from studies.speed.bench.tables import columns

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specnb.machine import machine
+from specnb.measure.timing import machine
 from specnb.notebook.findings import ROOT, out, stamp, write
 from specnb.notebook.source_digest import module_digest
 from studies.speed.bench.generators import PAIRS

@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
+from specnb.models.shapes import Shape
 from specnb.notebook.findings import ROOT
 from studies.speed.bench.generators import PROMPT_TOKENS
 from studies.speed.bench.setting import Setting
-from studies.speed.shapes import HUNDREDTH, PUBLISHED, Shape, whole
+from studies.speed.shapes import HUNDREDTH, PUBLISHED, whole
 
 GAMMA = 4
 ALPHA = 0.75  # of the other synthetic pairs; Table 2's English to German with T5-small at temperature 0

@@ -17,8 +17,8 @@ import torch
 from tqdm import tqdm
 
 from specnb.distributions import Sampling
-from specnb.machine import machine
 from specnb.measure.statistics import Estimate
+from specnb.measure.timing import machine
 from specnb.models.loading import Pair, load_pair
 from specnb.notebook.findings import ROOT
 from specnb.notebook.source_digest import module_digest

@@ -22,6 +22,7 @@ from specnb.measure.recommend import predict
 from specnb.measure.speed import Speeds, measure_speeds
 from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.loading import Pair, load_pair
+from specnb.models.shapes import Shape
 from studies.speed.bench.against_transformers import measure_against_transformers
 from studies.speed.bench.generators import PAIRS, PROMPT_TOKENS, pair_named, pairs_named, prompts_for
 from studies.speed.bench.tables import (
@@ -36,7 +37,7 @@ from studies.speed.bench.tables import (
     keep_goals,
     settings,
 )
-from studies.speed.shapes import DRAFT, TARGET, Shape
+from studies.speed.shapes import DRAFT, TARGET
 from studies.speed.synthetic import synthetic_pair
 
 FEW_TOKENS = 48  # of a timed sequence where many pairs are compared

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from specnb.machine import machine
 from specnb.measure.cost import Costs
 from specnb.measure.statistics import Estimate
+from specnb.measure.timing import machine
 from specnb.models.loading import Pair
 from specnb.notebook.findings import out, write
 from specnb.theory import step_cost

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 
 from specnb.measure.statistics import Estimate
 from specnb.models.packing import pack
+from specnb.models.shapes import Shape, empty_model
 from studies.speed import memory_bandwidth
 from studies.speed.memory_bandwidth import BytesMoved, bandwidth, bytes_moved, min_seconds, over_memory_bound
-from studies.speed.shapes import Shape, empty_model
 
 PLAIN, GATED = Shape(2, 32, 64, 4), Shape(3, 32, 48, 4, gated=True, kv_heads=2, head_dim=16)
 VOCAB = 64

@@ -3,7 +3,7 @@
 import pytest
 
 from specnb.models.loading import Pair
-from studies.speed.shapes import Shape
+from specnb.models.shapes import Shape
 from studies.speed.synthetic import synthetic_pair
 
 

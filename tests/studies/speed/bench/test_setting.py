@@ -5,6 +5,7 @@ import pytest
 
 from specnb.distributions import Sampling
 from specnb.measure.speed import Speeds
+from specnb.models.shapes import Shape
 from studies.speed.bench.generators import prompts_for
 from studies.speed.bench.setting import (
     Setting,
@@ -16,7 +17,6 @@ from studies.speed.bench.setting import (
     workload,
 )
 from studies.speed.memory_bandwidth import min_seconds
-from studies.speed.shapes import Shape
 from studies.speed.synthetic import synthetic_pair
 
 
