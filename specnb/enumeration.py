@@ -116,7 +116,16 @@ def step_distribution(
     {(0,): 0.5, (1, 0): 0.25, (1, 1): 0.25}
     """
     parents = chain(gamma) if isinstance(gamma, int) else tuple(gamma)
-    drafts = draft_trees(parents, q, scheme, sampled)
+    return emissions(rule, draft_trees(parents, q, scheme, sampled), p, parents)
+
+
+def emissions(rule: Rule, drafts: Drafts, p: Conditional, parents: tuple[int, ...]) -> Emissions:
+    """The probability of each sequence that a step with one of `drafts` emits.
+
+    >>> half = lambda prefix: torch.tensor([0.5, 0.5]).double()
+    >>> emissions(token_verification, draft_trees((-1,), half, independent_children), half, (-1,))
+    {(0, 0): 0.25, (0, 1): 0.25, (1, 0): 0.25, (1, 1): 0.25}
+    """
     if isinstance(rule, PlannedRule):
         return multiplied(rule, drafts, p, parents)
     return integrated_distribution(rule, drafts, p, parents)
@@ -149,13 +158,7 @@ def draft_trees(parents: tuple[int, ...], q: Conditional, scheme: Scheme, sample
 
 
 def multiplied(rule: PlannedRule, drafts: Drafts, p: Conditional, parents: tuple[int, ...]) -> Emissions:
-    """The probability of each sequence that a step with one of `drafts` emits, by the rule's plan.
-
-    >>> from specnb.trees import distinct_children
-    >>> half = lambda prefix: torch.tensor([0.5, 0.5]).double()
-    >>> multiplied(token_verification, draft_trees((-1,), half, distinct_children), half, (-1,))
-    {(0, 0): 0.25, (0, 1): 0.25, (1, 0): 0.25, (1, 1): 0.25}
-    """
+    """`emissions` by the probabilities of the rule's plan."""
     tree = TokenTree(parents)
     prefixes = [_prefixes(drafts.tokens, tree, entry) for entry in range(len(parents) + 1)]
     target = torch.stack([_after(each, p) for each in prefixes], dim=1)
@@ -299,7 +302,7 @@ def drafts_of(drafter: Drafter, prefix: tuple[int, ...], gamma: int) -> Drafts:
 
 
 def drafter_step_distribution(
-    drafter: Drafter, p: Conditional, prefix: tuple[int, ...], gamma: int, rule: PlannedRule = token_verification
+    drafter: Drafter, p: Conditional, prefix: tuple[int, ...], gamma: int, rule: Rule = token_verification
 ) -> Emissions:
     """The probability of each sequence that one step with `drafter` emits after `prefix`.
 
@@ -313,7 +316,7 @@ def drafter_step_distribution(
     {(0, 0): 0.0625, (0, 1): 0.1875, (1,): 0.25, (1, 0): 0.125, (1, 1): 0.375}
     """
     parents = chain(gamma) if drafter.parents is None else drafter.parents
-    return multiplied(rule, drafts_of(drafter, prefix, gamma), p, parents)
+    return emissions(rule, drafts_of(drafter, prefix, gamma), p, parents)
 
 
 def _split(drafter: Drafter, prefix: tuple[int, ...], cell: Tensor, position: int) -> tuple[Tensor, Tensor]:
