@@ -21,7 +21,8 @@ from specnb.drafting.base import Drafter, missing_members
 from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
-from specnb.rules import TreeRule, recursive_rejection, token_verification
+from specnb.rules import token_verification
+from specnb.trees import node_depths
 
 Tokens = int | Collection[int] | None
 
@@ -234,20 +235,13 @@ def _useful_gamma(gamma: int, max_new_tokens: int, drafter: Drafter | None) -> i
 
 
 def _rule_for(rule: Any, drafter: Drafter | None) -> Any:
-    """`rule`, or for None the exact default: `token_verification` for a chain, `recursive_rejection` for a tree."""
-    parents = drafter.parents if drafter is not None else None
+    """`rule`, or for None the exact default, `token_verification`; its recursion over siblings is that for trees."""
     if rule is None:
-        return token_verification if parents is None else recursive_rejection
+        return token_verification
     if not callable(rule) or isinstance(rule, type):
         raise TypeError(f"rule is {shown(rule)}; it must be an acceptance rule of specnb.rules, or such a function")
-    of_trees = isinstance(rule, TreeRule)
-    if drafter is not None and of_trees != (parents is not None):
-        kind, other = ("chain", "rule for chains") if of_trees else ("tree", "TreeRule, such as recursive_rejection")
-        raise TypeError(
-            f"{type(drafter).__name__} proposes a {kind}, and rule is {shown(rule)}; it must be a {other}, or None"
-        )
-    if drafter is not None and parents is not None and drafter.scheme is not None:
-        require_exact(rule, drafter.scheme, parents)
+    if drafter is not None and drafter.parents is not None and drafter.scheme is not None:
+        require_exact(rule, drafter.scheme, drafter.parents)
     return rule
 
 

@@ -45,7 +45,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from specnb.distributions import sample
-from specnb.rules import Outcome, TreeOutcome
+from specnb.rules import Outcome
 from specnb.trees import Scheme
 
 
@@ -157,11 +157,11 @@ class Drafter(Protocol):
         """
         raise NotImplementedError(f"{type(self).__name__} has no propose(context, uniforms)")
 
-    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+    def update(self, context: Context, outcome: Outcome) -> None:
         """Called at the end of a step: `outcome.accepted` `(rows,)` of the tokens proposed were accepted.
 
-        `context` has the tokens emitted. For a tree, `outcome` is a `TreeOutcome`, whose `path` names the nodes
-        accepted. Rows that have ended get outcomes too; they mean nothing.
+        `context` has the tokens emitted. For a tree, `outcome.path` names the nodes accepted. Rows that
+        have ended get outcomes too; they mean nothing.
         """
         return
 

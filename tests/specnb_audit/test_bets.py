@@ -224,7 +224,7 @@ def test_a_uniform_reused_in_a_step_has_the_distribution_of_its_bug(seed: int) -
     distributions = torch.stack([p[0], p[0]]).expand(len(first), -1, -1)
     tests = (distributions, q[0].expand(len(first), 1, -1), draft_tokens, accept[:, None])
     for final, ratio in zip((accept, first), within_step_ratios(p, q, torch.arange(5), CumulativeMass(q)), strict=True):
-        accepted, token = token_verification(*tests, final)
+        accepted, token, _ = token_verification(*tests, final)
         emitted = torch.where(accepted > 0, draft_tokens[:, 0], token)
         seen = torch.bincount(emitted, minlength=5) / len(first)
         assert np.allclose(seen.numpy(), p[0].numpy() * ratio, atol=8e-3)
