@@ -22,7 +22,6 @@ from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
 from specnb.rules import token_verification
-from specnb.trees import node_depths
 
 Tokens = int | Collection[int] | None
 
