@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The files that the pipeline makes; those of one notebook begin with its number.
 MADE = re.compile(
     r"(?:notebooks|data/results|figures)/(\d\d)(?:_\w+\.(?:ipynb|csv|svg|pdf)|\.claims\.csv|\.numbers\.json)"
-    r"|data/results/claims\.csv|paper/(?:paper\.pdf|numbers\.json|tables/.*)"
+    r"|data/results/claims\.csv|paper/(?:paper\.pdf|tables/.*)"
 )
 WIDGET = "application/vnd.jupyter.widget-view+json"
 EDITED = "the code was edited after this run; run it again"
