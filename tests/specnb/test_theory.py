@@ -71,6 +71,7 @@ def test_expected_tokens_at_its_limits() -> None:
 
 
 @given(alphas, gammas, st.integers(1, 12))
+@examples
 def test_steps_begin_where_sums_of_counts_end(alpha: float, gamma: int, tokens: int) -> None:
     """The probability that some number of steps emits exactly k tokens, by convolving their counts."""
     counts = np.r_[0.0, theory.count_distribution(alpha, gamma)]

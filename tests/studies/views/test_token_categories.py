@@ -7,6 +7,7 @@ import tokenize
 from pathlib import Path
 
 import pytest
+from distributions_for_tests import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -45,6 +46,7 @@ def test_kinds_are_those_of_pythons_own_tokenizer(path: Path) -> None:
 
 
 @given(st.text(alphabet=st.sampled_from("ab1.'\"#\n \\(é\t\u2028") | st.characters()))
+@examples
 def test_every_character_has_a_kind(text: str) -> None:
     kinds = character_categories(text)
     assert len(kinds) == len(text)
