@@ -22,7 +22,7 @@ from paper.reading import (
 from specnb.notebook.claims import CLAIMS, VERDICTS
 from specnb.notebook.findings import UNCHECKED
 from specnb.theory import walltime_improvement
-from studies.audit_power.detection import CAP, DELTA
+from studies.audit_power.bug_suite import CAP, DELTA
 from studies.audit_power.false_alarms import CONTROLS
 from studies.speed.pair_speeds import GAMMAS
 

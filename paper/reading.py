@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from studies.audit_power.detection import BUG_SUITE, summary
+from studies.audit_power.bug_suite import BUG_SUITE, summary
 
 
 class Missing(LookupError):  # noqa: N818 - read as "raises Missing"
@@ -35,7 +35,7 @@ class Results:
         """What the table `name` was made with."""
         path = self.folder / f"{name}.record.json"
         if not path.exists():
-            raise Missing(f"data/results/{path.name} is missing; `make experiments ONLY={name}` writes it")
+            raise Missing(f"data/results/{path.name} is missing; `make studies ONLY={name}` writes it")
         record: dict[str, Any] = json.loads(path.read_text("utf-8"))
         return record
 

@@ -1,12 +1,10 @@
-"""What an audit costs in forward passes of its target, on the trained pair: `make experiments ONLY=audit_cost`.
+"""What an audit costs in forward passes of its target, on the trained pair.
 
 The table `data/results/audit_cost.csv` is that of `specnb_audit.cost.measure_audit_cost`, in float32, on completions of
 the exact sampler.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import pandas as pd
 import torch
@@ -17,16 +15,9 @@ from specnb.models.loading import load_pair
 from specnb.notebook import corpus
 from specnb_audit.cost import measure_audit_cost
 from specnb_audit.teacher_forcing import Completion
+from studies.study import Study
 
-TABLE = "audit_cost"
-SETTINGS: dict[str, Any] = {"completions": 48, "new_tokens": 160, "repetitions": 5}
-SMOKE: dict[str, Any] = {"completions": 4, "new_tokens": 8, "repetitions": 3}
 FILES, PROMPT_TOKENS = 12, 24
-
-
-def items(**_: Any) -> list[str]:
-    """One item: all parts are timed in turn."""
-    return ["trained"]
 
 
 def measure(item: str, completions: int, new_tokens: int, repetitions: int) -> pd.DataFrame:
@@ -40,6 +31,8 @@ def measure(item: str, completions: int, new_tokens: int, repetitions: int) -> p
     return costs.assign(dtype="float32", machine=machine(), threads=torch.get_num_threads())
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The lines as they are."""
-    return parts
+STUDY = Study(
+    measure,
+    settings={"completions": 48, "new_tokens": 160, "repetitions": 5},
+    small={"completions": 4, "new_tokens": 8, "repetitions": 3},
+)

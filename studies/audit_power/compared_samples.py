@@ -1,4 +1,4 @@
-"""Samples that the tests of `studies.audit_power.comparison` are compared on, and what the tests read of them.
+"""Samples that the tests of `studies.audit_power.audit_comparison` are compared on, and what the tests read of them.
 
 All arrays are `(completions, LENGTH)`, one entry for each token. Completion i continues prompt i modulo `PROMPTS`.
 """

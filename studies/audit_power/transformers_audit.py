@@ -1,4 +1,4 @@
-"""Audit the samplers of the installed `transformers`: `make experiments ONLY=transformers_audit`.
+"""Audits of the samplers of the installed `transformers`.
 
 Each sampler is called as its users call it.
 """
@@ -18,7 +18,8 @@ from specnb.distributions import Sampling
 from specnb.models.loading import Pair, load_pair
 from specnb_audit.api import audit
 from specnb_audit.report import Report
-from studies.audit_power.detection import prompts_of
+from studies.audit_power.bug_suite import prompts_of
+from studies.study import Study
 
 DELTA = 1e-6
 
@@ -49,10 +50,6 @@ CASES = [
     *product([sampler for sampler in SAMPLERS if sampler.assisted], ("top-p 0.9", "temperature 0.7")),
 ]
 ITEMS = {re.sub("[^a-z0-9]+", "-", f"{sampler.name} {name}"): (sampler, name) for sampler, name in CASES}
-
-TABLE = "transformers_audit"
-SETTINGS: dict[str, Any] = {"completions": 32, "new_tokens": 96, "cases": len(CASES)}
-SMOKE: dict[str, Any] = {"completions": 16, "new_tokens": 8, "cases": 2}
 
 
 def written(
@@ -107,19 +104,18 @@ def line(sampler: Sampler, filters: str, report: Report) -> dict[str, Any]:
     }
 
 
-def items(cases: int, **_: Any) -> list[str]:
-    """The first names of `ITEMS`."""
-    return list(ITEMS)[:cases]
-
-
-def measure(item: str, completions: int, new_tokens: int, **_: Any) -> pd.DataFrame:
+def measure(item: str, completions: int, new_tokens: int) -> pd.DataFrame:
     """The audit of one sampler with one filter."""
     sampler, filters = ITEMS[item]
     pair = load_pair(packed=False)
     report = audited(sampler, FILTERS[filters], pair, completions, new_tokens)
-    return pd.DataFrame([line(sampler, filters, report)]).astype({"found after": "Int64"})
+    return pd.DataFrame([line(sampler, filters, report)])
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table: all audits."""
-    return parts.astype({"found after": "Int64"})
+STUDY = Study(
+    measure,
+    settings={"completions": 32, "new_tokens": 96},
+    small={"completions": 16, "new_tokens": 8},
+    items=tuple(ITEMS),
+    small_items=tuple(ITEMS)[:2],
+)

@@ -1,4 +1,4 @@
-"""Drafters compared on the same prompts: `make experiments ONLY=drafters`.
+"""Drafters compared on the same prompts.
 
 One line of `data/results/drafters.csv` for each kind of text and drafter, on the trained pair at temperature 1:
 
@@ -39,15 +39,13 @@ from specnb.measure.statistics import Estimate, ratio_of_medians, ratio_of_sums
 from specnb.measure.timing import run_round
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.notebook import corpus
+from studies import study
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 from studies.training.training import encode
 
-TABLE = "drafters"
 TEXTS = ("new", "edited", "repetitive")
-SETTINGS: dict[str, Any] = {"sequences": 24, "timed_sequences": 12, "new_tokens": 48, "counted_files": 100}
-SMOKE: dict[str, Any] = {"sequences": 8, "timed_sequences": 3, "new_tokens": 8, "counted_files": 10}
 COPIED_FILES = 60  # training files in the suffix automaton
 PASSAGE, BEGUN = 96, 32  # tokens of a passage, and of its edited copy in the prompt
 ENTRIES = 8
@@ -136,11 +134,6 @@ def _repetitive(pair: Pair, source: str, number: int) -> list[int]:
     return pair.encode(f"{name} = {{\n" + "".join(lines))
 
 
-def items(**_: Any) -> list[str]:
-    """The kinds of text."""
-    return list(TEXTS)
-
-
 def measure(
     item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int, double: bool = False
 ) -> pd.DataFrame:
@@ -227,6 +220,10 @@ def _flat(counts: dict[str, Estimate]) -> dict[str, float]:
     }
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table: all kinds of text."""
-    return parts
+STUDY = study.Study(
+    measure,
+    settings={"sequences": 24, "timed_sequences": 12, "new_tokens": 48, "counted_files": 100},
+    small={"sequences": 8, "timed_sequences": 3, "new_tokens": 8, "counted_files": 10},
+    items=TEXTS,
+    small_items=TEXTS[:1],
+)

@@ -30,22 +30,16 @@ from tqdm import tqdm
 from specnb.decoding.generate import Generation, Study, generate
 from specnb.distributions import Sampling
 from specnb.drafting.model import ModelDrafter
-from specnb.measure.statistics import Estimate, over_rows, ratio_of_sums
+from specnb.measure.statistics import over_rows, ratio_of_sums
 from specnb.measure.timing import run_round
 from specnb.models.loading import Pair, load_pair
 from specnb.rules import Rule, block_verification, token_verification
-from studies.speed.bench.generators import prompts_for
+from studies import study
+from studies.speed.pairs import prompts_of
+from studies.study import columns
 
-TABLE = "block_against_token"
-SETTINGS: dict[str, Any] = {"prompts": 51, "repeats": 20, "new_tokens": 60, "timed_rounds": 2}
-SMOKE: dict[str, Any] = {"prompts": 8, "repeats": 1, "new_tokens": 8, "timed_rounds": 1}
 GAMMA, PROMPT_TOKENS = 4, 32
 RULES: dict[str, Rule] = {"token": token_verification, "block": block_verification}
-
-
-def items(**_: Any) -> list[str]:
-    """Temperatures, and what is measured there."""
-    return [f"{temperature}-{what}" for what in ("counted", "timed") for temperature in ("0", "0-5", "1")]
 
 
 def measure(item: str, prompts: int, repeats: int, new_tokens: int, timed_rounds: int) -> pd.DataFrame:
@@ -53,7 +47,7 @@ def measure(item: str, prompts: int, repeats: int, new_tokens: int, timed_rounds
     number, what = item.rsplit("-", 1)
     temperature = float(number.replace("-", "."))
     pair = load_pair(packed=False)
-    starts = prompts_for(pair, "trained", prompts, PROMPT_TOKENS)
+    starts = prompts_of(pair, "held-out", prompts, PROMPT_TOKENS)
     complete = partial(_complete, pair, Sampling(temperature=temperature), new_tokens)
     if what == "timed":
         found = timed_steps(complete, starts, timed_rounds)
@@ -97,7 +91,7 @@ def _complete(
     )  # fmt: skip
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
+def estimates(parts: pd.DataFrame) -> pd.DataFrame:
     """The table: a line for each temperature."""
     lines = [line(of) | {"temperature": temperature} for temperature, of in parts.groupby("temperature")]
     table = pd.DataFrame(lines)
@@ -125,15 +119,18 @@ def line(measured: pd.DataFrame) -> dict[str, float]:
 
     found: dict[str, float] = {}
     for name in RULES:
-        found |= _with_interval(f"{name}_per_step", ratio_of_sums(tokens, steps[name]))
-    found |= _with_interval("tokens_ratio", over_rows(tokens_ratio, len(steps)))
-    found |= _with_interval("step_ratio", over_rows(step_ratio, len(steps)))
-    found |= _with_interval(
-        "speed_ratio", over_rows(lambda chosen: tokens_ratio(chosen) * step_ratio(chosen), len(steps))
-    )
+        found |= columns(f"{name}_per_step", ratio_of_sums(tokens, steps[name]))
+    found |= columns("tokens_ratio", over_rows(tokens_ratio, len(steps)))
+    found |= columns("step_ratio", over_rows(step_ratio, len(steps)))
+    found |= columns("speed_ratio", over_rows(lambda chosen: tokens_ratio(chosen) * step_ratio(chosen), len(steps)))
     found |= {"prompts": len(steps), "sequences": len(counted), "calls": len(timed)}
     return found | {f"{name}_ms": 1000 * float(timed[name].median()) for name in RULES}
 
 
-def _with_interval(name: str, estimate: Estimate) -> dict[str, float]:
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+STUDY = study.Study(
+    measure,
+    settings={"prompts": 51, "repeats": 20, "new_tokens": 60, "timed_rounds": 2},
+    small={"prompts": 8, "repeats": 1, "new_tokens": 8, "timed_rounds": 1},
+    items=[f"{temperature}-{what}" for what in ("counted", "timed") for temperature in ("0", "0-5", "1")],
+    finish=estimates,
+)

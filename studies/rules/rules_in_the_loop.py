@@ -1,4 +1,4 @@
-"""What each verification rule gains on the trained pair: `make experiments ONLY=rules_in_the_loop`.
+"""What each verification rule gains on the trained pair.
 
 All methods of a temperature make four forward passes of the draft model and one of the target in each step, so they
 differ in the tokens that the target's forward pass has to evaluate: 5 for a chain, 9 for two chains, 13 for a tree. The
@@ -51,11 +51,9 @@ from specnb.rules import (
 )
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from studies.rules.tree_shape import best_tree
-from studies.speed.bench.generators import prompts_for
+from studies.speed.pairs import prompts_of
+from studies.study import Study
 
-TABLE = "rules_in_the_loop"
-SETTINGS: dict[str, Any] = {"sequences": 15, "new_tokens": 60, "timed": 21, "timed_tokens": 32}
-SMOKE: dict[str, Any] = {"sequences": 8, "new_tokens": 8, "timed": 3, "timed_tokens": 4}
 DEPTH, NODES, CHILDREN = 4, 12, 6  # levels and nodes of the tree; children whose acceptance is measured
 PROMPT_TOKENS = 32
 TWO_CHAINS = (-1, -1, 0, 1, 2, 3, 4, 5)
@@ -131,17 +129,12 @@ def both_expected(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]
     return ratios.clamp_max(1).cumprod(-1).sum(-1), torch.stack(weights, dim=-1).sum(-1)
 
 
-def items(**_: Any) -> list[str]:
-    """Temperatures."""
-    return ["0", "0-5", "1"]
-
-
 def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens: int) -> pd.DataFrame:
     """The lines of one temperature."""
     temperature = float(item.replace("-", "."))
     sampling = Sampling(temperature=temperature)
     pair = load_pair(packed=False)
-    prompts = prompts_for(pair, "trained", 2 * sequences + timed, PROMPT_TOKENS)
+    prompts = prompts_of(pair, "held-out", 2 * sequences + timed, PROMPT_TOKENS)
     shaping, measured, timing = prompts[:sequences], prompts[sequences : 2 * sequences], prompts[2 * sequences :]
     run, run_timed = (partial(_run, pair, sampling, tokens) for tokens in (new_tokens, timed_tokens))
     sampled = distinct_children if temperature > 0 else top_children
@@ -231,6 +224,9 @@ def _run(pair: Pair, sampling: Sampling, new_tokens: int, method: Method, prompt
     )  # fmt: skip
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table."""
-    return parts
+STUDY = Study(
+    measure,
+    settings={"sequences": 15, "new_tokens": 60, "timed": 21, "timed_tokens": 32},
+    small={"sequences": 8, "new_tokens": 8, "timed": 3, "timed_tokens": 4},
+    items=("0", "0-5", "1"),
+)

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from specnb.drafting.heads import AttentionHead, ParallelHeads, RecurrentHead, load_head
-from specnb.models.loading import TRAINED_PAIR, Pair
+from specnb.drafting.heads import AttentionHead, ParallelHeads, RecurrentHead
+from specnb.models.loading import Pair
 from specnb.notebook import corpus
-from studies.training.objectives import forward_kl, total_variation
+from studies.training.distillation_training import forward_kl, total_variation
 from studies.training.training import build, encode, windows
-from studies.training.training_loop import CHECKPOINT, Learner, rate, run
+from studies.training.training_loop import Learner, rate
+from studies.training.training_loop import train as run
 
 DEPTHS = 4  # draft tokens that a student learns to propose
 EVERY = 4  # heads learn from a draft that begins at every fourth position
@@ -35,18 +36,14 @@ EVERY = 4  # heads learn from a draft that begins at every fourth position
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` updates of `students` on `rows` sequences of `length` tokens; `hidden` units in the heads' layers.
+    """`steps` updates on `rows` sequences of `length` tokens; `hidden` units in the heads' layers.
 
-    `target` is the folder of the target in `data/pair`. The attention head has `wide` units, `heads` heads and the
-    target's states of `layers`; the other heads read the last. It begins with the weights in the folder `start`, or
-    with random ones. For the fraction `begin` of the steps the objective is forward KL, and it becomes total variation
-    over as many more. `compiled` needs a C++ compiler.
+    The attention head has `wide` units, `heads` heads and the target's states of `layers`; the other heads read the
+    last. For the fraction `begin` of the steps the objective is forward KL, and it becomes total variation over as many
+    more. `compiled` needs a C++ compiler.
     """
 
     steps: int
-    target: str = "target"
-    students: tuple[str, ...] = ("attention", "recurrent", "parallel", "of tokens")
-    start: str = ""
     rows: int = 16
     length: int = 256
     hidden: int = 320
@@ -193,16 +190,12 @@ def drafted(every: int) -> list[slice]:
 def students_of(pair: Pair, plan: Plan) -> dict[str, Student]:
     """The students of `plan` by name, as they are before the training."""
     torch.manual_seed(plan.seed)
-    attention = Attention(pair, plan)
-    if plan.start:
-        attention.head.load_state_dict(load_head(TRAINED_PAIR / plan.start).state_dict())
-    found: dict[str, Student] = {
-        "attention": attention,
+    return {
+        "attention": Attention(pair, plan),
         "recurrent": Recurrent(pair, plan),
         "parallel": Parallel(pair, plan),
         "of tokens": OfTokens(pair),
     }
-    return {name: found[name] for name in plan.students}
 
 
 def loss_of(student: Student, tokens: Tensor, states: Tensor, log_p: Tensor, share: Tensor) -> Tensor:
@@ -249,5 +242,5 @@ def train(pair: Pair, plan: Plan, folder: Path) -> dict[str, Student]:
 
     text = encode(pair.tokenizer, corpus.read("train"))
     batches = windows(text, plan.rows, plan.length, plan.seed)
-    run(learners, batches, plan.steps, update, checkpoint=folder / CHECKPOINT, save_every=plan.save_every)
+    run(learners, batches, plan.steps, update, folder=folder, save_every=plan.save_every)
     return students

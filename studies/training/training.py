@@ -29,7 +29,7 @@ from transformers import (
 
 from specnb.models.checkpoints import write_checksums
 from specnb.notebook import corpus
-from studies.training.training_loop import CHECKPOINT, Learner, checkpoint_folder, rate, run
+from studies.training.training_loop import Learner, folder_of, rate, train
 
 END = "<|endoftext|>"
 VOCABULARY = 4096
@@ -126,28 +126,33 @@ def fit(
     batches: Iterator[Tensor],
     steps: int,
     *,
-    name: str,
-    factor: float = 1.0,
     compiled: bool = True,
-    checkpoint: Path | None = None,
+    folder: Path | None = None,
 ) -> None:
-    """Trains `model` on the first `steps` of `batches`, at `factor` times the usual learning rates.
+    """Trains `model` on the first `steps` of `batches`, from what `folder` has; `compiled` needs a C++ compiler.
 
-    It is in evaluation mode afterwards. `compiled` needs a C++ compiler.
+    It is in evaluation mode afterwards.
     """
-    learner, loss = Learner(model, factor), torch.compile(loss_of, dynamic=False) if compiled else loss_of
+    learner, loss = Learner(model), torch.compile(loss_of, dynamic=False) if compiled else loss_of
 
     def update(step: int, window: Tensor) -> dict[str, float]:
         nats = learner.learn(loss(model, window.to(model.device)), rate(step, steps))
         return {"bits per token": nats / math.log(2)}
 
-    run({name: learner}, batches, steps, update, name=name, checkpoint=checkpoint)
+    train({"model": learner}, batches, steps, update, folder=folder)
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes weights in bfloat16 (half the size, read back into any dtype), config and tokenizer."""
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, note: dict[str, Any]) -> None:
+    """Writes weights in bfloat16 (half the size, read back into any dtype), config, tokenizer, and a note."""
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    add_note(folder, note)
+
+
+def add_note(folder: Path, note: dict[str, Any]) -> None:
+    """Writes how a model was trained, `training.json`, and the checksums of all files of `folder`."""
+    (folder / "training.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+    write_checksums(folder)
 
 
 def main() -> None:
@@ -168,10 +173,9 @@ def main() -> None:
         torch.manual_seed(arguments.seed)
         model = build(role, tokenizer.eos_token_id)
         model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
-        checkpoint = checkpoint_folder("studies.training.training", (role, arguments)) / CHECKPOINT
-        fit(model, curriculum(tokens, budget, arguments.seed), budget.steps, name=role, checkpoint=checkpoint)
+        batches = curriculum(tokens, budget, arguments.seed)
+        fit(model, batches, budget.steps, folder=folder_of(role, (arguments.preset, arguments.seed)))
         folder = arguments.out / role
-        save(model.cpu(), tokenizer, folder)
         seen = budget.steps * budget.batch * CONTEXT
         note = {
             "preset": arguments.preset,
@@ -182,8 +186,7 @@ def main() -> None:
             "tokens_seen": seen,
             "budget": asdict(budget),
         }
-        (folder / "training.json").write_text(json.dumps(note, indent=1) + "\n")
-        write_checksums(folder)
+        save(model.cpu(), tokenizer, folder, note)
 
 
 if __name__ == "__main__":

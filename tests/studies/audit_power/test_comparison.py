@@ -11,8 +11,8 @@ from specnb.distributions import Sampling
 from specnb.models.loading import Pair
 from studies.audit_power import compared_samples, comparison
 from studies.audit_power.compared_samples import LENGTH, ends_of, judge, rows_of, sampled
-from studies.audit_power.comparison import ALPHA, SUITE, block_of_tests, counted, items, measure, pieces
-from studies.audit_power.comparison import tokens_to_detection as detection
+from studies.audit_power.audit_comparison import ALPHA, SUITE, block_of_tests, counted, items, measure, pieces
+from studies.audit_power.audit_comparison import tokens_to_detection as detection
 from studies.audit_power.random_pair import random_pair
 
 

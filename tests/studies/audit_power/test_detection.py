@@ -10,7 +10,7 @@ from tiny import llama, near_copy, without_tokenizer
 from specnb.models.loading import Pair
 from specnb_audit.bugs.bug import Bug
 from studies.audit_power import detection
-from studies.audit_power.detection import BUG_SUITE, CAP, GROUP, SETTINGS, Audited, audited, items, measure, summary
+from studies.audit_power.bug_suite import BUG_SUITE, CAP, GROUP, SETTINGS, Audited, audited, items, measure, summary
 
 
 def runs(name: str, found: Sequence[int | None], tokens: int = 100) -> pd.DataFrame:

@@ -1,5 +1,4 @@
-"""The audit beside other tests, at the same number of tokens and the same false-alarm rate: `make experiments
-ONLY=comparison`.
+"""The audit beside other tests, at the same number of tokens and the same false-alarm rate.
 
 Samplers write blocks of `tokens` tokens of a small random pair: the exact loop, and the loop with each known bug. For
 about half of the bugs no bet of the audit was designed (they are held out). A test gets a budget of tokens and rejects
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,6 +37,7 @@ from studies.audit_power.compared_samples import (
     sampled,
 )
 from studies.audit_power.random_pair import random_pair
+from studies.study import Study
 
 ALPHA = 1 / (relatives.PERMUTATIONS + 1)  # the smallest level that the permutation test reaches
 BUDGETS = (200, 500, 1000, 2000, 5000, 10_000, 20_000)
@@ -51,9 +50,6 @@ EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", 
                   lossless=True)  # fmt: skip
 SUITE = {EXACT.name: EXACT, EXACT_MATCH.name: EXACT_MATCH} | known_bugs(FILTERS) | MORE_BUGS
 
-TABLE = "audit_comparison"
-SETTINGS: dict[str, Any] = {"tokens": 20_000, "exact_blocks": 4, "exact_audits": 2, "bugs": []}  # none named: all bugs
-SMOKE: dict[str, Any] = {"tokens": 2000, "exact_blocks": 1, "exact_audits": 1, "bugs": ["exact", "no-residual"]}
 
 PValue = Callable[[slice], float]
 """The p-value of a test on the completions of a slice of a block."""
@@ -165,18 +161,8 @@ def audits(
     return found
 
 
-def items(bugs: Sequence[str], **_: Any) -> list[str]:
-    """The names of the bugs; one item is one bug."""
-    return list(bugs or SUITE)
-
-
-def measure(item: str, tokens: int, exact_blocks: int, exact_audits: int, **_: Any) -> pd.DataFrame:
-    """One line for each test and budget of the bug `item`: how often it was tried, and how often it rejected.
-
-    Raises `ValueError` for an unknown bug.
-    """
-    if item not in SUITE:
-        raise ValueError(f"no bug is called {item!r}; there are {', '.join(SUITE)}")
+def measure(item: str, tokens: int, exact_blocks: int, exact_audits: int) -> pd.DataFrame:
+    """One line for each test and budget of the bug `item`: how often it was tried, and how often it rejected."""
     pair, bug, is_exact = random_pair(), SUITE[item], item == EXACT.name
     blocks, audited_blocks, most = (exact_blocks, exact_audits, EXACT_PIECES) if is_exact else (1, 1, PIECES)
     found: list[tuple[str, int, float]] = []
@@ -192,13 +178,17 @@ def counted(bug: str, found: Sequence[tuple[str, int, float]]) -> pd.DataFrame:
     return lines.drop(columns="p").groupby(["bug", "test", "budget"], sort=False).sum().reset_index()
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table: all bugs, tests and budgets."""
-    return parts
-
-
 def tokens_to_detection(table: pd.DataFrame) -> pd.DataFrame:
     """Bugs by tests: the smallest budget at which at least half of the runs reject; NaN where there is none."""
     enough = table[table.rejected * 2 >= table.runs]
     smallest = enough.pivot_table("budget", "bug", "test", aggfunc="min")
     return smallest.reindex(index=table.bug.unique(), columns=table.test.unique())
+
+
+STUDY = Study(
+    measure,
+    settings={"tokens": 20_000, "exact_blocks": 4, "exact_audits": 2},
+    small={"tokens": 2000, "exact_blocks": 1, "exact_audits": 1},
+    items=tuple(SUITE),
+    small_items=("exact", "no-residual"),
+)

@@ -1,4 +1,4 @@
-"""How many tokens the audit needs to detect each bug of the bug suite: `make experiments ONLY=detection`.
+"""How many tokens the audit needs to detect each bug of the bug suite.
 
 For every bug, the audit reads sequences that the trained pair generates with the bug, until it rejects exactness at
 `DELTA` or has read `CAP` tokens. Seeds come in groups. If no audit of the first group detects the bug within the cap,
@@ -8,7 +8,7 @@ the other groups are left out: if the median were within the cap, this would hap
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from specnb_audit.bugs.bug import Bug
 from specnb_audit.known_bugs import EXACT, KNOWN_BUGS, generate
 from specnb_audit.numerics import measure_numerics
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
+from studies import study
 
 GROUP, CAP, DELTA = 5, 20_000, 1e-6
 GAMMA, PROMPT_TOKENS = 4, 24
@@ -31,10 +32,6 @@ BATCH = 80  # rows that are generated together
 POOLED = 10_000  # tokens of a group that its total variation is estimated from
 BUG_SUITE = {EXACT.name: EXACT} | KNOWN_BUGS
 ENDING = ("eos-inside", "after-the-end")  # these need sequences that end; a line break ends them
-
-TABLE = "bug_suite"
-SETTINGS: dict[str, Any] = {"seeds": 20, "bugs": [], "chunks": len(CHUNKS)}  # no bugs named: all of them
-SMOKE: dict[str, Any] = {"seeds": 5, "bugs": ["exact", "no-residual"], "chunks": 1}
 
 
 class Audited(NamedTuple):
@@ -117,27 +114,15 @@ def audited(bug: Bug, pair: Pair, seeds: Sequence[int], chunks: int = len(CHUNKS
     return rows
 
 
-def items(bugs: Sequence[str], **_: Any) -> list[str]:
-    """The names of the bugs; one item is one bug."""
-    return list(bugs or BUG_SUITE)
-
-
-def measure(item: str, seeds: int, chunks: int, **_: Any) -> pd.DataFrame:
-    """All audits of the bug `item`, one line each. Raises `ValueError` for an unknown bug."""
-    if item not in BUG_SUITE:
-        raise ValueError(f"no bug is called {item!r}; there are {', '.join(BUG_SUITE)}")
+def measure(item: str, seeds: int, chunks: int) -> pd.DataFrame:
+    """All audits of the bug `item`, one line each."""
     pair = load_pair(packed=False)
     rows: list[Audited] = []
     for first in range(0, seeds, GROUP):
         rows += audited(BUG_SUITE[item], pair, range(first, min(first + GROUP, seeds)), chunks)
         if all(row.found_after is None for row in rows):
             break
-    return pd.DataFrame(rows).astype({"found_after": "Int64"})
-
-
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table: all audits."""
-    return parts.astype({"found_after": "Int64"})
+    return pd.DataFrame(rows)
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:
@@ -156,3 +141,12 @@ def summary(runs: pd.DataFrame) -> pd.DataFrame:
              "tv_low": float((weights * tv.tv_low).sum()), "tokens": int(mine.tokens.sum())}
         )  # fmt: skip
     return pd.DataFrame(lines).replace(np.inf, np.nan)
+
+
+STUDY = study.Study(
+    measure,
+    settings={"seeds": 20, "chunks": len(CHUNKS)},
+    small={"seeds": 5, "chunks": 1},
+    items=tuple(BUG_SUITE),
+    small_items=("exact", "no-residual"),
+)

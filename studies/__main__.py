@@ -1,0 +1,33 @@
+"""Makes committed tables: `python -m studies NAME [--small] [ITEM ...]`; `python -m studies all` makes every one."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from studies.study import find, names, run
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a study, some items of it, or all; without a name lists them."""
+    parser = argparse.ArgumentParser(
+        "python -m studies", description="Measure committed tables; run again, it goes on."
+    )
+    parser.add_argument("name", nargs="?", help="the name of a table, or all; without one, all are listed")
+    parser.add_argument("items", nargs="*", help="items of the study (default: all of them)")
+    parser.add_argument("--small", action="store_true", help="small settings, to try the code; writes to build/small")
+    parser.add_argument("--anew", action="store_true", help="measure again what this commit has measured")
+    asked = parser.parse_args(arguments)
+    if asked.name is None:
+        for name in names():
+            print(f"{name}: {' '.join(find(name).items)}")
+        return
+    for name in names() if asked.name == "all" else [asked.name]:
+        try:
+            print(run(name, asked.items, small=asked.small, anew=asked.anew) or f"{name}: items are missing")
+        except ValueError as error:
+            parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
