@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from studies.study import find, names, run
@@ -24,9 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     for name in names() if asked.name == "all" else [asked.name]:
         try:
-            print(run(name, asked.items, small=asked.small, anew=asked.anew) or f"{name}: items are missing")
+            made = run(name, asked.items, small=asked.small, anew=asked.anew)
         except ValueError as error:
-            parser.error(str(error))
+            if asked.name != "all":
+                parser.error(str(error))
+            print(f"{name}: {error}", file=sys.stderr)  # no GPU, for example; the others go on
+        else:
+            print(made or f"{name}: other items are missing")
 
 
 if __name__ == "__main__":

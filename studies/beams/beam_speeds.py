@@ -58,5 +58,5 @@ def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repeti
 STUDY = Study(
     measure,
     settings={"prompts": 12, "prompt_tokens": 32, "new_tokens": 24, "repetitions": 30},
-    small={"prompts": 3, "prompt_tokens": 8, "new_tokens": 4, "repetitions": 3},
+    small={"prompts": 8, "prompt_tokens": 8, "new_tokens": 4, "repetitions": 3},
 )
