@@ -9,7 +9,6 @@ its e-value has reached 1/`ALPHA` within the budget; it alone may look after eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -50,9 +49,10 @@ EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", 
                   lossless=True)  # fmt: skip
 SUITE = {EXACT.name: EXACT, EXACT_MATCH.name: EXACT_MATCH} | known_bugs(FILTERS) | MORE_BUGS
 
-
 PValue = Callable[[slice], float]
 """The p-value of a test on the completions of a slice of a block."""
+Found = list[tuple[str, int, float]]
+"""The name of a test, a budget, and a p-value."""
 
 
 def tests_of(mine: Sampled, seen: Judged, same: Sampled, other: Sampled, seed: int) -> dict[str, PValue]:
@@ -61,16 +61,11 @@ def tests_of(mine: Sampled, seen: Judged, same: Sampled, other: Sampled, seed: i
     An impossible token is a rejection in every test that reads p.
     """
 
-    def reading_p(p_value: PValue, at: slice) -> float:
-        return 0.0 if seen.zero[at].any() else p_value(at)
+    def reading_p(test: Callable[..., float], *read: NDArray[np.generic]) -> PValue:
+        def p_value(at: slice) -> float:
+            return 0.0 if seen.zero[at].any() else test(*(values[at][seen.judged[at]] for values in read))
 
-    def marginals(at: slice) -> float:
-        return relatives.marginals(mine.tokens[at][seen.judged[at]], seen.p[at][seen.judged[at]])
-
-    def surprise(at: slice) -> float:
-        return relatives.surprise(
-            *(values[at][seen.judged[at]] for values in (seen.log_p, seen.entropy, seen.variance))
-        )
+        return p_value
 
     def acceptance(at: slice) -> float:
         tested = (mine.decided[at] >= 0) & seen.judged[at]
@@ -81,9 +76,9 @@ def tests_of(mine: Sampled, seen: Judged, same: Sampled, other: Sampled, seed: i
         return relatives.kernel(mine.tokens[at], other.tokens[at], prompts, np.random.default_rng([3, seed]))
 
     return {
-        "ranks": partial(reading_p, lambda at: relatives.ranks(seen.u[at][seen.judged[at]])),
-        "surprise": partial(reading_p, surprise),
-        "marginals": partial(reading_p, marginals),
+        "ranks": reading_p(relatives.ranks, seen.u),
+        "surprise": reading_p(relatives.surprise, seen.log_p, seen.entropy, seen.variance),
+        "marginals": reading_p(relatives.marginals, mine.tokens, seen.p),
         "kernel": kernel,
         "acceptance": acceptance,
         "same seed": lambda at: float((mine.tokens[at] == same.tokens[at]).all()),
@@ -101,6 +96,36 @@ def pieces(budget: int, count: int, tokens: int = BUDGETS[-1]) -> Iterator[slice
         yield slice(number * size, (number + 1) * size)
 
 
+def tried(tests: dict[str, PValue], count: int, tokens: int) -> Found:
+    """Tests on `count` pieces of a block of `tokens` for every budget."""
+    places = [(budget, at) for budget in BUDGETS for at in pieces(budget, count, tokens)]
+    return [(name, budget, test(at)) for budget, at in places for name, test in tests.items()]
+
+
+@torch.inference_mode()
+def block_of_tests(bug: Bug, pair: Pair, block: int, count: int, audit: bool, tokens: int = BUDGETS[-1]) -> Found:
+    """Every test on `count` pieces of a block of `tokens`; audits where asked for."""
+    size, right = tokens // LENGTH, exact_like(bug)
+    mine, same, other = (
+        sampled(one, pair, seed, size) for one, seed in ((bug, block), (right, block), (right, block + 1))
+    )
+    rows, ends = rows_of(mine, pair, bug.claimed), ends_of(bug)
+    found = tried(tests_of(mine, judge(rows, ends, block), same, other, block), count, tokens)
+    if block == 0:
+        found += greedy_tests(bug, pair, count)
+    if audit:
+        blind = [Row(row.tokens, row.p, prompt=row.prompt) for row in rows]  # the draft model is unknown
+        found += audits("audit", rows, ends, block, tokens)
+        found += audits("audit, no draft", blind, ends, block, tokens)
+    return found
+
+
+def greedy_tests(bug: Bug, pair: Pair, count: int) -> Found:
+    """Whether greedy decoding with the bug equals plain greedy decoding, as p-values of 0 and 1."""
+    differs = greedy_mismatch(bug, pair, 0, GREEDY // LENGTH)
+    return tried({"greedy": lambda at: float(not differs[at].any())}, count, GREEDY)
+
+
 def audited(rows: Sequence[Row], ends: list[int] | None, seed: int) -> NDArray[np.float64]:
     """The audit's p-value after each token, up to a rejection: one over the largest e-value so far."""
     auditor = Auditor(ALPHA, seed, ends)
@@ -111,46 +136,7 @@ def audited(rows: Sequence[Row], ends: list[int] | None, seed: int) -> NDArray[n
     return 10.0 ** -np.maximum.accumulate(np.maximum(auditor.report(detect=False).running, 0.0))
 
 
-def without_draft(row: Row) -> Row:
-    """What the audit sees if the draft model is unknown."""
-    return Row(row.tokens, row.p, prompt=row.prompt)
-
-
-@torch.inference_mode()
-def block_of_tests(
-    bug: Bug, pair: Pair, block: int, count: int, audit: bool, tokens: int = BUDGETS[-1]
-) -> list[tuple[str, int, float]]:
-    """The name of the test, the budget and the p-value of every test on `count` pieces of a block of `tokens`;
-    audits where asked for."""
-    size, right = tokens // LENGTH, exact_like(bug)
-    mine, same, other = (
-        sampled(one, pair, seed, size) for one, seed in ((bug, block), (right, block), (right, block + 1))
-    )
-    rows, ends = rows_of(mine, pair, bug.claimed), ends_of(bug)
-    tests = tests_of(mine, judge(rows, ends, block), same, other, block)
-    found = [
-        (name, budget, test(at))
-        for budget in BUDGETS
-        for at in pieces(budget, count, tokens)
-        for name, test in tests.items()
-    ]
-    if block == 0:
-        differs = greedy_mismatch(bug, pair, block, GREEDY // LENGTH)
-        found += [
-            ("greedy", budget, float(not differs[at].any()))
-            for budget in BUDGETS
-            for at in pieces(budget, count, GREEDY)
-        ]
-    if audit:
-        blind = [without_draft(row) for row in rows]
-        found += audits("audit", rows, ends, block, tokens)
-        found += audits("audit, no draft", blind, ends, block, tokens)
-    return found
-
-
-def audits(
-    name: str, rows: Sequence[Row], ends: list[int] | None, seed: int, longest: int
-) -> list[tuple[str, int, float]]:
+def audits(name: str, rows: Sequence[Row], ends: list[int] | None, seed: int, longest: int) -> Found:
     """The audit of the first `longest` tokens of a block; if it rejects, audits of later pieces of `SHORT` tokens."""
     first = audited(rows[: longest // LENGTH], ends, seed)
     found = [(name, budget, float(first[:budget][-1])) for budget in BUDGETS if budget <= longest]
@@ -163,15 +149,15 @@ def audits(
 
 def measure(item: str, tokens: int, exact_blocks: int, exact_audits: int) -> pd.DataFrame:
     """One line for each test and budget of the bug `item`: how often it was tried, and how often it rejected."""
-    pair, bug, is_exact = random_pair(), SUITE[item], item == EXACT.name
+    is_exact = item == EXACT.name
     blocks, audited_blocks, most = (exact_blocks, exact_audits, EXACT_PIECES) if is_exact else (1, 1, PIECES)
-    found: list[tuple[str, int, float]] = []
+    found: Found = []
     for block in range(blocks):
-        found += block_of_tests(bug, pair, block, -(-most // blocks), block < audited_blocks, tokens)
+        found += block_of_tests(SUITE[item], random_pair(), block, -(-most // blocks), block < audited_blocks, tokens)
     return counted(item, found)
 
 
-def counted(bug: str, found: Sequence[tuple[str, int, float]]) -> pd.DataFrame:
+def counted(bug: str, found: Found) -> pd.DataFrame:
     """The lines of one bug: `runs`, those `rejected` at `ALPHA`, and those with a p-value of at most 0.05."""
     lines = pd.DataFrame(found, columns=["test", "budget", "p"])
     lines = lines.assign(bug=bug, runs=1, rejected=lines.p <= ALPHA * (1 + 1e-9), below_5_percent=lines.p <= 0.05)
