@@ -1,4 +1,4 @@
-"""Audit the tokens of other engines: `make experiments ONLY=engines`, without the engines.
+"""Audits of the tokens of other engines, without the engines.
 
 `data/engines/rows.csv` lists the rows: an engine, a kind of speculation and settings. The tokens of each row are
 committed as `data/engines/tokens/<row>.jsonl.gz`, with a record beside them. This module only audits them.

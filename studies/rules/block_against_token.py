@@ -1,4 +1,4 @@
-"""Does block verification pay by the clock? `make experiments ONLY=block_against_token`.
+"""Does block verification pay by the clock?
 
 Both rules make the same forward passes in each step, so the time of a completion is the number of its steps times the
 time of a step. The two are measured apart: a step takes almost the same time in every call, but the number of steps
