@@ -1,6 +1,7 @@
-"""Audits of the samplers of the installed `transformers`.
+"""Audits of the samplers of the installed `transformers`, each called as its users call it.
 
-Each sampler is called as its users call it.
+A line has the verdict, the total variation per token that the audit saw, and from which total variation on two kinds of
+error would have been detected.
 """
 
 from __future__ import annotations
@@ -8,10 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from importlib import metadata
-from itertools import product
 from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
 
 from specnb.distributions import Sampling
@@ -45,10 +44,8 @@ FILTERS = {
     "top-p 0.9": Sampling(top_p=0.9),
     "temperature 0.7": Sampling(0.7),
 }
-CASES = [
-    *product(SAMPLERS, ("none", "top-k 50")),
-    *product([sampler for sampler in SAMPLERS if sampler.assisted], ("top-p 0.9", "temperature 0.7")),
-]
+CASES = [(sampler, name) for sampler in SAMPLERS for name in ("none", "top-k 50")]
+CASES += [(SAMPLERS[2], "top-p 0.9"), (SAMPLERS[2], "temperature 0.7")]
 ITEMS = {re.sub("[^a-z0-9]+", "-", f"{sampler.name} {name}"): (sampler, name) for sampler, name in CASES}
 
 
@@ -71,22 +68,22 @@ def written(
     return completions
 
 
-def audited(
-    sampler: Sampler, sampling: Sampling, pair: Pair, completions: int, new_tokens: int, seed: int = 0
-) -> Report:
+def audited(sampler: Sampler, sampling: Sampling, pair: Pair, completions: int, new_tokens: int) -> Report:
     """The audit of so many completions of a sampler, with the draft model's distributions."""
     starts = prompts_of(pair)
     prompts = [starts[number % len(starts)] for number in range(completions)]
-    made = written(sampler, sampling, pair, prompts, new_tokens, seed)
+    made = written(sampler, sampling, pair, prompts, new_tokens, seed=0)
     return audit(
-        pair.target, made, prompts=prompts, sampling=sampling, draft=pair.draft, delta=DELTA, seed=seed,
+        pair.target, made, prompts=prompts, sampling=sampling, draft=pair.draft, delta=DELTA, seed=0,
         max_new_tokens=new_tokens, progress=False,
     )  # fmt: skip
 
 
-def line(sampler: Sampler, filters: str, report: Report) -> dict[str, Any]:
-    """One line of the table: the verdict, and from which total variation per token two errors would be detected."""
-    return {
+def measure(item: str, completions: int, new_tokens: int) -> list[dict[str, Any]]:
+    """The line of one sampler with one filter."""
+    sampler, filters = ITEMS[item]
+    report = audited(sampler, FILTERS[filters], load_pair(packed=False), completions, new_tokens)
+    line = {
         "sampler": sampler.name,
         "filters": filters,
         "tokens": report.tokens,
@@ -102,14 +99,7 @@ def line(sampler: Sampler, filters: str, report: Report) -> dict[str, Any]:
         "transformers": metadata.version("transformers"),
         "torch": metadata.version("torch"),
     }
-
-
-def measure(item: str, completions: int, new_tokens: int) -> pd.DataFrame:
-    """The audit of one sampler with one filter."""
-    sampler, filters = ITEMS[item]
-    pair = load_pair(packed=False)
-    report = audited(sampler, FILTERS[filters], pair, completions, new_tokens)
-    return pd.DataFrame([line(sampler, filters, report)])
+    return [line]
 
 
 STUDY = Study(

@@ -19,11 +19,11 @@ An item counts the steps at a temperature, or times them; timing needs a machine
 from __future__ import annotations
 
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -31,7 +31,7 @@ from specnb.decoding.generate import Generation, Study, generate
 from specnb.distributions import Sampling
 from specnb.drafting.model import ModelDrafter
 from specnb.measure.statistics import over_rows, ratio_of_sums
-from specnb.measure.timing import run_round
+from specnb.measure.timing import Job, device_clock, time_rounds
 from specnb.models.loading import Pair, load_pair
 from specnb.rules import Rule, block_verification, token_verification
 from studies import study
@@ -68,18 +68,16 @@ def counted_steps(complete: Any, prompts: list[list[int]], repeats: int) -> pd.D
 
 def timed_steps(complete: Any, prompts: list[list[int]], rounds: int) -> pd.DataFrame:
     """Seconds of a step by each rule (columns) in whole calls; on each prompt the rules take turns, `rounds` times."""
-    order, found = np.random.default_rng(0), []
     numbers = [0, *[*range(len(prompts))] * rounds]  # the first is the warm-up
-    for row, number in enumerate(tqdm(numbers, desc="timing", delay=3, leave=False)):
-        jobs = [partial(_seconds_of_a_step, complete, rule, prompts[number], row) for rule in RULES.values()]
-        found.append([number, *run_round(jobs, order)])
-    return pd.DataFrame(found[1:], columns=["prompt", *RULES])
+    steps: dict[str, list[int]] = {name: [] for name in RULES}
 
+    def run(name: str, number: int, row: int) -> None:
+        steps[name].append(int(complete(RULES[name], [prompts[number]], [row]).record.active.sum()))
 
-def _seconds_of_a_step(complete: Any, rule: Rule, prompt: list[int], row: int) -> float:
-    start = perf_counter()
-    steps = complete(rule, [prompt], [row]).record.active.sum()
-    return float((perf_counter() - start) / steps)
+    jobs = [[Job(partial(run, name, number, row)) for name in RULES] for row, number in enumerate(numbers)]
+    seconds = time_rounds(jobs, device_clock(torch.device("cpu")), np.random.default_rng(0))
+    table = pd.DataFrame(seconds / np.array([steps[name][1:] for name in RULES]).T, columns=[*RULES])
+    return table.assign(prompt=numbers[1:])
 
 
 def _complete(

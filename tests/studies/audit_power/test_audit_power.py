@@ -160,8 +160,7 @@ def test_transformers_plain_sampling_is_not_rejected(tiny_pair: Pair) -> None:
         made = transformers_audit.written(sampler, Sampling(0.7, top_k=2), tiny_pair, [[0, 1, 2]] * 2, 8, seed=1)
         assert [len(text) for text in made] == [8, 8]
     report = transformers_audit.audited(transformers_audit.SAMPLERS[1], Sampling(), tiny_pair, 16, new_tokens=12)
-    line = transformers_audit.line(transformers_audit.SAMPLERS[1], "none", report)
-    assert (line["verdict"], line["tokens"]) == ("not rejected", 16 * 12)
+    assert (report.verdict, report.tokens) == ("not rejected", 16 * 12)
 
 
 # Exact samplers
