@@ -129,7 +129,7 @@ def rows_of(made: Sampled, pair: Pair, claimed: Sampling) -> list[Row]:
 def judge(rows: Sequence[Row], ends: Sequence[int] | None, seed: int) -> Judged:
     """What the tests read of `rows`; `seed` is that of the transform's own uniforms."""
     shape = (len(rows), LENGTH)
-    tokens, judged, zero = (np.zeros(shape, dtype=kind) for kind in (np.int64, np.bool_, np.bool_))
+    tokens, judged, zero = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     p, shared = torch.full((*shape, VOCAB), 1 / VOCAB, dtype=torch.float64), np.zeros(shape)
     for number, row in enumerate(rows):
         n = len(row.tokens)

@@ -32,8 +32,15 @@ from studies.speed import pair_speeds
 from studies.speed.pairs import prompts_of
 from studies.study import find
 
-WRITTEN = {"rel": 1e-5, "abs": 1e-6}  # six digits
-ROUNDED = {"rel": 0.02, "abs": 0.02}
+
+def written(value: float) -> Any:
+    """A number of which the table has six digits."""
+    return pytest.approx(value, rel=1e-5, abs=1e-6)
+
+
+def rounded(value: float) -> Any:
+    """A count of decoding in float32."""
+    return pytest.approx(value, rel=0.02, abs=0.02)
 
 
 def committed(name: str, **values: Any) -> pd.DataFrame:
@@ -54,7 +61,7 @@ def test_stopping_rules() -> None:
     name = "discard a token with low q"
     made = stopping_rules.rule_line(name, stopping_rules.CASES[name], **find("stopping_rules").settings)
     (row,) = committed("stopping_rules", rule=name).to_dict("records")
-    assert made == {key: pytest.approx(row[key], **WRITTEN) if isinstance(row[key], float) else row[key] for key in row}
+    assert made == {key: written(row[key]) if isinstance(row[key], float) else row[key] for key in row}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +127,7 @@ def test_drafters() -> None:
     counts = drafters.counts_of(drafters._made(pair, prompts, entry, Sampling(), size["new_tokens"]).record)
     (row,) = committed("drafters", text=text, drafter="random").to_dict("records")
     for name, estimate in counts.items():
-        assert estimate.value == pytest.approx(row[name], **ROUNDED), name
+        assert estimate.value == rounded(row[name]), name
 
 
 def test_rules_in_the_loop(pair: Pair) -> None:
@@ -132,7 +139,7 @@ def test_rules_in_the_loop(pair: Pair) -> None:
     active = made.record.active
     assert int(active.sum()) == pytest.approx(row["steps"] if row["steps"] > n else int(active.sum()), rel=0.02)
     emitted = ((made.record.accepted + 1) * active).sum()
-    assert emitted / active.sum() == pytest.approx(row["tokens_per_step"], **ROUNDED)
+    assert emitted / active.sum() == rounded(row["tokens_per_step"])
 
 
 def test_pair_speeds(pair: Pair) -> None:
@@ -143,7 +150,7 @@ def test_pair_speeds(pair: Pair) -> None:
     calls = pair_speeds.Calls(pair, Sampling(0.0), False, size["new_tokens"])
     prompts = prompts_of(pair, "held-out", size["prompts"], size["prompt_tokens"])
     made = calls.tokens_per_step(entry._replace(gamma=int(row["gamma"])), prompts)
-    assert made == {name: pytest.approx(row[name], **ROUNDED) for name in made}
+    assert made == {name: rounded(row[name]) for name in made}
 
 
 def test_beam_speeds(pair: Pair) -> None:
@@ -158,4 +165,4 @@ def test_beam_speeds(pair: Pair) -> None:
         for prompt in prompts
     ]  # fmt: skip
     (row,) = committed("beam_speeds", u=u, gamma=gamma).to_dict("records")
-    assert sum(map(sum, levels)) / sum(map(len, levels)) == pytest.approx(row["levels_per_step"], **ROUNDED)
+    assert sum(map(sum, levels)) / sum(map(len, levels)) == rounded(row["levels_per_step"])

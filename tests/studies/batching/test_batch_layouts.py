@@ -34,10 +34,11 @@ def pair_of(make: Callable[..., PreTrainedModel]) -> tuple[PreTrainedModel, PreT
 @pytest.mark.parametrize("make", MAKERS)
 def test_every_layout_gives_the_tokens_of_the_library(make: Callable[..., PreTrainedModel], layout: str) -> None:
     target, draft = pair_of(make)
-    for settings in (
+    asked: list[dict[str, Any]] = [
         {"gamma": 1, "max_new_tokens": 4, "seed": 6, "sampling": Sampling(0.5, top_k=3)},
         {"gamma": 4, "max_new_tokens": LIMIT - 5, "seed": 7, "rule": exact_match},  # up to the last position
-    ):
+    ]
+    for settings in asked:
         expected = loop.generate(target, PROMPTS, draft, progress=False, **settings).tokens
         assert generate(LAYOUTS[layout], target, PROMPTS, draft, **settings) == expected
 
@@ -45,7 +46,8 @@ def test_every_layout_gives_the_tokens_of_the_library(make: Callable[..., PreTra
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("make", MAKERS)
 def test_every_row_has_the_distributions_it_has_alone(make: Callable[..., PreTrainedModel], layout: str) -> None:
-    for texts in (TEXTS, [[], []]):  # a batch may begin without any token
+    nothing: list[list[int]] = [[], []]  # a batch may begin without any token
+    for texts in (TEXTS, nothing):
         assert max_logit_difference(LAYOUTS[layout], make(dtype=torch.float64), texts, n=2, rounds=5) < APART
 
 

@@ -22,7 +22,9 @@ from studies.batching.batch_truncation import (
     truncate_to_shortest,
 )
 
-TRUNCATIONS = {keep_all: True, truncate_to_shortest: True, truncate_and_resample: False, truncate_as_printed: False}
+TRUNCATIONS: dict[Truncation, bool] = {
+    keep_all: True, truncate_to_shortest: True, truncate_and_resample: False, truncate_as_printed: False,
+}  # fmt: skip
 EXACT = 1e-12
 
 
