@@ -32,7 +32,7 @@ from specnb.models.loading import TRAINED_PAIR, load_pair
 from studies import study
 from studies.study import columns
 from studies.training.evaluation import OWN, PROMPT, TEXT, Files, held_out_windows, mean_over_files, sampled
-from studies.training.feature_training import DEPTHS, Attention, Parallel, Plan, Recurrent, Student, states_of, train
+from studies.training.feature_training import DEPTHS, Plan, Student, states_of, train
 from studies.training.training import add_note
 from studies.training.training_loop import folder_of
 
@@ -111,7 +111,7 @@ def ship(plan: Plan, folder: Path = TRAINED_PAIR) -> list[Path]:
     """Saves the heads beside the pair; returns their folders."""
     made = []
     for name, student in trained(plan).items():
-        if isinstance(student, Attention | Recurrent | Parallel):
+        if name != CONTROL:
             made.append(folder / f"draft-{name}")
             save_head(student.head, made[-1])
             note = {"of": "data/pair/target", "from": "random weights", "objective": "total variation"}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,17 +73,17 @@ class Student(nn.Module):
     from the second on; a model of tokens, which has one depth, computes all positions.
     """
 
+    def __init__(self, pair: Pair, head: nn.Module) -> None:
+        super().__init__()
+        self.head: Any = head
+        self.frozen = (pair.target.get_input_embeddings(), pair.target.get_output_embeddings())
+
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
         raise NotImplementedError
 
 
 class Recurrent(Student):
     """`RecurrentHead` on the last hidden state."""
-
-    def __init__(self, pair: Pair, plan: Plan) -> None:
-        super().__init__()
-        self.head = RecurrentHead(pair.target.config.hidden_size, plan.hidden)
-        self.frozen = (pair.target.get_input_embeddings(), pair.target.get_output_embeddings())
 
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
         embedding, output = self.frozen
@@ -98,26 +98,16 @@ class Recurrent(Student):
 class Parallel(Student):
     """`ParallelHeads` on the last hidden state."""
 
-    def __init__(self, pair: Pair, plan: Plan) -> None:
-        super().__init__()
-        self.head = ParallelHeads(pair.target.config.hidden_size, plan.hidden, DEPTHS)
-        self.frozen = (pair.target.get_output_embeddings(),)
-
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
-        (output,), found = self.frozen, []
+        _, output = self.frozen
         features = self.head(states[:, :-1:every, -self.head.settings["width"] :])
-        for depth, at in enumerate(drafted(every)):
-            found.append(Part(output(features[:, : tokens[:, at].shape[1], depth]), at))
-        return found
+        return [
+            Part(output(features[:, : tokens[:, at].shape[1], depth]), at) for depth, at in enumerate(drafted(every))
+        ]
 
 
 class Attention(Student):
     """`AttentionHead` on the states of several layers: its own states stand in for those of the tokens drafted."""
-
-    def __init__(self, pair: Pair, plan: Plan) -> None:
-        super().__init__()
-        self.head = AttentionHead(pair.target.config.hidden_size, plan.wide, plan.heads, plan.layers)
-        self.frozen = (pair.target.get_input_embeddings(), pair.target.get_output_embeddings())
 
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
         embedding, output = self.frozen
@@ -132,6 +122,13 @@ class Attention(Student):
                 state = self.head(state[:, : len(slots[at])], embedded[:, at], partial(seen.attend, slots[at]))
             found.append(Part(output(self.head.features(state)), at))
         return found
+
+
+class OfTokens(Student):
+    """A model of the shape of the shipped draft, which reads tokens alone: the same at all depths, so one is learnt."""
+
+    def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
+        return [Part(self.head(input_ids=tokens, use_cache=False).logits, slice(None))]
 
 
 class Seen:
@@ -167,17 +164,6 @@ class Seen:
         return found
 
 
-class OfTokens(Student):
-    """A model of the shape of the shipped draft, which reads tokens alone: the same at all depths, so one is learnt."""
-
-    def __init__(self, pair: Pair) -> None:
-        super().__init__()
-        self.head = build("draft", pair.tokenizer.eos_token_id)
-
-    def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
-        return [Part(self.head(input_ids=tokens, use_cache=False).logits, slice(None))]
-
-
 def drafted(every: int) -> list[slice]:
     """The positions of each draft token, depth by depth, of drafts after every `every`th token from the second on.
 
@@ -189,12 +175,13 @@ def drafted(every: int) -> list[slice]:
 
 def students_of(pair: Pair, plan: Plan) -> dict[str, Student]:
     """The students of `plan` by name, as they are before the training."""
+    width = pair.target.config.hidden_size
     torch.manual_seed(plan.seed)
     return {
-        "attention": Attention(pair, plan),
-        "recurrent": Recurrent(pair, plan),
-        "parallel": Parallel(pair, plan),
-        "of tokens": OfTokens(pair),
+        "attention": Attention(pair, AttentionHead(width, plan.wide, plan.heads, plan.layers)),
+        "recurrent": Recurrent(pair, RecurrentHead(width, plan.hidden)),
+        "parallel": Parallel(pair, ParallelHeads(width, plan.hidden, DEPTHS)),
+        "of tokens": OfTokens(pair, build("draft", pair.tokenizer.eos_token_id)),
     }
 
 

@@ -29,11 +29,14 @@ from transformers import (
 
 from specnb.models.checkpoints import write_checksums
 from specnb.notebook import corpus
+from specnb.notebook.claims import ROOT
+from specnb.notebook.corpus import DATA
 from studies.training.training_loop import Learner, folder_of, rate, train
 
 END = "<|endoftext|>"
 VOCABULARY = 4096
 CONTEXT = 512
+SEED = 0
 SHAPES: dict[str, dict[str, Any]] = {
     "target": {"num_hidden_layers": 16, "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 3},
     "draft": {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2},
@@ -159,34 +162,26 @@ def main() -> None:
     """Trains tokenizer, target and draft, and writes them with a note of the budget and their checksums."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--out", type=Path, default=corpus.DATA / "pair")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--roles", nargs="+", choices=SHAPES, default=list(SHAPES))
-    arguments = parser.parse_args()
+    preset = parser.parse_args().preset
     device = "cuda" if torch.cuda.is_available() else "cpu"
-
     texts = corpus.read("train")
     tokenizer = train_tokenizer(texts)
     tokens = encode(tokenizer, texts)
-    for role in arguments.roles:
-        budget = PRESETS[arguments.preset][role]
-        torch.manual_seed(arguments.seed)
+    for role, budget in PRESETS[preset].items():
+        torch.manual_seed(SEED)
         model = build(role, tokenizer.eos_token_id)
         model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
-        batches = curriculum(tokens, budget, arguments.seed)
-        fit(model, batches, budget.steps, folder=folder_of(role, (arguments.preset, arguments.seed)))
-        folder = arguments.out / role
-        seen = budget.steps * budget.batch * CONTEXT
+        fit(model, curriculum(tokens, budget, SEED), budget.steps, folder=folder_of(role, preset))
         note = {
-            "preset": arguments.preset,
+            "preset": preset,
             "device": device,
-            "seed": arguments.seed,
+            "seed": SEED,
             "parameters": sum(weight.numel() for weight in model.parameters()),
             "tokens_in_corpus": len(tokens),
-            "tokens_seen": seen,
+            "tokens_seen": budget.steps * budget.batch * CONTEXT,
             "budget": asdict(budget),
         }
-        save(model.cpu(), tokenizer, folder, note)
+        save(model.cpu(), tokenizer, (ROOT / "build" if preset == "smoke" else DATA) / "pair" / role, note)
 
 
 if __name__ == "__main__":
