@@ -162,11 +162,10 @@ def measure(item: str, repeats: bool) -> pd.DataFrame:
     """How often the bug `item` passes each check, out of how many repetitions (one, without `repeats`)."""
     bug, pair = ({EXACT.name: EXACT} | KNOWN_BUGS)[item], load_pair(packed=False)
     rows = []
-    for at, (name, (check, number)) in enumerate(CHECKS.items()):
-        if exercised(bug):
-            runs = number if repeats else 1
-            passed = sum(check(bug, np.random.default_rng([at, run])) for run in range(runs))
-            rows.append((item, name, passed, runs))
+    for at, (name, (check, number)) in enumerate(CHECKS.items() if exercised(bug) else ()):
+        runs = number if repeats else 1
+        passed = sum(check(bug, np.random.default_rng([at, run])) for run in range(runs))
+        rows.append((item, name, passed, runs))
     equal = greedy_passes(bug, pair, [pair.encode(prompt) for prompt in PROMPTS], 48)
     rows.append((item, "transformers", int(equal), 1))
     return pd.DataFrame(rows, columns=["bug", "check", "passed", "runs"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -123,13 +123,6 @@ def controls() -> list[str]:
     return [row.name for row in plain if row.name not in NOT_EXACT]
 
 
-def audit_control(row: engines.Row, tokens: int, most: int | None = None) -> pd.DataFrame:
-    """The audits of an engine's committed completions, `most` of them, each of about `tokens` tokens."""
-    size = max(1, tokens // engines.NEW_TOKENS)
-    starts = range(0, row.completions, size)[:most]
-    return outcomes((number, engines.audited(row, slice(at, at + size))) for number, at in enumerate(starts))
-
-
 def resampled(engine: ExactEngine, seed: int, number: int) -> Row:
     """Row `number` with new tokens: the first token that a step of Algorithm 1 emits at each of its prefixes."""
     row, probs = engine.rows[number], engine.probs[number]
@@ -145,9 +138,12 @@ def resampled(engine: ExactEngine, seed: int, number: int) -> Row:
 
 
 def measure(item: str, audits: int, tokens: int) -> pd.DataFrame:
-    """A line for each audit with one setting; of an engine's row at most `audits`."""
+    """A line for each audit with one setting; of an engine's row at most `audits`, each of about `tokens` tokens."""
     if item in controls():
-        return audit_control(engines.rows()[item], tokens, audits).assign(setting=CONTROLS)
+        row, size = engines.rows()[item], max(1, tokens // engines.NEW_TOKENS)
+        starts = range(0, row.completions, size)[:audits]
+        reports = ((number, engines.audited(row, slice(at, at + size))) for number, at in enumerate(starts))
+        return outcomes(reports).assign(setting=CONTROLS)
     engine = exact_engine(load_pair(packed=False), MIXED[item], tokens)
     return run_audits(engine, range(audits)).assign(setting=item)
 
@@ -155,21 +151,20 @@ def measure(item: str, audits: int, tokens: int) -> pd.DataFrame:
 def counted(parts: pd.DataFrame) -> pd.DataFrame:
     """For each setting, and for all of them together: how many audits exceeded 1/delta at any token, for several delta,
     and how many Ville's inequality allows."""
-    groups = [*parts.groupby("setting", sort=False), ("all", parts)]
-    return pd.DataFrame([_line(str(name), audited, rate) for name, audited in groups for rate in RATES])
-
-
-def _line(setting: str, audited: pd.DataFrame, rate: float) -> dict[str, Any]:
-    return {
-        "setting": setting,
-        "delta": rate,
-        "audits": len(audited),
-        "tokens": int(audited.tokens.sum()),
-        "alarms": int((audited.rejected_at <= rate).sum()),
-        "alarms_allowed": rate * len(audited),
-        "largest_log10_e": float(audited.log10_e_peak.max()),
-        "median_peak_log10_e": float(audited.log10_e_peak.median()),
-    }
+    return pd.DataFrame(
+        {
+            "setting": setting,
+            "delta": rate,
+            "audits": len(audited),
+            "tokens": int(audited.tokens.sum()),
+            "alarms": int((audited.rejected_at <= rate).sum()),
+            "alarms_allowed": rate * len(audited),
+            "largest_log10_e": float(audited.log10_e_peak.max()),
+            "median_peak_log10_e": float(audited.log10_e_peak.median()),
+        }
+        for setting, audited in [*parts.groupby("setting", sort=False), ("all", parts)]
+        for rate in RATES
+    )
 
 
 STUDY = Study(
