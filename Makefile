@@ -9,17 +9,24 @@ ifneq ($(shell test -d "$$HOME" && test -w "$$HOME" && echo yes),yes)
 export HOME := $(shell mkdir -p "$(CURDIR)/build/home")$(CURDIR)/build/home
 endif
 # Results of these targets are committed; those of explorations go to build/own.
-models notebooks paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
-NBVAL = pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg
+models paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
+# Notebooks that take seconds.
+NOTEBOOKS ?= $(wildcard notebooks/00_* notebooks/13_* notebooks/14_*)
+PIPELINE = snakemake --cores $(CORES) --quiet rules host
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: environment reproduce test fast wheel compared nbval lint lab docs studies engines models distilled features notebooks paper lock clean
+.PHONY: environment reproduce accept test fast wheel nbval lint lab docs studies engines models distilled features paper lock clean
 
-reproduce: environment  ## run every notebook; figures, tables and verdicts go to figures/ and data/results/
-	snakemake --cores $(CORES) --quiet rules host
+reproduce: environment  ## run every notebook and typeset the paper, under build/, and compare all of it with what is committed
+	$(PIPELINE)
+	python .ci/compare.py
 
-test: environment lint fast compared  ## all checks: style and types, tests and examples, the notebooks
+accept: environment  ## put what `make reproduce` made in place of the committed files that differ (MEASURED=1: timings and pictures, too)
+	$(PIPELINE)
+	python .ci/compare.py --accept $(if $(MEASURED),--measured)
+
+test: environment lint fast nbval  ## all checks: style and types, tests and examples, the short notebooks
 
 lint: environment  ## style, types, and imports that point downwards
 	ruff check && ruff format --check && mypy && lint-imports --no-logo
@@ -27,12 +34,8 @@ lint: environment  ## style, types, and imports that point downwards
 fast: environment  ## the tests, and the examples in docstrings
 	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder --doctest-modules specnb specnb_audit studies tests
 
-compared: environment  ## the notebooks against their committed outputs: as make reproduce ran them, by nbval where it has not
-	python tests/portability.py --made
-	python tests/portability.py --not-made | xargs -r $(NBVAL)
-
-nbval: environment  ## the notebooks, run again and compared with their committed outputs
-	$(NBVAL) $(or $(NOTEBOOKS),notebooks)
+nbval: environment  ## short notebooks, run and compared with their committed outputs (NOTEBOOKS=notebooks: all)
+	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg $(NOTEBOOKS)
 
 wheel: environment  ## build the wheel and use it in another environment, outside the checkout
 	python .ci/wheel.py
@@ -67,10 +70,7 @@ features: environment  ## train heads that draft from the target's features, and
 	python -m studies feature_drafts
 	python -m studies.training.feature_drafts
 
-notebooks: environment  ## execute the notebooks in place, as they are committed
-	python -m studies.notebooks
-
-paper: environment  ## typeset the paper from results and figures; a missing or stale one stops it by name
+paper: environment  ## typeset the paper from the committed results and figures
 	python -m paper
 
 lock: environment  ## resolve constraints.txt anew, for all platforms

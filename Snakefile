@@ -1,82 +1,114 @@
-# One rule per notebook. Every job is started each time (profiles/default) and looks itself whether its results are up
-# to date, by their contents. Snakemake sees only the marks under build/done: it deletes the outputs of a job before
-# it starts, and committed results must stay until new ones replace them.
+# Executes the notebooks, collects their verdicts and typesets the paper, under build/: `make reproduce` compares that
+# with what is committed. Runs with other parameters (see config.yml) go to build/own, and SPECNB_OUT names another
+# folder. A notebook runs again when its code, its parameters, the library or a file that it reads has changed.
+import hashlib
 import json
 import os
 import re
-import sys
+from glob import glob
 from pathlib import Path
 
 import yaml
-
-from specnb.notebook import reproduce
+from snakemake.exceptions import WorkflowError
 
 configfile: "config.yml"
 
-# The paper is about the runs of config.yml; runs with other parameters have none, and leave committed results alone.
 STANDARD = config == yaml.safe_load(Path("config.yml").read_text(encoding="utf-8"))
-OUT = Path(os.environ.get("SPECNB_OUT") or ("." if STANDARD else "build/own")).resolve()
-os.environ["SPECNB_OUT"] = str(OUT)  # for all jobs
+OUT = os.path.relpath(os.environ.get("SPECNB_OUT") or ("build" if STANDARD else "build/own"))
+os.environ["SPECNB_OUT"] = str(Path(OUT).resolve())  # for all jobs
 
-DONE = Path(os.path.relpath(OUT)) / "build" / "done"
-PAPER = STANDARD and Path("paper").exists()
-MADE_BY = {name[:2]: str(DONE / f"{name}.txt") for name in config["notebooks"]}
-RESULT = re.compile(r"data/results/(\d\d)_")
-HELD = []
-
-
-def needed(entry):
-    """The marks of the notebooks whose results this one reads. Other files are no inputs to Snakemake, which takes
-    those with time stamps of the future for an error."""
-    return [MADE_BY[match[1]] for match in map(RESULT.match, entry.get("reads", [])) if match]
+SHARED = [
+    str(file)
+    for folder, names in (("specnb", "**/*.py"), ("specnb_audit", "**/*.py"), ("studies", "**/*.py"), ("data/pair", "**/*.safetensors"))
+    for file in sorted(Path(folder).glob(names))
+] + ["data/claims.csv", "data/corpus.csv"]
 
 
-def measures_time(entry):
-    """Whether a notebook measures time, and so must have the machine to itself; the others run side by side."""
-    return entry.get("timed", False) or any(name.endswith("_timed") for name in entry.get("tables", []) + entry.get("figures", []))
+def code(notebook):
+    """A digest of the code cells. The file itself changes with `make accept`, too, and with every word of its text."""
+    cells = json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
+    return hashlib.sha256(json.dumps([cell["source"] for cell in cells if cell["cell_type"] == "code"]).encode()).hexdigest()
 
 
-onstart:
-    HELD.append(reproduce.lock(DONE.parent / "lock"))
+def reads(entry):
+    """What a notebook reads; a table of another notebook is this run's."""
+    return [
+        file
+        for name in entry.get("reads", [])
+        for file in ([f"{OUT}/{name}"] if re.match(r"data/results/\d\d_", name) else sorted(glob(name)) or [name])
+    ]
 
-onsuccess:
-    print(reproduce.summary(DONE), file=sys.stderr)
+
+def writes(name, entry):
+    number = name[:2]
+    results = [f"{number}.claims.csv", f"{number}.numbers.json", *(f"{number}_{table}.csv" for table in entry.get("tables", []))]
+    figures = [f"{number}_{figure}.{kind}" for figure in entry.get("figures", []) for kind in ("svg", "pdf")]
+    return [f"{OUT}/data/results/{file}" for file in results] + [f"{OUT}/figures/{file}" for file in figures]
+
+
+def checked(name, entry):
+    """The parameters of a run, for papermill, which would only warn of a name that the notebook does not have."""
+    notebook, given = Path("notebooks", f"{name}.ipynb"), entry.get("parameters", {})
+    if not notebook.exists():
+        raise WorkflowError(f"there is no {notebook}; config.yml lists the notebooks")
+    if not given:
+        return "{}"
+    import papermill  # slow to import
+
+    known = papermill.inspect_notebook(str(notebook))
+    if unknown := sorted(given.keys() - known.keys()):
+        raise WorkflowError(f"{notebook} has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
+    return json.dumps(given)
+
+
+GIVEN = {name: checked(name, entry) for name, entry in config["notebooks"].items()}
+MADE = {name: writes(name, entry) for name, entry in config["notebooks"].items()}
+RESULTS = [file for files in MADE.values() for file in files]
+
 
 rule all:
     input:
-        list(MADE_BY.values()),
-        DONE / "claims.txt",
-        [DONE / "paper.txt"] if PAPER else [],
+        expand(f"{OUT}/notebooks/{{name}}.ipynb", name=MADE),
+        RESULTS,
+        f"{OUT}/data/results/claims.csv",
+        [f"{OUT}/paper"] if STANDARD and Path("paper").exists() else [],
 
-for number, (name, entry) in enumerate(config["notebooks"].items()):
+for name, entry in config["notebooks"].items():
     rule:
         name: f"notebook_{name[:2]}"
         input:
-            needed(entry),
+            SHARED,
+            reads(entry),
+            notebook=ancient(f"notebooks/{name}.ipynb"),
         output:
-            MADE_BY[name[:2]],
+            MADE[name],
+            notebook=f"{OUT}/notebooks/{name}.ipynb",
+        log:
+            f"{OUT}/logs/{name}.ipynb",
         params:
-            name=name,
-            entry=lambda wildcards, text=json.dumps(entry): text,  # a function: its braces are no wildcards
-        priority: -number
-        threads: workflow.cores if measures_time(entry) else 1
-        resources:
-            mem_mb=4000,
+            code=code(f"notebooks/{name}.ipynb"),
+            given=lambda wildcards, given=GIVEN[name]: given,  # a function: its braces are no wildcards
+        threads: workflow.cores if entry.get("timed") or any("_timed" in file for file in MADE[name]) else 1
         shell:
-            "python -m specnb.notebook.reproduce {params.name} {params.entry:q} --done {output:q}"
+            "papermill {input.notebook:q} {log:q} --cwd notebooks -k python3 -y {params.given:q}"
+            " --no-progress-bar --log-level ERROR && python .ci/compare.py --tidy {log:q} {output.notebook:q}"
 
 rule claims:
     input:
-        list(MADE_BY.values()),
+        [file for file in RESULTS if file.endswith(".claims.csv")],
+        "data/claims.csv",
     output:
-        DONE / "claims.txt",
+        f"{OUT}/data/results/claims.csv",
     shell:
-        "python -m specnb.notebook.findings > {output:q}"
+        "python -m specnb.notebook.findings"
 
 rule paper:
     input:
-        DONE / "claims.txt",
+        RESULTS,
+        f"{OUT}/data/results/claims.csv",
+        sorted(str(file) for file in Path("paper").glob("*.*") if file.suffix in (".py", ".typ", ".bib")),
+        studies=sorted(str(file) for file in Path("data/results").glob("[a-z]*") if file.name != "claims.csv"),
     output:
-        DONE / "paper.txt",
+        directory(f"{OUT}/paper"),
     shell:
-        "python -m paper > {output:q}"
+        f"cp {{input.studies:q}} '{OUT}/data/results' && python -m paper"  # it reads one folder

@@ -57,9 +57,9 @@ def install(lock: int) -> None:
         subprocess.run([base if base.exists() else sys.executable, "-m", "venv", VENV], check=True, pass_fds=[lock])
     pip = [VENV / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, "-r", "requirements.txt"], cwd=ROOT, check=True, pass_fds=[lock])
-    # Kernels here talk to this machine only, and need not warn of it.
+    # Kernels here talk to this machine only and are interrupted when their notebook ends; they need not report it.
     (VENV / "etc" / "ipython").mkdir(parents=True, exist_ok=True)
-    (VENV / "etc" / "ipython" / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40\n")
+    (VENV / "etc" / "ipython" / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 50\n")
     READY.write_text(json.dumps(wanted(), indent=1) + "\n")
 
 

@@ -1,6 +1,6 @@
 """Checks of arguments that several packages make: whole numbers, and numbers in an interval.
 
-Each raises `ValueError` with what was given and what is allowed.
+The messages say what was given and what is allowed.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -19,7 +20,7 @@ SHOWN = 200  # characters of a value in a message
 
 
 def require_whole(**numbers: tuple[Any, int]) -> None:
-    """Each of `numbers`, a value and the least one allowed, is a whole number not below that.
+    """Raises `ValueError` unless each of `numbers`, a value and the least one allowed, is a whole number from there.
 
     >>> require_whole(gamma=(4, 0))
     """
@@ -30,7 +31,7 @@ def require_whole(**numbers: tuple[Any, int]) -> None:
 
 
 def require_number(least: float = 0.0, most: float = sys.float_info.max, **numbers: Any) -> None:
-    """Each of `numbers` is a number from `least` to `most`.
+    """Raises `ValueError` unless each of `numbers` is a number from `least` to `most`.
 
     >>> require_number(most=1.0, weight=0.3)
     """
@@ -46,14 +47,25 @@ def whole(value: Any) -> int | None:
     >>> whole(np.int64(3)), whole(True), whole(2.0)
     (3, None, None)
     """
-    if type(value) is int:
-        return value
-    if isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+    if isinstance(value, bool | np.bool_) or (isinstance(value, Tensor) and value.dtype == torch.bool):
         return None
     try:
         return operator.index(value)
-    except (TypeError, ValueError, RuntimeError):
+    except TypeError:
         return None
+
+
+def whole_numbers(values: Any) -> list[int] | None:
+    """`values`, a list, array or tensor of whole numbers, as a list of ints; None if it is anything else.
+
+    >>> whole_numbers(torch.tensor([3, 1])), whole_numbers("31"), whole_numbers([0.5])
+    ([3, 1], None, None)
+    """
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        return None
+    numbers = [whole(value) for value in values]
+    return None if None in numbers else numbers  # type: ignore[return-value]  # no None is left
 
 
 def shown(value: Any) -> str:
@@ -62,8 +74,5 @@ def shown(value: Any) -> str:
     >>> shown([1] * 1000)[-9:]
     ', 1, 1...'
     """
-    try:
-        text = repr(value)
-    except Exception:  # an integer of more than some thousand digits, lists nested too deeply, a __repr__ that fails
-        return f"a {type(value).__name__} too long to show"
+    text = repr(value)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."

@@ -4,31 +4,25 @@ The draft model's beam search, wider than the target's, builds a tree of gamma l
 gives its distributions at all nodes. The target's beam search then continues down this tree while all its beams are in
 it. Only the target's scores decide which beams are kept; the draft decides how many levels one forward pass covers.
 
+The first part of this file is the search on any source of log-probabilities, the second gives it models. A node of the
+tree is named by its path, the tokens from the prompt to it; the prompt itself is the path ().
+
 Ties: of two candidates with equal scores, the one whose parent ranks higher comes first, then the lower token; of two
 finished beams, the one that finished first.
 
 >>> settings = BeamSettings(width=1, max_new_tokens=2)
->>> state = extend(start(), torch.tensor([[0.25, 0.75]]).log(), settings)
->>> state.paths, state.ended
+>>> beams = extend(start(), torch.tensor([[0.25, 0.75]]).log(), settings)
+>>> beams.paths, beams.ended
 (((1,),), False)
-
-A model evaluated over a tree of continuations of one prompt: each node once, many nodes in one forward pass.
-
-A node is identified by its path, the tokens from the prompt to it; the prompt itself is the path (). Each node has its
-own slot in the cache, any that is free; it sees the slots of the prompt and of its ancestors, and its position follows
-from its depth. When beams are reordered or dropped, only the table of slots changes; no keys or values are moved.
-
-Beam search: the target's own, or the same result with fewer target forward passes by drafting (appendix A.4).
-
-One prompt at a time. Its beams and all draft tokens are one tree in one row of the cache.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -39,7 +33,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.arguments import require_whole
-from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens
+from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens, token_lists
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel
 
@@ -83,9 +77,7 @@ class BeamSettings:
 
     def __post_init__(self) -> None:
         require_whole(width=(self.width, 1), max_new_tokens=(self.max_new_tokens, 1))
-        given: Any = self.length_penalty
-        penalty: Any = given if isinstance(given, Real) else float("nan")
-        if not abs(penalty) < float("inf"):
+        if not (isinstance(self.length_penalty, Real) and math.isfinite(self.length_penalty)):
             raise ValueError(f"length_penalty is {self.length_penalty!r}; it must be a finite number (1: the mean)")
         if self.early_stopping not in (True, False, "never"):
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
@@ -102,8 +94,8 @@ class Finished(NamedTuple):
     path: Path
 
 
-class State(NamedTuple):
-    """A beam search between two levels.
+class Beams(NamedTuple):
+    """The state of a beam search between two levels.
 
     paths, scores  the running beams, best first, and the sums of their log-probabilities `(beams,)`
     finished       the best finished beams so far, best first, at most `width`
@@ -116,13 +108,13 @@ class State(NamedTuple):
     ended: bool = False
 
 
-def start() -> State:
+def start() -> Beams:
     """The state before the first level: one beam, the prompt, at score 0.
 
     >>> start().paths
     ((),)
     """
-    return State(((),), torch.zeros(1, dtype=torch.float64))
+    return Beams(((),), torch.zeros(1, dtype=torch.float64))
 
 
 def best(totals: Float[Tensor, "rows columns"], count: int) -> tuple[list[int], list[int], Float[Tensor, " best"]]:
@@ -139,7 +131,7 @@ def best(totals: Float[Tensor, "rows columns"], count: int) -> tuple[list[int], 
     return (at // totals.shape[1]).tolist(), (at % totals.shape[1]).tolist(), flat[at]
 
 
-def extend(state: State, log_p: Float[Tensor, "beams vocab"], settings: BeamSettings) -> State:
+def extend(state: Beams, log_p: Float[Tensor, "beams vocab"], settings: BeamSettings) -> Beams:
     """The state after one more level, with the target's log-probabilities `log_p` `(beams, vocab)` at `state.paths`.
 
     Raises `FloatingPointError` if `log_p` has NaN.
@@ -158,7 +150,7 @@ def extend(state: State, log_p: Float[Tensor, "beams vocab"], settings: BeamSett
         new = [Finished(settings.normalised(float(scores[i]), length), children[i]) for i in ended]
         finished = tuple(sorted([*finished, *new], key=lambda beam: -beam.score)[:width])  # stable: the older first
     running = [i for i, end in enumerate(ends) if not end][:width]
-    extended = State(tuple(children[i] for i in running), scores[running], finished)
+    extended = Beams(tuple(children[i] for i in running), scores[running], finished)
     return extended._replace(ended=at_end or is_over(extended, settings))
 
 
@@ -166,10 +158,10 @@ def _totals(scores: Float[Tensor, " beams"], log_p: Float[Tensor, "beams vocab"]
     return scores.to(log_p.device)[:, None] + log_p  # float64, as scores are
 
 
-def is_over(state: State, settings: BeamSettings) -> bool:
+def is_over(state: Beams, settings: BeamSettings) -> bool:
     """Whether no running beam of `state` can still become one of the best finished ones, as `settings` define it.
 
-    >>> running = State(((0, 1),), torch.tensor([-4.0]), finished=(Finished(-1.0, (2,)),))
+    >>> running = Beams(((0, 1),), torch.tensor([-4.0]), finished=(Finished(-1.0, (2,)),))
     >>> is_over(running, BeamSettings(width=1, max_new_tokens=8))  # -4 / 2 tokens is below -1
     True
     """
@@ -182,17 +174,12 @@ def is_over(state: State, settings: BeamSettings) -> bool:
 
 
 def draft_levels(
-    state: State, draft: LogProbs, width: int, gamma: int, settings: BeamSettings
+    state: Beams, draft: LogProbs, width: int, gamma: int, settings: BeamSettings
 ) -> Iterator[tuple[Path, ...]]:
     """Up to `gamma` levels of `width` paths each: the draft model's beam search from the running beams.
 
     It starts from the target's scores of these beams and adds the draft's log-probabilities. Paths that end are left
     out because no forward pass follows them, and so is the last level, where all paths end.
-
-    >>> from studies.beams.beam_enumeration import DyadicLogProbs
-    >>> draft, settings = DyadicLogProbs(vocab=3, seed=0), BeamSettings(width=1, max_new_tokens=8)
-    >>> list(draft_levels(start(), draft, width=2, gamma=2, settings=settings))
-    [((1,), (0,)), ((1, 0), (1, 1))]
     """
     paths, scores = state.paths, state.scores
     for _ in range(min(gamma, settings.max_new_tokens - 1 - len(paths[0]))):
@@ -203,11 +190,11 @@ def draft_levels(
         yield paths
 
 
-Rule = Callable[[State, Mapping[Path, Tensor], BeamSettings], list[State]]
+Rule = Callable[[Beams, Mapping[Path, Tensor], BeamSettings], list[Beams]]
 """From a state and the target's log-probabilities at the nodes of a tree to the states that the search reaches."""
 
 
-def advance(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+def advance(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
     """The states that the target's search reaches with its log-probabilities `log_p` at the running beams and the tree.
 
     A level is accepted while all running beams are in the tree: top_w(target) is a subset of top_u(draft). The first
@@ -218,34 +205,9 @@ def advance(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) 
     >>> [state.paths for state in advance(start(), log_p, BeamSettings(width=1, max_new_tokens=8))]
     [((1,),), ((1, 0),)]
     """
-    states: list[State] = []
+    states: list[Beams] = []
     while not state.ended and all(path in log_p for path in state.paths):
         state = extend(state, torch.stack([log_p[path] for path in state.paths]), settings)
-        states.append(state)
-    return states
-
-
-def advance_pooled(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
-    """The "more elaborate procedure" of A.4: the target may continue every node of the tree, not only its own beams.
-
-    A candidate above the target's own best descends from a node that the target's search dropped and the wider draft
-    search kept. Each level scores at least what `advance` gives from the same beams, but the result is not that of
-    beam search.
-
-    >>> log_p = {(): torch.tensor([0.45, 0.55]).log(), (0,): torch.tensor([0.9, 0.1]).log()}
-    >>> log_p[(1,)] = torch.tensor([0.5, 0.5]).log()
-    >>> [state.paths for state in advance_pooled(start(), log_p, BeamSettings(width=1, max_new_tokens=8))]
-    [((1,),), ((0, 0),)]
-    """
-    scores = dict(zip(state.paths, state.scores, strict=True))
-    for path in sorted(log_p.keys() - scores.keys(), key=lambda path: (len(path), path)):
-        scores[path] = scores[path[:-1]] + log_p[path[:-1]][path[-1]]
-    states: list[State] = []
-    while not state.ended and all(path in log_p for path in state.paths):
-        others = {path for path in scores if len(path) == len(state.paths[0])} - set(state.paths)
-        pool = [*state.paths, *sorted(others, key=lambda path: (-float(scores[path]), path))]
-        wider = state._replace(paths=tuple(pool), scores=torch.stack([scores[path] for path in pool]))
-        state = extend(wider, torch.stack([log_p[path] for path in pool]), settings)
         states.append(state)
     return states
 
@@ -257,17 +219,10 @@ def steps(
     draft_width: int = 1,
     gamma: int = 0,
     rule: Rule = advance,
-) -> Iterator[list[State]]:
+) -> Iterator[list[Beams]]:
     """The steps of a search, each as its list of states: draft a tree, evaluate the target once, apply `rule`.
 
     Without a `draft` each step has one state: plain beam search.
-
-    >>> from studies.beams.beam_enumeration import DyadicLogProbs
-    >>> target, settings = DyadicLogProbs(vocab=3, seed=0), BeamSettings(width=1, max_new_tokens=4)
-    >>> [len(states) for states in steps(target, settings)]
-    [1, 1, 1, 1]
-    >>> [len(states) for states in steps(target, settings, draft=target, gamma=3)]
-    [4]
     """
     state = start()
     while not state.ended:
@@ -282,17 +237,14 @@ def steps(
 
 
 class TreeModel:
-    """`model` after `prompt`, with slots for `capacity` nodes; a `specnb.beam.LogProbs`.
+    """`model` after `prompt`, evaluated over a tree of continuations, with slots for `capacity` nodes; a `LogProbs`.
 
-    All but the last token of the prompt are evaluated at once; the last one is the root of the tree, the path ().
+    Each node is evaluated once, many nodes in one forward pass. It has its own slot in the cache, any that is free; it
+    sees the slots of the prompt and of its ancestors, and its position follows from its depth. When beams are reordered
+    or dropped, only the table of slots changes; no keys or values are moved. All but the last token of the prompt are
+    evaluated at once; the last one is the root of the tree.
 
     runs  number of nodes of each forward pass after the prompt's
-
-    >>> from studies.speed.shapes import Shape, empty_model
-    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
-    >>> tree = TreeModel(model, prompt=[1, 2], capacity=8)
-    >>> tree([(), (0,), (0, 3)]).shape, tree.runs
-    (torch.Size([3, 4]), [3])
     """
 
     @torch.inference_mode()
@@ -331,6 +283,12 @@ class TreeModel:
         self.slots = {path: slot for path, slot in self.slots.items() if path in alive}
         self.log_distributions = {path: probs for path, probs in self.log_distributions.items() if path in paths}
 
+    def taken_runs(self) -> tuple[int, ...]:
+        """`runs` since the last call."""
+        taken = tuple(self.runs)
+        self.runs.clear()
+        return taken
+
     def _missing(self, paths: Sequence[Path]) -> list[Path]:
         """The nodes to evaluate for `paths`, parents before their children."""
         missing: dict[Path, None] = {}
@@ -365,20 +323,10 @@ class TreeModel:
             positions=torch.tensor([[len(self.prompt) - 1 + len(path) for path in paths]], device=device),
             visible=torch.from_numpy(self.visible[slots])[None].to(device),
         )
+        log_p = torch.log_softmax(logits[0] if logits.dtype == torch.float64 else logits[0].float(), dim=-1)
         # Cloned, because a view would keep the logits of the whole tree in memory.
-        self.log_distributions.update(
-            (path, row.clone()) for path, row in zip(paths, log_distribution(logits[0]), strict=True)
-        )
+        self.log_distributions.update((path, row.clone()) for path, row in zip(paths, log_p, strict=True))
         self.runs.append(len(paths))
-
-
-def log_distribution(logits: Tensor) -> Tensor:
-    """log p `(..., vocab)` at temperature 1, in float32 or better.
-
-    >>> log_distribution(torch.zeros(2)).exp()
-    tensor([0.5000, 0.5000])
-    """
-    return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -394,7 +342,7 @@ class BeamRecord:
     levels: NDArray[np.int64]
     nodes: NDArray[np.int64]
     draft_nodes: list[tuple[int, ...]]
-    states: list[State]
+    states: list[Beams]
 
     @property
     def target_passes(self) -> int:
@@ -423,7 +371,6 @@ def beam_search(
     length_penalty: float = 1.0,
     early_stopping: bool | Literal["never"] = False,
     eos: Tokens = None,
-    sampling: None = None,
     progress: bool = True,
 ) -> BeamSearch:
     """The `width` best beams after `prompt`, as `generate(num_beams=width)` of transformers finds them.
@@ -433,9 +380,9 @@ def beam_search(
     for the other settings. A progress bar shows after 3 seconds.
 
     Raises `ValueError` or `TypeError`, before anything is run, for: settings out of range, `draft_width` <
-    `width`, `gamma` < 1 with a draft, a width above the number of tokens that are not in `eos`, anything in `sampling`
-    (beam search does not sample), an empty prompt or tokens outside the vocabulary, a context longer than a model's
-    limit, different vocabularies or devices, a model that cannot be run.
+    `width`, `gamma` < 1 with a draft, a width above the number of tokens that are not in `eos`, an empty prompt or
+    tokens outside the vocabulary, a context longer than a model's limit, different vocabularies or devices, a model
+    that cannot be run.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
@@ -445,39 +392,29 @@ def beam_search(
     >>> beam_search(target, [0, 1], draft, width=2, gamma=2, max_new_tokens=4).tokens == alone.tokens
     True
     """
-    if sampling is not None:
-        raise ValueError(
-            f"sampling is {sampling}; beam search does not sample, so it takes no temperature: use generate"
-        )
     settings = BeamSettings(width, max_new_tokens, length_penalty, early_stopping, tuple(sorted(set(as_list(eos)))))
     draft_width = 2 * width if draft_width is None else draft_width
     drafter = ModelDrafter(draft) if draft is not None else None
     require_models(target, drafter)
-    require_tokens([prompt], [0], eos, target.config.vocab_size)
+    require_tokens(token_lists([prompt]), settings.eos, target.config.vocab_size)
     require_context(target, drafter, len(prompt), max_new_tokens)
     drafted = (draft_width, gamma) if draft is not None else (width, 1)  # without a draft neither is read
     _require_widths(settings, *drafted, target.config.vocab_size)
 
     capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
-    distributions = TreeModel(target, prompt, capacity)
-    draft_distributions = TreeModel(draft, prompt, capacity) if draft is not None else None
-    states = [start()]
-    levels: list[int] = []
-    nodes: list[int] = []
-    draft_nodes: list[tuple[int, ...]] = []
+    of_target = TreeModel(target, prompt, capacity)
+    of_draft = TreeModel(draft, prompt, capacity) if draft is not None else None
+    found, levels, nodes, draft_nodes = [start()], list[int](), list[int](), list[tuple[int, ...]]()
     with tqdm(total=max_new_tokens, desc="levels", delay=3, leave=False, disable=not progress) as bar:
-        for reached in steps(distributions, settings, draft_distributions, draft_width, gamma):
-            states += reached
+        for reached in steps(of_target, settings, of_draft, draft_width, gamma):
+            found += reached
             levels.append(len(reached))
-            nodes.append(sum(distributions.runs))
-            draft_nodes.append(tuple(draft_distributions.runs) if draft_distributions is not None else ())
-            for model_distributions in (distributions, draft_distributions):
-                if model_distributions is not None:
-                    model_distributions.runs.clear()
+            nodes.append(sum(of_target.taken_runs()))
+            draft_nodes.append(of_draft.taken_runs() if of_draft is not None else ())
             bar.update(len(reached))
-    record = BeamRecord(np.array(levels), np.array(nodes), draft_nodes, states)
-    found = states[-1].finished
-    return BeamSearch([list(beam.path) for beam in found], [beam.score for beam in found], record)
+    best_beams = found[-1].finished
+    record = BeamRecord(np.array(levels), np.array(nodes), draft_nodes, found)
+    return BeamSearch([list(beam.path) for beam in best_beams], [beam.score for beam in best_beams], record)
 
 
 def _require_widths(settings: BeamSettings, draft_width: int, gamma: int, vocab: int) -> None:

@@ -1,20 +1,17 @@
-"""Closed forms of sections 3.1 to 3.5 and A.2, vectorised over numpy arrays.
+"""Closed forms of the paper: expected tokens, speed-up and the best gamma (3.1 to 3.5, A.2), and lenience (A.5).
 
 alpha is the acceptance probability in [0, 1], gamma the number of draft tokens per step (0, 1, 2, ... or inf), c the
-time of a forward pass of the draft model, in units of a target forward pass over one token. Arguments broadcast.
-Limits (alpha = 0, alpha = 1, c = 0) are exact. Everything assumes iid acceptance. Every function raises `ValueError`
-for an alpha outside [0, 1], a gamma that is not a whole number from 0, and a cost that is negative or not finite.
+time of a forward pass of the draft model, in units of a target forward pass over one token. Arguments broadcast as
+numpy arrays. Limits (alpha = 0, alpha = 1, c = 0) are exact. Acceptance is assumed iid. Every function of these raises
+`ValueError` for an alpha outside [0, 1], a gamma that is not a whole number from 0, and a cost that is negative or not
+finite. Simulated steps with iid acceptance check the formulas without using them.
+
+The lenient rule (`specnb.rules.lenient_verification`), with target p, draft q and lenience l in (0, 1], accepts a
+sampled draft token x with probability min(1, p(x) / (l q(x))); the remaining mass is filled from Algorithm 1's
+residual. Functions of p and q work on the last axis and any leading batch shape.
 
 >>> print(walltime_improvement(alpha=0.8, gamma=4, c=0.05).round(3))
 2.801
-
-Closed forms for the lenient rule of appendix A.5, `specnb.rules.lenient_verification`.
-
-With target p, draft q and lenience l in (0, 1], a draft token x is sampled and accepted with probability
-min(q(x), p(x)/l); the remaining mass is filled from Algorithm 1's residual. Every function of p and q works on the
-last axis and any leading batch shape.
-
-Simulated steps with iid acceptance: a check of the formulas in `specnb.theory` that does not use them.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
@@ -178,19 +175,12 @@ def optimal_gamma(
 def best_improvement(alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
     """The walltime improvement at the optimal gamma; at least 1, because gamma = 0 is plain decoding.
 
+    Above 1 if and only if alpha > c, and then at least (1 + alpha) / (1 + c), the value at gamma = 1: Corollary 3.9.
+
     >>> best_improvement(alpha=0.1, c=0.5).tolist()
     1.0
     """
     return walltime_improvement(alpha, optimal_gamma(alpha, c, verify_cost), c, verify_cost)
-
-
-def guaranteed_improvement(alpha: ArrayLike, c: ArrayLike) -> Array:
-    """(1 + alpha) / (1 + c), the value at gamma = 1: a lower bound of the best, > 1 iff alpha > c (Corollary 3.9).
-
-    >>> guaranteed_improvement(alpha=0.5, c=0.25).tolist()
-    1.2
-    """
-    return (1 + _alpha(alpha)) / (1 + _cost(c))
 
 
 def oracle_improvement(alpha: ArrayLike, c: ArrayLike) -> Array:
@@ -205,15 +195,6 @@ def oracle_improvement(alpha: ArrayLike, c: ArrayLike) -> Array:
     alpha, c = np.broadcast_arrays(_alpha(alpha), _cost(c))
     with np.errstate(divide="ignore", over="ignore"):
         return 1 / ((1 - alpha) + c * alpha)  # type: ignore[no-any-return]  # numpy returns Any
-
-
-def memory_reads(alpha: ArrayLike, gamma: ArrayLike) -> Array:
-    """Reads of the target's weights and KV cache per token, as a fraction of plain decoding's (section 3.4).
-
-    >>> memory_reads(alpha=1.0, gamma=3).tolist()
-    0.25
-    """
-    return 1 / expected_tokens(alpha, gamma)
 
 
 def solve_alpha(tokens_per_step: float, gamma: int) -> float:
@@ -289,44 +270,6 @@ def max_acceptance(
     if not 0 <= budget <= 1:
         raise ValueError(f"budget is {budget}; a total variation lies in [0, 1]")
     return (overlap(p, q) + budget).clamp_max(1)
-
-
-def sequence_log_probability(
-    p: Float[Tensor, "batch n vocab"],
-    q: Float[Tensor, "batch n vocab"],
-    tokens: Int[Tensor, "batch n"],
-    gamma: int,
-    lenience: float,
-) -> Float[Tensor, "batch n"]:
-    """ln of the probability `(batch, n)` that lenient decoding emits each prefix of `tokens` `(batch, n)`.
-
-    p and q `(batch, n, vocab)` are both distributions before each token; `gamma` draft tokens are proposed per step.
-    The probability of a token depends on its place within its step, which the sequence does not show, so the places
-    are summed over, from left to right. -inf for a sequence that cannot occur.
-
-    >>> p, q = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[0.25, 0.75]]])
-    >>> sequence_log_probability(p, q, torch.tensor([[1]]), gamma=1, lenience=0.8).exp()
-    tensor([[0.6250]])
-    """
-
-    def of_tokens(probs: Tensor) -> Tensor:
-        return probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-
-    accepted = of_tokens(torch.minimum(p / lenience, q))
-    recovered = (of_tokens(lenient_distribution(p, q, lenience)) - accepted).clamp_min(0)
-    bonus = of_tokens(p)
-    # place[:, i]: the probability, given the prefix, that the next token is draft token i of its step, or its bonus.
-    place = torch.zeros(len(tokens), gamma + 1, dtype=p.dtype, device=p.device)
-    place[:, 0] = 1.0
-    log_probability, prefixes = torch.zeros_like(place[:, 0]), []
-    for at in range(tokens.shape[1]):
-        step_ended = place[:, :-1].sum(dim=1) * recovered[:, at] + place[:, -1] * bonus[:, at]
-        place = torch.cat([step_ended[:, None], place[:, :-1] * accepted[:, at, None]], dim=1)
-        probability = place.sum(dim=1)
-        log_probability = log_probability + probability.log()
-        place = place / probability.where(probability > 0, 1.0)[:, None]
-        prefixes.append(log_probability)
-    return torch.stack(prefixes, dim=1)
 
 
 def tokens_of_steps(alpha: float, gamma: int, steps: int, rng: Generator) -> NDArray[np.int64]:

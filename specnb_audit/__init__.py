@@ -2,24 +2,19 @@
 
 From the bottom up; each module imports only from those before it:
 
-    condensed                  distributions on a few cells
-    pit, shared_uniforms       the probability integral transform; uniforms that are used twice
-    frequencies                how often each token came, and should have come
-    alternatives               the distributions that known bugs of a sampler give (alternative hypotheses)
-    bets, evidence, distance   the bets on one sequence; test martingales; a lower bound on the total variation
-    teacher_forcing, numerics  a target's distributions along existing sequences; its numerical error
-    engine, impossible         what is known of an engine's rounding errors; tokens of probability zero, and their cause
     setting_names, claimed     the settings claimed: filters in any order, min-p, what is refused
-    report, auditor            the report; the audit sequence by sequence
+    alternatives, uniforms     the distributions that known bugs give, on a few cells; the uniform behind a token
+    frequencies, bets          how often each token came; all bets on one sequence
+    evidence                   test martingales, and a lower bound on the total variation
+    teacher_forcing, numerics  a target's distributions along existing sequences; what rounding explains
+    engine, report, auditor    what is known of an engine; the report; the audit sequence by sequence
     control, explanations      the comparison with the engine without speculation; what may explain a finding
-    progress, run, api         the progress shown; the audit of sequences as they arrive; `audit` and `assert_exact`
-    joint                      the audit by enumeration, for small vocabularies
-    cost                       the time of an audit
-    token_file, token_stream   sequences in files of JSON lines, and from a pipe
-    two_samples                two files of samples against each other, without a model; `compare_command` runs it
+    run, api                   the audit of sequences as they arrive; `audit` and `assert_exact`
+    token_file, cli            sequences in files and pipes of JSON lines; the command `specnb`
+    two_samples                two files of samples against each other, without a model: `specnb compare`
     bugs, known_bugs           implementations of known bugs; the bug suite, and `generate` with one of them
 
-`studies` measures the audit itself: tokens until each bug is found, false alarms, engines' own checks.
+`studies.audit_power` measures the audit itself: tokens until each bug is found, false alarms, time.
 
 >>> import specnb_audit, torch
 >>> uniform = lambda context: torch.full((4,), 0.25, dtype=torch.float64)
@@ -43,18 +38,14 @@ if TYPE_CHECKING:
 
 # Imported when first used: tokens are collected in an engine's own environment, which may be without torch.
 _HOMES = {
-    "api": ("assert_exact", "audit", "audit_distributions"),
-    "auditor": ("Auditor",),
-    "bets": ("Row",),
-    "claimed": ("Claimed",),
-    "engine": ("Aim", "Engine"),
-    "report": ("Report",),
+    **dict.fromkeys(("assert_exact", "audit", "audit_distributions"), "api"),
+    **{"Auditor": "auditor", "Row": "bets", "Claimed": "claimed", "Aim": "engine", "Engine": "engine"},
+    "Report": "report",
 }
-__all__ = [name for names in _HOMES.values() for name in names]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; its public names are {sorted(__all__)}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; its public names are {sorted(__all__)}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -6,18 +6,27 @@ p: its expectation under p is 1 (less, where p is zero). Under a sampler with th
 
 There is none for a recovered token that was sampled from the target's distribution at the following position: that
 distribution depends on the rejected draft token, which no file of tokens has. Other bets find it (notebook 16).
+
+They are computed on a few cells: one per likely token, and two pooled ones for all others. A bet may use any partition
+of the vocabulary that is chosen before the token is seen: the expectation of its factor under p stays 1. So every
+position costs the same few hundred numbers, whatever the vocabulary.
+
+`Frequencies` are for tokens that are biased everywhere. A logit bias, a banned token or a suppressed end token changes
+the probability of single tokens by the same factor wherever they are possible. Which tokens, nobody says; the rows
+before show it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.distributions import normalise, one_hot, residual
-from specnb_audit.condensed import CondensedDistributions, greater_mask
 
 ALTERNATIVES = {
     "argmax": "the most probable token comes too often: the temperature is ignored somewhere",
@@ -71,7 +80,12 @@ FACTORS = {"repeats": (1.25, 2.0, 5.0), "avoids": (0.8, 0.5, 0.2)}
 DRAFT_POWERS = (0.5, 0.7, 1.4, 2.0)
 LENIENCES = (0.9, 0.7, 0.5, 0.3)
 UNIFORMS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
+DEVIATING = (2.0, 3.0)
+"""A token is bet on if its frequency deviates by more than this many standard deviations; one bet for each."""
+LIKELY = 128
+"""Tokens with a cell of their own: the likeliest under any of the distributions at a position."""
 
+Array = NDArray[np.float64]
 Named = Iterator[tuple[str, Tensor]]
 
 
@@ -80,7 +94,6 @@ def alternative_distributions(condensed: CondensedDistributions, occurred: Tenso
 
     `occurred` `(n, C)` marks the cells whose token occurred before.
 
-    >>> from specnb_audit.condensed import condense_distributions
     >>> p = torch.tensor([[0.5, 0.3, 0.2]])
     >>> condensed = condense_distributions(torch.tensor([0]), p, p)
     >>> name, r = next(alternative_distributions(condensed, torch.zeros(1, 5, dtype=torch.bool)))
@@ -202,3 +215,144 @@ def _kept(probs: Tensor, weakest: Tensor) -> Tensor:
     single = probs[:, :-2]
     kept = torch.nn.functional.pad(single * (single >= weakest[..., None]), (0, 2))
     return normalise(kept.where(kept.sum(dim=-1, keepdim=True) > 0, probs))
+
+
+class CondensedDistributions(NamedTuple):
+    """The distributions at n positions on C cells, `(n, C)`, in their dtype, and the cells of the emitted tokens.
+
+    All on the CPU: what is computed from them is small.
+
+    p              the target's distributions
+    q              the draft's, or None
+    raw            the draft's before standardisation, or None
+    previous_p     p of the position before
+    sizes          number of tokens in each cell
+    ids            (n, C - 2) the token of each single-token cell; the last two cells are pooled: tokens that q (or
+                   `previous_p`, without q) gives more probability than p does, and all others
+    cell           (n,) the cell of the emitted token
+    previous_cell  (n,) the cell of the token before it
+    """
+
+    p: Tensor
+    q: Tensor | None
+    raw: Tensor | None
+    previous_p: Tensor
+    sizes: Tensor
+    ids: Tensor
+    cell: Tensor
+    previous_cell: Tensor
+
+    def at_token(self, probs: Tensor) -> Tensor:
+        """`probs` `(..., n, C)` at the cell of the emitted token, `(..., n)`."""
+        return probs.gather(-1, self.cell[:, None].expand(*probs.shape[:-1], 1))[..., 0]
+
+
+def condense_distributions(
+    tokens: Tensor,
+    p: Tensor,
+    previous_p: Tensor,
+    q: Tensor | None = None,
+    raw: Tensor | None = None,
+    previous_token: int = 0,
+    likely: int = LIKELY,
+) -> CondensedDistributions:
+    """Distributions `(n, vocab)` and the consecutive `tokens` `(n,)` emitted there, on `likely` + 2 cells.
+
+    Which tokens get a cell depends on the distributions alone. `previous_token` stands before the first of `tokens`.
+
+    >>> p = torch.tensor([[0.5, 0.2, 0.2, 0.1]])
+    >>> condense_distributions(torch.tensor([3]), p, p, likely=1).p.tolist()
+    [[0.5, 0.0, 0.5]]
+    """
+    score = torch.maximum(p, previous_p)
+    for probs in (q, raw):
+        score = score if probs is None else torch.maximum(score, probs)
+    ids = top_tokens(score, min(likely, p.shape[-1]))
+    larger = greater_mask(previous_p if q is None else q, p)
+    # Both pools are summed and neither is a difference, so that a pool with a possible token in it has mass.
+    pools = (larger.scatter(-1, ids, 0.0), (1 - larger).scatter(-1, ids, 0.0))
+
+    def on_cells(probs: Tensor) -> Tensor:
+        pooled = torch.stack([torch.linalg.vecdot(probs, pool) for pool in pools], dim=-1)
+        cells = torch.cat([probs.gather(-1, ids), pooled], dim=-1)
+        return (cells / cells.sum(dim=-1, keepdim=True)).cpu()
+
+    pool_sizes = [pool.sum(dim=-1).to(ids.dtype) for pool in pools]
+    before = torch.cat([tokens.new_tensor([previous_token]), tokens[:-1]])
+    return CondensedDistributions(
+        p=on_cells(p),
+        q=None if q is None else on_cells(q),
+        raw=None if raw is None else on_cells(raw),
+        previous_p=on_cells(previous_p),
+        sizes=torch.cat([torch.ones_like(ids), torch.stack(pool_sizes, dim=-1)], dim=-1).cpu(),
+        ids=ids.cpu(),
+        cell=_cell(ids, larger, tokens).cpu(),
+        previous_cell=_cell(ids, larger, before).cpu(),
+    )
+
+
+def top_tokens(score: Tensor, count: int) -> Tensor:
+    """The `count` tokens with the largest `score` `(n, vocab)`, in the order of their ids `(n, count)`."""
+    if score.device.type != "cpu":
+        return score.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    found = np.argpartition(score.numpy(force=True), -count, axis=-1)[:, -count:]  # torch takes five times as long
+    return torch.from_numpy(np.sort(found, axis=-1))
+
+
+def greater_mask(a: Tensor, b: Tensor) -> Tensor:
+    """1 where a > b and 0 elsewhere, in the dtype of a: multiplying by it is faster than `torch.where`."""
+    return torch.gt(a, b, out=a.new_empty(torch.broadcast_shapes(a.shape, b.shape)))
+
+
+def _cell(ids: Tensor, larger: Tensor, tokens: Tensor) -> Tensor:
+    match = ids == tokens[:, None]
+    pool = ids.shape[-1] + (larger.gather(-1, tokens[:, None])[:, 0] == 0).long()
+    return torch.where(match.any(dim=-1), match.to(torch.uint8).argmax(dim=-1), pool)
+
+
+class Frequencies:
+    """How often each token came, and how often it should have come, over all sequences so far.
+
+    >>> p, tokens = torch.tensor([[0.5, 0.5]]).expand(40, -1), torch.zeros(40, dtype=torch.int64)
+    >>> frequencies = Frequencies()
+    >>> frequencies.bets(p, tokens)[0][:, 0].tolist()  # nothing is known yet
+    [1.0, 1.0]
+    >>> frequencies.begin()
+    >>> frequencies.bets(p, tokens)[0][:, 0].round(2).tolist()
+    [1.95, 1.95]
+    """
+
+    def __init__(self) -> None:
+        self.counts: Tensor | None = None  # (2, vocab): seen and expected
+        self.factors: Tensor | None = None  # (vocab, bets)
+
+    def begin(self) -> None:
+        """Begins a new sequence, from which on the tokens so far count."""
+        if self.counts is not None:
+            self.factors = self._factors(*self.counts)
+
+    def bets(self, p: Tensor, tokens: Tensor) -> tuple[Array, Array]:
+        """r(x)/p(x) `(bets, n)` at `tokens` `(n,)` under `p` `(n, vocab)`, and the deviations of r > p `(bets, n)`.
+
+        They depend on the sequences before alone.
+        """
+        vocab = p.shape[-1]
+        if self.counts is None:
+            self.counts = torch.zeros(2, vocab, dtype=torch.float64, device=p.device)
+        self.counts += torch.stack([torch.bincount(tokens, minlength=vocab), p.sum(dim=0, dtype=torch.float64)])
+        if self.factors is None:
+            return np.ones((len(DEVIATING), len(tokens))), np.zeros((len(DEVIATING), len(tokens)))
+        factors = self.factors.to(p.dtype)
+        likelier = (factors > 1).to(p.dtype)
+        ratios, deviations = factors[tokens] / (p @ factors), likelier[tokens] - p @ likelier
+        return ratios.T.double().numpy(force=True), deviations.T.double().numpy(force=True)
+
+    @staticmethod
+    def _factors(seen: Tensor, expected: Tensor) -> Tensor:
+        """Seen over expected `(vocab, bets)` for the tokens that deviate, and 1 for the others.
+
+        One is added to both counts, so that no token is taken to be impossible.
+        """
+        deviation = (seen - expected).abs() / (expected + 1).sqrt()
+        factor = (seen + 1) / (expected + 1)
+        return torch.stack([factor.where(deviation > limit, 1.0) for limit in DEVIATING], dim=-1)

@@ -13,9 +13,8 @@ from typing import Any
 from specnb.distributions import Sampling
 from specnb_audit.auditor import Ends, end_tokens
 from specnb_audit.engine import Aim, Engine
-from specnb_audit.progress import Progress
 from specnb_audit.report import Report
-from specnb_audit.run import Settings, audit_completions, require_models
+from specnb_audit.run import Progress, Settings, audit_completions, require_models
 from specnb_audit.run import audit_distributions as audit_distributions
 from specnb_audit.teacher_forcing import Completion, Models, Source, vocabulary
 

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from specnb_audit.alternatives import ALTERNATIVES, LEARNED
 from specnb_audit.bets import Bets, CutoffGap, Row, steps_between
-from specnb_audit.distance import TotalVariationEstimate
-from specnb_audit.evidence import Evidence, log_mean
-from specnb_audit.impossible import Impossible, ImpossibleTokens
-from specnb_audit.numerics import Numerics, crossing
+from specnb_audit.evidence import Evidence, TotalVariationEstimate, log_mean
+from specnb_audit.numerics import Impossible, ImpossibleTokens, Numerics, crossing
 from specnb_audit.report import VIOLATIONS, Report
 
 Ends = int | Iterable[int] | None
@@ -161,8 +159,9 @@ class Auditor:
 
     def _update_verdict(self, log_e: NDArray[np.float64]) -> None:
         if self.crossed_after is None:
-            self.crossed_after = self._crossed(log_e, self._nats)
-            self.numerics_only = self.numerics_only or self._crossed(log_e, 0.0) is not None
+            nats = 0.0 if self.numerics is None else self.numerics.nats
+            self.crossed_after = crossing(log_e, self.delta, nats, self.tokens)
+            self.numerics_only = self.numerics_only or crossing(log_e, self.delta, 0.0, self.tokens) is not None
 
     def excuse_impossible(self) -> None:
         """Takes back that impossible tokens are violations: a control has as many, and as large ones."""
@@ -182,13 +181,6 @@ class Auditor:
         return max(min(self.violated_after.values()) - 1, 0) if self.violated_after else None
 
     @property
-    def _nats(self) -> float:
-        return 0.0 if self.numerics is None else self.numerics.nats
-
-    def _crossed(self, log_e: NDArray[np.float64], nats: float) -> int | None:
-        return crossing(log_e, self.delta, nats, before=self.tokens)
-
-    @property
     def log10_e(self) -> float:
         """Decimal logarithm of the e-value so far; infinite after a violation."""
         if self.first_violation is not None:
@@ -200,15 +192,17 @@ class Auditor:
 
         Raises `ValueError` where there were no tokens and no violations.
         """
-        if self.evidence is None:
-            return self._report_without_tokens()
-        logs = np.concatenate(self.logs) / np.log(10)
-        running = log_mean(logs * np.log(10)) / np.log(10)
-        if self.first_violation is not None:
-            running[self.first_violation :] = np.inf
-            running[-1] = np.inf  # the violation may come after the last token that was bet on
-        leading = int(logs[-1].argmax())
         nothing = self.found_after is None
+        if self.evidence is None:
+            if nothing:
+                raise ValueError("there are no tokens to audit; give at least one sequence with a token in it")
+            logs, running, names = np.empty((0, 0)), np.empty(0), list[str]()
+        else:
+            logs, names = np.concatenate(self.logs) / np.log(10), self.evidence.names
+            running = log_mean(logs * np.log(10)) / np.log(10)
+            if self.first_violation is not None:
+                running[self.first_violation :] = np.inf
+                running[-1] = np.inf  # the violation may come after the last token that was bet on
         return Report(
             delta=self.delta,
             tokens=self.tokens,
@@ -216,31 +210,15 @@ class Auditor:
             found_after=self.found_after,
             numerics_only=nothing and (self.numerics_only or self.impossible.counts["undeclared"] > 0),
             running=running,
-            running_by_alternative=dict(zip(self.evidence.names, logs.T, strict=True)),
+            running_by_alternative=dict(zip(names, logs.T, strict=True)),
             tv=self.distance.estimate(),
             violations=self.violations,
             impossible=self.impossible.listed["violations"],
             borderline=self.impossible.listed["borderline"],
             undeclared=self.impossible.listed["undeclared"],
             impossible_summary=self.impossible.summary(self.tokens),
-            breakdown={} if nothing else self._breakdown(np.diff(logs[:, leading], prepend=0.0)),
+            breakdown={} if nothing or not names else self._breakdown(logs),
             detectable=self._detectable() if detect and nothing and not self.numerics_only else {},
-            numerics=self.numerics,
-        )
-
-    def _report_without_tokens(self) -> Report:
-        if not self.violations:
-            raise ValueError("there are no tokens to audit; give at least one sequence with a token in it")
-        return Report(
-            delta=self.delta,
-            tokens=0,
-            sequences=self.sequences,
-            found_after=self.found_after,
-            numerics_only=False,
-            running=np.empty(0),
-            running_by_alternative={},
-            tv=self.distance.estimate(),
-            violations=self.violations,
             numerics=self.numerics,
         )
 
@@ -249,8 +227,9 @@ class Auditor:
         found = {"impossible": 1 - 0.1 ** (1 / self.tokens)} | self.evidence.detectable(self.delta)  # one is enough
         return {name: value for name, value in found.items() if name not in {*LEARNED, *self.ignored}}
 
-    def _breakdown(self, gains: NDArray[np.float64]) -> dict[str, list[tuple[str, int, float]]]:
-        """Sums of the leading alternative's gains over groups of tokens."""
+    def _breakdown(self, logs: NDArray[np.float64]) -> dict[str, list[tuple[str, int, float]]]:
+        """Sums of the leading alternative's gains over groups of tokens; `logs` are decimal, `(n, alternatives)`."""
+        gains = np.diff(logs[:, int(logs[-1].argmax())], prepend=0.0)
         sequence, position, token, step_position = np.concatenate(self.places, axis=1)
         groups: dict[str, tuple[NDArray[np.int64], Callable[[int], str]]] = {
             "position in the sequence": (np.searchsorted(POSITION_GROUPS, position, side="right") - 1, _positions),

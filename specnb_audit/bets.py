@@ -6,7 +6,7 @@ sequences) depends only on tokens that were judged before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,22 +15,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb_audit import pit
-from specnb_audit.alternatives import alternative_distributions
+from specnb_audit.alternatives import (
+    CondensedDistributions,
+    Frequencies,
+    alternative_distributions,
+    condense_distributions,
+    greater_mask,
+)
 from specnb_audit.claimed import CutoffGap as CutoffGap
-from specnb_audit.condensed import CondensedDistributions, condense_distributions, greater_mask
-from specnb_audit.frequencies import Frequencies
-from specnb_audit.shared_uniforms import CumulativeMass, Interval, same_uniform_ratio, within_step_ratios
+from specnb_audit.uniforms import (
+    EDGES,
+    CumulativeMass,
+    Histogram,
+    Interval,
+    fixed_bets,
+    same_uniform_ratio,
+    transform,
+    within_step_ratios,
+)
 
 Array = NDArray[np.float64]
 
 LAGS = (1, 2, 3, 4, 5, 6)
-STREAM = int.from_bytes(b"specnb_audit", "big")
+STREAM = int.from_bytes(b"specnb.audit", "big")
 """Keeps the audit's uniforms apart from those of a sampler that is seeded with the same small number."""
 EARLY, LATE = 4, 32  # bets are also made on the first 4 tokens of a sequence alone, and on those from offset 32 on
 KEPT = 1000
 """Different prompts, and batches, whose last sequence is remembered for comparison with the next one of the same."""
-TOP_P_BETS = [number for number, edge in enumerate(pit.EDGES) if edge >= 0.5]
+TOP_P_BETS = [number for number, edge in enumerate(EDGES) if edge >= 0.5]
 """The fixed bets along p that put all mass on the likeliest part of p, as an unclaimed top-p does."""
 
 
@@ -82,7 +94,7 @@ class RowBets(NamedTuple):
 
     alternatives    names of the alternatives that the K bets belong to
     ratios          (n, K) r(x)/p(x)
-    deviations      (n, J) deviations of J test functions from their expectation under p (`specnb_audit.distance`)
+    deviations      (n, J) deviations of J test functions from their expectation under p (`specnb_audit.evidence`)
     masks           (n, subsets) the subsets of tokens on which each bet is also made alone
     step_positions  (n,) each token's position in its step, counted from 0; -1 where steps are unknown
     """
@@ -106,7 +118,7 @@ class Bets:
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng([STREAM, seed])
-        self.histograms = {name: pit.Histogram() for name in ("along-p", "along-q/p", "along-ids")}
+        self.histograms = {name: Histogram() for name in ("along-p", "along-q/p", "along-ids")}
         self.frequencies = Frequencies()
         self.longest_step = 1
         self.sequence = _History()
@@ -135,30 +147,23 @@ class Bets:
             q_mass = CumulativeMass(row.q)
             q_interval = q_mass.interval(tokens)
         condensed = self._condensed(row, tokens)
-        collected = _Collected([], [], [])
-        self._bet_on_alternatives(collected, tokens, condensed)
-        self._bet_on_transforms(collected, condensed, p_interval)
-        ratios, deviations = self.frequencies.bets(row.p, tokens)
-        for ratio in ratios:
-            collected.bet("token-bias", ratio)
-        collected.deviations.extend(deviations)
-        self._bet_on_reused_uniforms(collected, tokens, p_interval, q_interval)
+        deviations: list[Array] = []
+        bets = [*self._on_alternatives(tokens, condensed, deviations)]
+        bets += self._on_transforms(condensed, p_interval, deviations)
+        biased, more = self.frequencies.bets(row.p, tokens)
+        bets += [("token-bias", ratio) for ratio in biased]
+        deviations += [*more]
+        bets += self._on_reused_uniforms(tokens, p_interval, q_interval)
         if row.q is not None and q_mass is not None:
             within_step = within_step_ratios(row.p, row.q, tokens, q_mass)
-            for name, ratio in zip(("one-uniform", "shared-noise"), within_step, strict=True):
-                collected.bet(name, ratio)
+            bets += zip(("one-uniform", "shared-noise"), within_step, strict=True)
         if row.suspected is not None:
-            collected.bet("suspected-model", _ratio_at(row.suspected, row.p, tokens))
+            bets += [("suspected-model", _ratio_at(row.suspected, row.p, tokens))]
         masks, step_positions = self._subsets(row)
         self.sequence.extend(row, p_interval, q_interval)
         self.previous_p = row.p[-1:].clone()
-        return RowBets(
-            collected.alternatives,
-            np.stack(collected.ratios, 1),
-            np.stack(collected.deviations, 1),
-            masks,
-            step_positions,
-        )
+        names, ratios = zip(*bets, strict=True)
+        return RowBets(list(names), np.stack(ratios, 1), np.stack(deviations, 1), masks, step_positions)
 
     def _condensed(self, row: Row, tokens: Tensor) -> CondensedDistributions:
         first = row.p[:1] if self.previous_p is None else self.previous_p
@@ -166,44 +171,45 @@ class Bets:
         last = [*self.sequence.prompt, *self.sequence.tokens][-1:]
         return condense_distributions(tokens, row.p, previous_p, row.q, row.raw, previous_token=last[0] if last else 0)
 
-    def _bet_on_alternatives(self, collected: _Collected, tokens: Tensor, condensed: CondensedDistributions) -> None:
+    def _on_alternatives(
+        self, tokens: Tensor, condensed: CondensedDistributions, deviations: list[Array]
+    ) -> Iterator[tuple[str, Array]]:
         occurred = torch.nn.functional.pad(self.sequence.occurred(condensed.ids, tokens.cpu()), (0, 2))
         names, at_token = [], []
         for name, distributions in alternative_distributions(condensed, occurred):
             names += [name] * len(distributions)
             at_token.append(condensed.at_token(distributions))
             likelier = greater_mask(distributions, condensed.p)
-            deviations = condensed.at_token(likelier) - torch.linalg.vecdot(likelier, condensed.p)
-            collected.deviations.extend(deviations.numpy(force=True))
+            deviations += [
+                *(condensed.at_token(likelier) - torch.linalg.vecdot(likelier, condensed.p)).numpy(force=True)
+            ]
         p = condensed.at_token(condensed.p).double()  # dividing by the smallest float32 would overflow
         ratios = torch.where(p > 0, torch.cat(at_token) / p.where(p > 0, 1.0), 1.0).numpy(force=True)
-        for name, ratio in zip(names, ratios, strict=True):
-            collected.bet(name, ratio)
+        yield from zip(names, ratios, strict=True)
         constant = [ratio for name, ratio in zip(names, ratios, strict=True) if name == "constant-uniform"]
         if constant:
-            collected.bet("constant-uniform", self.sequence.adaptive_mixture(np.stack(constant, axis=1)))
+            yield "constant-uniform", self.sequence.adaptive_mixture(np.stack(constant, axis=1))
 
-    def _bet_on_transforms(
-        self, collected: _Collected, condensed: CondensedDistributions, p_interval: Interval
-    ) -> None:
+    def _on_transforms(
+        self, condensed: CondensedDistributions, p_interval: Interval, deviations: list[Array]
+    ) -> Iterator[tuple[str, Array]]:
         w = self.random.random(len(p_interval.low))
         scores = {"along-p": condensed.p / condensed.sizes.clamp_min(1)}
         if condensed.q is not None:
             possible = condensed.p > 0
             scores["along-q/p"] = torch.where(possible, condensed.q / condensed.p.where(possible, 1.0), torch.inf)
-        transforms = {name: pit.transform(condensed.p, score, condensed.cell, w) for name, score in scores.items()}
+        transforms = {name: transform(condensed.p, score, condensed.cell, w) for name, score in scores.items()}
         transforms["along-ids"] = np.clip(p_interval.low + w * p_interval.width, 0.0, 1.0)
         for name, u in transforms.items():
-            bets = np.concatenate([pit.fixed_bets(u), self.histograms[name].bets(u)], axis=1)
+            bets = np.concatenate([fixed_bets(u), self.histograms[name].bets(u)], axis=1)
             for number, ratio in enumerate(bets.T):
-                is_top_p = name == "along-p" and number in TOP_P_BETS
-                collected.bet("tail-cut" if is_top_p else name, ratio)
-            below = (u[:, None] < np.array(pit.EDGES)) - np.array(pit.EDGES)
-            collected.deviations.extend([*below.T, *-below.T])
+                yield "tail-cut" if name == "along-p" and number in TOP_P_BETS else name, ratio
+            below = (u[:, None] < np.array(EDGES)) - np.array(EDGES)
+            deviations += [*below.T, *-below.T]
 
-    def _bet_on_reused_uniforms(
-        self, collected: _Collected, tokens: Tensor, p_interval: Interval, q_interval: Interval | None
-    ) -> None:
+    def _on_reused_uniforms(
+        self, tokens: Tensor, p_interval: Interval, q_interval: Interval | None
+    ) -> Iterator[tuple[str, Array]]:
         """Compares with the tokens a few positions before, and with two earlier sequences at the same offset: the
         last one of the batch, or the one before, and the last one with the same prompt."""
         start, n = len(self.sequence.tokens), len(tokens)
@@ -212,18 +218,17 @@ class Bets:
                 continue
             so_far = self.sequence.intervals(model, interval)
             for lag in LAGS:
-                earlier = _slice(so_far, start - lag, n)
-                collected.bet("noise-of-steps", same_uniform_ratio(p_interval, earlier, interval))
+                yield "noise-of-steps", same_uniform_ratio(p_interval, _slice(so_far, start - lag, n), interval)
             for reference in self.references:
                 earlier = _slice(reference.intervals(model), start, n)
-                collected.bet("noise-of-texts", same_uniform_ratio(p_interval, earlier, interval))
+                yield "noise-of-texts", same_uniform_ratio(p_interval, earlier, interval)
         for reference in self.references:
             expected = np.full(n, -1)
             known = reference.tokens[start : start + n]
             expected[: len(known)] = known
             width = np.where(p_interval.width > 0, p_interval.width, 1.0)
             hit = np.where(expected == tokens.numpy(force=True), 1 / width, 0.0)
-            collected.bet("same-tokens", np.where(expected >= 0, hit, 1.0))
+            yield "same-tokens", np.where(expected >= 0, hit, 1.0)
 
     def _subsets(self, row: Row) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         """The masks of `RowBets`: early and late tokens; with steps, the first, inner and last positions of a step,
@@ -253,16 +258,6 @@ def _exchanged(last: dict[Any, _History], key: Any, sequence: _History) -> _Hist
     if len(last) > KEPT:
         del last[next(iter(last))]
     return before
-
-
-class _Collected(NamedTuple):
-    alternatives: list[str]
-    ratios: list[Array]
-    deviations: list[Array]
-
-    def bet(self, alternative: str, ratio: Array) -> None:
-        self.alternatives.append(alternative)
-        self.ratios.append(ratio)
 
 
 class _History:

@@ -36,7 +36,7 @@ class Claimed(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.min_p, bool) or not isinstance(self.min_p, int | float) or not 0 <= self.min_p <= 1:
+        if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p is {self.min_p!r}; it must lie in [0, 1], where 0 keeps every token")
         if len(set(self.order)) < len(self.order) or not set(self.order) <= set(FILTERS):
             allowed = f"each of {', '.join(FILTERS)} at most once, or one of {', '.join(ENGINE_ORDERS)}"

@@ -7,74 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from scipy.stats import hypergeom
 
 from specnb_audit.numerics import OTHER_KERNELS
-from specnb_audit.report import SUSPICIOUS, Report, counted
+from specnb_audit.report import SUSPICIOUS, ControlComparison, Report
 
 Gaps = Sequence[tuple[float, float]]
 ALIKE = 0.05
 """P-value from which on impossible tokens are called alike, if the largest gap is at most `OTHER_KERNELS` times the
 control's. A test that does not reject at delta is no evidence that they are."""
-
-
-class ControlComparison(NamedTuple):
-    """What an audit and its control have in common.
-
-    control      the report on the control
-    shared       kinds of deviation found in both: the engine's own
-    only_here    kinds found only with speculation, where the control is long enough and shows no sign of them
-    p_value      of the impossible tokens, if those with and without speculation are alike: how likely at least so many
-                 more of them, or so many larger ones, would be
-    delta        error rate at which they are said to differ
-    alike        whether the impossible tokens are about as many and as large as the control's
-    undecided    kinds found with speculation alone that the control cannot attribute
-    """
-
-    control: Report
-    shared: list[str]
-    only_here: list[str]
-    p_value: float
-    delta: float
-    alike: bool = True
-    undecided: Sequence[str] = ()
-
-    @property
-    def source(self) -> str | None:
-        """Whose the deviations are: `engine`, `speculation`, `both`, or None without any that can be attributed."""
-        return {(True, True): "both", (True, False): "engine", (False, True): "speculation"}.get(
-            (bool(self.shared), bool(self.only_here))
-        )
-
-    def lines(self) -> list[str]:
-        """The comparison in words."""
-        control = self.control
-        seen = f"; {control.impossible_summary}" if control.impossible_summary else ""
-        tokens = counted(control.tokens, "token")
-        lines = [f"control ({tokens} without speculation): {control.verdict}{seen}"]
-        if self.shared:
-            lines += [f"  the engine's own, in the control too: {', '.join(self.shared)}"]
-        if self.only_here:
-            lines += [f"  the speculation's, not in the control: {', '.join(self.only_here)}"]
-        if self.undecided:
-            lines += [
-                f"  the engine's or the speculation's, which the control does not decide: {', '.join(self.undecided)}"
-            ]
-        if self.p_value < 1 or not self.alike:
-            lines += [f"  {self._sizes()} (p = {self.p_value:.2g})"]
-        return lines
-
-    def _sizes(self) -> str:
-        if self.p_value < self.delta:
-            return (
-                "impossible tokens are more or larger than the control's: where they are alike, that is said with "
-                f"probability at most {self.delta:g}"
-            )
-        if self.alike:
-            return "impossible tokens are about as many and as large as the control's"
-        return "it is not decided whether impossible tokens are more or larger than the control's"
 
 
 def compare_with_control(report: Report, control: Report, gaps: Gaps, control_gaps: Gaps) -> ControlComparison:
@@ -123,12 +65,7 @@ def _bar(report: Report) -> float:
 
 
 def found_kinds(report: Report) -> list[str]:
-    """Violations, and the alternatives whose e-value alone rejects exactness, all of them together at `delta`.
-
-    >>> from specnb_audit import audit
-    >>> found_kinds(audit(lambda prefix: [1.0, 0.0], [[1]], prompts=[[]], progress=False))
-    ['impossible']
-    """
+    """Violations, and the alternatives whose e-value alone rejects exactness, all of them together at `delta`."""
     bar = _bar(report)
     peaks = {name: float(values.max(initial=-math.inf)) for name, values in report.running_by_alternative.items()}
     return [*report.violations, *sorted((name for name in peaks if peaks[name] >= bar), key=lambda name: -peaks[name])]

@@ -5,6 +5,12 @@ is at most 1. The running product of such factors is a nonnegative supermartinga
 martingale*), and so is an average of several with weights fixed beforehand. Its value is an *e-value*: by Ville's
 inequality it ever reaches 1/delta with probability at most delta, for any vocabulary, any distributions and any
 stopping time.
+
+`TotalVariationEstimate` bounds the total variation per token between the sampler and p from below, by test functions:
+they map tokens to [0, 1] and are chosen before the token is seen. The deviation f(x) - E_p f of one has, under the
+sampler, a mean of at most the total variation. At each token we use the one with the largest sum of deviations so far;
+that choice is itself a test function, so there is no selection bias. Nothing here bounds the total variation from
+above: the test functions tried may all miss the deviation.
 """
 
 from __future__ import annotations
@@ -14,6 +20,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from specnb.measure.statistics import Estimate
+
 Array = NDArray[np.float64]
 
 STRENGTHS = (0.9, 0.5, 0.2, 0.06, 0.02)
@@ -22,6 +30,7 @@ STRENGTHS = (0.9, 0.5, 0.2, 0.06, 0.02)
 ALL_TOKENS_WEIGHT = 0.5  # weight of the bets on every token; the rest goes to bets on subsets of the tokens
 CHUNK = 64
 BEYOND = 2.0
+RATES = 2.0 ** -np.arange(1, 12)
 
 
 class Evidence:
@@ -59,7 +68,7 @@ class Evidence:
             self._chunk(ratios[start : start + CHUNK, self.order], masks[start : start + CHUNK])
             for start in range(0, len(ratios), CHUNK)
         ]
-        return np.concatenate(parts) if parts else np.empty((0, len(self.names)))
+        return np.concatenate(parts)
 
     def _chunk(self, ratios: Array, masks: NDArray[np.bool_]) -> Array:
         gains = np.log1p(np.array(STRENGTHS)[:, None] * (ratios[:, None] - 1))  # (n, strengths, K)
@@ -163,3 +172,51 @@ class Moments:
             if detected:
                 shares[bet] = brentq(excess, 0.0, detected[0], args=(bet,)) if excess(0.0, bet) < 0 else 0.0
         return shares, distance
+
+
+class TotalVariationEstimate:
+    """The mean deviation of the best of J test functions; `add` takes their deviations at each token.
+
+    >>> estimate = TotalVariationEstimate()
+    >>> estimate.add(np.array([[0.2, -0.2]] * 100)).tolist()[:2]
+    [0.2, 0.2]
+    >>> round(estimate.estimate().value, 3)
+    0.2
+    """
+
+    def __init__(self) -> None:
+        self.sums: Array | float = 0.0
+        self.total = 0.0
+        self.squares = 0.0
+        self.n = 0
+
+    def add(self, deviations: Array) -> Array:
+        """The deviation `(n,)` of the test function in use at each token.
+
+        `deviations` `(n, J)` are f(x) - E_p f of each test function.
+        """
+        so_far = self.sums + np.cumsum(deviations, axis=0) - deviations
+        chosen = np.take_along_axis(deviations, so_far.argmax(axis=1)[:, None], axis=1)[:, 0]
+        self.sums = self.sums + deviations.sum(axis=0)
+        self.total += float(chosen.sum())
+        self.squares += float((chosen**2).sum())
+        self.n += len(chosen)
+        return chosen
+
+    def estimate(self, level: float = 0.95) -> Estimate:
+        """The mean deviation, clipped at 0, over n tokens, with an interval that is valid at any stopping time.
+
+        `low` bounds the mean total variation per token from below with confidence (1 + level) / 2; `high` bounds the
+        mean deviation of the test functions used, not the total variation.
+
+        For a test function f, its mean under the sampler and the deviation d = f - E_p f,
+        exp(rate (f - mean) + (log(1 - rate) + rate) d^2) has expectation at most 1 (Fan, Grama and Liu 2015); taking
+        the best of several rates is a union bound over them.
+        """
+        if self.n == 0:
+            return Estimate(0.0, 0.0, 1.0, 0)
+        threshold = np.log(2 * len(RATES) / (1 - level))
+        width = float((((-np.log1p(-RATES) - RATES) * self.squares + threshold) / RATES).min()) / self.n
+        mean = self.total / self.n
+        value, low, high = np.clip([mean, mean - width, mean + width], 0.0, 1.0).tolist()
+        return Estimate(value, low, high, self.n)

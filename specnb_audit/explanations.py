@@ -146,6 +146,17 @@ def prompt_note(completions: Sequence[Completion]) -> list[str]:
     ]
 
 
+def end_token_note(target: Source, completions: Sequence[Completion]) -> list[str]:
+    """A note where sequences continue after the model's own end token; asked where `eos` was not given."""
+    if not isinstance(target, PreTrainedModel):
+        return []
+    own = getattr(target.config, "eos_token_id", None)
+    ends = {own} if isinstance(own, int) else set(own or ())
+    count = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
+    some = "1 sequence continues" if count == 1 else f"{count:,} sequences continue"
+    return [f"{some} after the end token {sorted(ends)}; give eos if it ends them"] if count else []
+
+
 def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Completion]:
     """The `completions`, in their order, as far as `auditor` has audited them.
 

@@ -24,7 +24,6 @@ from specnb.rules import Outcome
 from specnb_audit.bugs.acceptance import ACCEPTANCE_BUGS
 from specnb_audit.bugs.bug import Bug
 from specnb_audit.bugs.distributions import DISTRIBUTION_BUGS
-from specnb_audit.bugs.filters import FILTER_BUGS
 from specnb_audit.bugs.loop import LOOP_BUGS, Reseeded
 from specnb_audit.bugs.replacement import REPLACEMENT_BUGS
 from specnb_audit.bugs.step import FILTERS, step_bugs
@@ -43,7 +42,7 @@ def known_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
 
 
 KNOWN_BUGS = known_bugs()
-MORE_BUGS = ACCEPTANCE_BUGS | REPLACEMENT_BUGS | UNIFORM_BUGS | DISTRIBUTION_BUGS | FILTER_BUGS
+MORE_BUGS = ACCEPTANCE_BUGS | REPLACEMENT_BUGS | UNIFORM_BUGS | DISTRIBUTION_BUGS
 """More bugs of a step by name, those that a bet was designed for included."""
 HELD_OUT_BUGS = {name: bug for name, bug in MORE_BUGS.items() if bug.held_out}
 """Those of them that no bet was designed for: they judge the audit's power."""

@@ -3,13 +3,17 @@
 A sampler runs its target over 1 or gamma + 1 tokens, perhaps in another dtype; the audit runs it over a whole sequence.
 Kernels then sum in different orders. This is not a fault of the sampling algorithm, so it is measured separately, by
 comparing the target with itself, or with a copy of itself in the engine's dtype.
+
+At temperature 0 and with top-k or top-p a sampler with other rounding errors emits tokens of probability zero now and
+then: at near ties, where the smallest error decides. `ImpossibleTokens` sorts them by what explains them.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +28,8 @@ from specnb.distributions import Sampling, total_variation
 from specnb_audit.claimed import claimed_probs
 from specnb_audit.teacher_forcing import Completion, batch_logits
 
-SEQUENCES = 4
+SEQUENCES = 4  # of which rounding errors are measured
+LISTED = 100  # impossible tokens of each class kept with all details
 OTHER_KERNELS = 2
 """An engine's kernels may err this many times as much as the two ways of computing that are compared here."""
 LARGEST = float(norm.isf(1e-6 / 1e6))
@@ -77,11 +82,7 @@ class Numerics(NamedTuple):
         return 2 * self.tv * (OTHER_KERNELS if self.spread else 1)
 
     def explains(self, logit: float, mass: float) -> bool:
-        """Whether a token so far from those kept may be kept by the engine; False for NaN.
-
-        >>> Numerics(16, logit=0.01, tv=0.001, tv_mean=0.0, nats=0.0).explains(0.015, 0.0)
-        True
-        """
+        """Whether a token so far from those kept may be kept by the engine; False for NaN."""
         return logit <= self.logit_gap and mass <= self.mass_gap
 
 
@@ -92,13 +93,9 @@ def given_numerics(logit_gap: float, sampling: Sampling) -> Numerics:
     total variation is at most tanh(logit_gap / (4 T)), and their Renyi divergence of order a at most
     a (logit_gap / T)^2 / 8 (Hoeffding's lemma), which is what `crossing` needs.
 
-    Raises `ValueError` for a tolerance that is negative or not finite.
-
     >>> given_numerics(0.1, Sampling()).explains(0.1, 0.0)
     True
     """
-    if not 0 <= logit_gap < math.inf:
-        raise ValueError(f"logit_tolerance is {logit_gap}; it must be 0 or more, in units of logits")
     scaled = logit_gap / sampling.temperature if sampling.temperature else 0.0
     tv = math.tanh(scaled / 4)
     source = f"the engine's logits are taken to err by up to {logit_gap / 2:.2g}, as given"
@@ -179,9 +176,6 @@ def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int 
     are at most their order times `nats` (so for `given_numerics`; for measured ones, up to terms of third order in
     log r/p). So e^a exp(-n a nats / (1-a)) is a nonnegative supermartingale that starts at 1, and so is its mean over
     several a: such an engine is rejected, at any time, with probability at most delta.
-
-    >>> crossing(np.array([1.0, 3.0]), delta=0.1, nats=0.0)
-    2
     """
     n = before + np.arange(1, len(log_e) + 1)
     explained = log_e
@@ -190,3 +184,87 @@ def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int 
         explained = np.asarray(logsumexp(powers, b=WEIGHTS, axis=1))
     passed = explained >= -np.log(delta)
     return int(n[passed.argmax()]) if passed.any() else None
+
+
+class Impossible(NamedTuple):
+    """A token of probability zero.
+
+    sequence, position  where it is, both counted from 0
+    token               its id
+    logit               how far its logit is below the smallest one that argmax or top-k keeps; NaN without logits
+    mass                the probability of likelier tokens in excess of top-p; NaN without logits
+
+    >>> print(Impossible(sequence=3, position=17, token=5, logit=0.25, mass=0.0))
+    sequence 3, position 17: token 5 (its logit is 0.25 below the smallest one kept)
+    """
+
+    sequence: int
+    position: int
+    token: int
+    logit: float
+    mass: float
+
+    def __str__(self) -> str:
+        gaps = [] if not self.logit > 0 else [f"its logit is {self.logit:.3g} below the smallest one kept"]
+        gaps += [] if not self.mass > 0 else [f"likelier tokens have {self.mass:.3g} more than top-p"]
+        place = f"sequence {self.sequence}, position {self.position}: token {self.token}"
+        return f"{place} ({' and '.join(gaps)})" if gaps else place
+
+
+class ImpossibleTokens:
+    """The impossible tokens of an audit, in three classes:
+
+    violations  no numerics considered explain them
+    borderline  the engine's `numerics` explain them
+    undeclared  those of bfloat16 would (`undeclared`, measured at the first token that needs it), and nobody said
+                which dtype the engine computes in
+
+    >>> found = ImpossibleTokens(numerics=None, undeclared=None)
+    >>> found.add(Impossible(0, 0, 5, 0.25, 0.0))
+    'violations'
+    """
+
+    def __init__(self, numerics: Numerics | None, undeclared: Callable[[], Numerics] | None) -> None:
+        self.numerics = numerics
+        self._measure = undeclared
+        self.listed: dict[str, list[Impossible]] = {"violations": [], "borderline": [], "undeclared": []}
+        self.gaps: list[tuple[float, float]] = []  # logit and mass of each, whatever its class
+        self.counts = dict.fromkeys(self.listed, 0)
+
+    @cached_property
+    def undeclared(self) -> Numerics | None:
+        """The numerics of bfloat16, or None where the engine's dtype is known."""
+        return None if self._measure is None else self._measure()
+
+    def add(self, one: Impossible) -> str:
+        """The class of `one`, which is recorded in it."""
+        self.gaps.append((one.logit, one.mass))
+        if self.numerics is not None and self.numerics.explains(one.logit, one.mass):
+            name = "borderline"
+        elif one.logit == one.logit and self.undeclared is not None and self.undeclared.explains(one.logit, one.mass):
+            name = "undeclared"
+        else:
+            name = "violations"
+        self.listed[name] += [one][: LISTED - len(self.listed[name])]
+        self.counts[name] += 1
+        return name
+
+    def excuse(self) -> None:
+        """Moves the violations to the class `undeclared`: a control has as many, and as large ones."""
+        moved = self.listed["undeclared"] + self.listed["violations"]
+        self.listed |= {"undeclared": moved[:LISTED], "violations": []}
+        self.counts["undeclared"] += self.counts["violations"]
+        self.counts["violations"] = 0
+
+    def summary(self, tokens: int) -> str:
+        """How many of `tokens` tokens are impossible, and by how much; empty without any."""
+        if not self.gaps:
+            return ""
+        logit, mass = (
+            max((value for value in column if value == value), default=0.0) for column in zip(*self.gaps, strict=True)
+        )
+        sizes = [f"{logit:.2g} in a logit"] * (logit > 0) + [f"{mass:.2g} in top-p"] * (mass > 0)
+        share = f"{len(self.gaps):,} of {tokens:,} tokens {'is' if len(self.gaps) == 1 else 'are'} impossible"
+        by = f", by up to {' and '.join(sizes)}" if sizes else ""
+        percent = float(f"{100 * len(self.gaps) / max(tokens, 1):.2g}")
+        return f"{share} ({percent:g}%){by}"

@@ -6,18 +6,14 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specnb.measure.statistics import Estimate
 from specnb_audit.alternatives import ALTERNATIVES, DEPENDENCE, LEARNED
-from specnb_audit.impossible import Impossible
-from specnb_audit.numerics import Numerics
-
-if TYPE_CHECKING:
-    from specnb_audit.control import ControlComparison
+from specnb_audit.numerics import Impossible, Numerics
 
 Array = NDArray[np.float64]
 
@@ -54,7 +50,7 @@ class Report:
                             no more than that, or some tokens are `undeclared`
     running                 (tokens,) decimal logarithm of the e-value after each token
     running_by_alternative  the same for each alternative of `specnb_audit.alternatives.ALTERNATIVES`
-    tv                      lower-bound estimate of the total variation per token; see `specnb_audit.distance`
+    tv                      lower-bound estimate of the total variation per token; see `specnb_audit.evidence`
     violations              number of violations by name; see `VIOLATIONS`
     impossible              the tokens of probability zero (the first 100)
     borderline              those whose probability may be zero because of the engine's numerics alone
@@ -293,22 +289,15 @@ class Report:
         >>> audit(lambda prefix: [0.5, 0.5], [[0, 1]], prompts=[[]], progress=False).to_dict()["verdict"]
         'not rejected'
         """
-        plain = {
-            "verdict": self.verdict,
-            "rejected": self.rejected,
-            "diagnosis": self.diagnosis,
-            "delta": self.delta,
-            "tokens": self.tokens,
-            "sequences": self.sequences,
-            "found_after": self.found_after,
-            "interrupted": self.interrupted,
-            "log10_e": self.log10_e,
-            "log10_e_peak": self.log10_e_peak,
-            "log10_e_by_alternative": self.by_alternative,
-            "violations": self.violations,
-            "impossible": [one._asdict() for one in self.impossible],
-            "borderline": [one._asdict() for one in self.borderline],
-            "undeclared": [one._asdict() for one in self.undeclared],
+        names = (
+            "verdict", "rejected", "diagnosis", "delta", "tokens", "sequences", "found_after", "interrupted", "log10_e",
+            "log10_e_peak",
+        )  # fmt: skip
+        plain = {name: getattr(self, name) for name in names}
+        plain |= {"log10_e_by_alternative": self.by_alternative, "violations": self.violations}
+        for name in ("impossible", "borderline", "undeclared"):
+            plain[name] = [one._asdict() for one in getattr(self, name)]
+        plain |= {
             "impossible_summary": self.impossible_summary,
             "breakdown": {
                 grouping: [{"group": name, "tokens": tokens, "log10_e": gain} for name, tokens, gain in groups]
@@ -317,22 +306,11 @@ class Report:
             "tv_lower_bound": self.tv._asdict(),
             "detectable": self.detectable,
             "numerics": None if self.numerics is None else self.numerics._asdict(),
-            "control": None if self.control is None else self._control_dict(self.control),
+            "control": None if self.control is None else self.control.to_dict(),
             "rows_alone": None if self.rows_alone is None else self.rows_alone.to_dict(),
             "notes": self.notes,
         }
         return {key: _json(value) for key, value in plain.items()}
-
-    @staticmethod
-    def _control_dict(control: ControlComparison) -> dict[str, Any]:
-        return {
-            "source": control.source,
-            "shared": control.shared,
-            "only_here": control.only_here,
-            "undecided": control.undecided,
-            "p_value": control.p_value,
-            "report": control.control.to_dict(),
-        }
 
     def to_html(self) -> str:
         """The report as an HTML page: verdict, a chart of the e-value, and tables."""
@@ -387,6 +365,68 @@ class Report:
             f'<polyline fill="none" stroke="#2166ac" stroke-width="1.5" points="{points}"/>'
             f'<text x="40" y="{high - 4}" font-size="11">e-value after 1 to {self.tokens:,} tokens{cut}</text></svg>'
         )
+
+
+class ControlComparison(NamedTuple):
+    """What an audit and its control have in common.
+
+    control      the report on the control
+    shared       kinds of deviation found in both: the engine's own
+    only_here    kinds found only with speculation, where the control is long enough and shows no sign of them
+    p_value      of the impossible tokens, if those with and without speculation are alike: how likely at least so many
+                 more of them, or so many larger ones, would be
+    delta        error rate at which they are said to differ
+    alike        whether the impossible tokens are about as many and as large as the control's
+    undecided    kinds found with speculation alone that the control cannot attribute
+    """
+
+    control: Report
+    shared: list[str]
+    only_here: list[str]
+    p_value: float
+    delta: float
+    alike: bool = True
+    undecided: Sequence[str] = ()
+
+    @property
+    def source(self) -> str | None:
+        """Whose the deviations are: `engine`, `speculation`, `both`, or None without any that can be attributed."""
+        return {(True, True): "both", (True, False): "engine", (False, True): "speculation"}.get(
+            (bool(self.shared), bool(self.only_here))
+        )
+
+    def lines(self) -> list[str]:
+        """The comparison in words."""
+        control = self.control
+        seen = f"; {control.impossible_summary}" if control.impossible_summary else ""
+        tokens = counted(control.tokens, "token")
+        lines = [f"control ({tokens} without speculation): {control.verdict}{seen}"]
+        if self.shared:
+            lines += [f"  the engine's own, in the control too: {', '.join(self.shared)}"]
+        if self.only_here:
+            lines += [f"  the speculation's, not in the control: {', '.join(self.only_here)}"]
+        if self.undecided:
+            lines += [
+                f"  the engine's or the speculation's, which the control does not decide: {', '.join(self.undecided)}"
+            ]
+        if self.p_value < 1 or not self.alike:
+            lines += [f"  {self._sizes()} (p = {self.p_value:.2g})"]
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison in JSON types."""
+        names = ("source", "shared", "only_here", "undecided", "p_value")
+        return {name: getattr(self, name) for name in names} | {"report": self.control.to_dict()}
+
+    def _sizes(self) -> str:
+        if self.p_value < self.delta:
+            return (
+                "impossible tokens are more or larger than the control's: where they are alike, that is said with "
+                f"probability at most {self.delta:g}"
+            )
+        if self.alike:
+            return "impossible tokens are about as many and as large as the control's"
+        return "it is not decided whether impossible tokens are more or larger than the control's"
 
 
 def counted(n: int, noun: str) -> str:

@@ -1,12 +1,16 @@
-"""Runs an audit over sequences as they arrive, and asks afterwards what may explain a finding."""
+"""Runs an audit over sequences as they arrive, shows its progress, and asks afterwards what may explain a finding."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.models.support import require_same_vocabulary
@@ -15,26 +19,31 @@ from specnb_audit.auditor import Auditor, Ends
 from specnb_audit.bets import Row
 from specnb_audit.control import compare_with_control
 from specnb_audit.engine import Engine
-from specnb_audit.explanations import Remembered, audited, bfloat16_note, order_note, prompt_note, rows_alone
+from specnb_audit.explanations import (
+    Remembered,
+    audited,
+    bfloat16_note,
+    end_token_note,
+    order_note,
+    prompt_note,
+    rows_alone,
+)
 from specnb_audit.numerics import Numerics
-from specnb_audit.progress import Progress, shown
 from specnb_audit.report import Report, counted
-from specnb_audit.teacher_forcing import Completion, Models, Source, require_completions, teacher_forced_rows
+from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows
 
-FIRST = 4  # sequences that the numerics are measured on
-KnownNumerics = tuple[Numerics | None, Callable[[], Numerics] | None]
-"""What `Engine.numerics` returns."""
+MEASURED = 4  # sequences that the numerics are measured on
+SOON, EVERY = 0.5, 10.0  # seconds until progress is shown first, and between lines
+
+Progress = bool | Callable[[str], None]
+"""True: a bar on stderr. False: nothing. A function: gets a line now and then, and one at a rejection."""
+Show = Callable[[int, float, int | None], None]
+"""Called after each row with: tokens in all, decimal logarithm of the e-value, tokens at the rejection or None."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an audit; as those of `specnb_audit.audit`, and `ignore` as in `specnb_audit.engine.Aim`.
-
-    >>> Settings(delta=2).auditor()
-    Traceback (most recent call last):
-        ...
-    ValueError: delta is 2; a false-alarm rate lies between 0 and 1
-    """
+    """The settings of an audit; as those of `specnb_audit.audit`, and `ignore` as in `specnb_audit.engine.Aim`."""
 
     delta: float = 1e-6
     seed: int = 0
@@ -94,6 +103,45 @@ def audit_distributions(
             return replace(auditor.report(), sequences=sequences, interrupted=True, notes=[note])
 
 
+@contextmanager
+def shown(progress: Progress, expected: int | None) -> Iterator[Show]:
+    """What to call after each row: moves a bar, or passes lines on.
+
+    >>> said = []
+    >>> with shown(said.append, None) as show:
+    ...     show(40, 7.5, 29)
+    >>> said
+    ['audited 40 tokens, e = 10^7.5; rejected after 29']
+    """
+    if callable(progress):
+        yield _lines(progress, expected)
+        return
+    with tqdm(total=expected, desc="audit", unit="token", delay=SOON, leave=False, disable=not progress) as bar:
+
+        def show(tokens: int, log10_e: float, found_after: int | None) -> None:
+            bar.update(tokens - bar.n)
+            bar.set_postfix_str(f"e = 10^{log10_e:.1f}", refresh=False)
+
+        yield show
+
+
+def _lines(say: Callable[[str], None], expected: int | None) -> Show:
+    next_at, announced = time.monotonic() + SOON, False
+    total = "" if expected is None else f" of {expected:,}"
+
+    def show(tokens: int, log10_e: float, found_after: int | None) -> None:
+        nonlocal next_at, announced
+        rejected = found_after is not None and not announced
+        if not rejected and time.monotonic() < next_at:
+            return
+        verdict = "" if found_after is None else f"; rejected after {found_after:,}"
+        e_value = f"10^{log10_e:.1f}" if math.isfinite(log10_e) else "infinite"
+        say(f"audited {tokens:,}{total} tokens, e = {e_value}{verdict}")
+        next_at, announced = time.monotonic() + EVERY, found_after is not None
+
+    return show
+
+
 def require_models(models: Models, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
     """Raises `ValueError` for a completion that a model gives no distributions for, and for different vocabularies."""
     for source in models.all():
@@ -131,32 +179,19 @@ def audit_completions(
     if report.interrupted:
         return report
     try:
-        return _completed(report, auditor, models, settings, engine, numerics, kept.completions)
+        explained = report
+        if engine.control:
+            explained = _with_control(report, auditor, models, engine.control, settings.auditor(*numerics), settings)
+        known = audited(auditor, kept.completions)
+        notes = _explanations(explained, auditor, models, known)
+        fresh = settings.auditor(*numerics, more=(*DEPENDENCE, "wrong-length"))
+        alone = rows_alone(explained, models, known, fresh)
     except KeyboardInterrupt:
         note = "interrupted after the last token: there is no comparison with a control, and nothing more is explained"
         return replace(report, interrupted=True, notes=[note])
-
-
-def _completed(
-    report: Report,
-    auditor: Auditor,
-    models: Models,
-    settings: Settings,
-    engine: Engine,
-    numerics: KnownNumerics,
-    completions: Sequence[Completion],
-) -> Report:
-    """The report with the comparison with the control, and with what may explain it."""
-    if engine.control:
-        report = _with_control(report, auditor, models, settings, engine, numerics)
-    known = audited(auditor, completions)
-    report = replace(report, notes=_explanations(report, auditor, models, known))
-    alone = rows_alone(report, models, known, settings.auditor(*numerics, more=(*DEPENDENCE, "wrong-length")))
-    if alone is None:
-        return report
-    if len(known) < report.sequences:
-        report.notes.append(f"shared noise was looked for in the first {len(known):,} sequences")
-    return replace(report, rows_alone=alone)
+    if alone is not None and len(known) < report.sequences:
+        notes.append(f"shared noise was looked for in the first {len(known):,} sequences")
+    return replace(explained, notes=notes, rows_alone=alone)
 
 
 def _first(
@@ -168,7 +203,7 @@ def _first(
     for completion in rest:
         first.append(completion)
         ready = [one for one in first if one is not None]
-        if len(ready) >= FIRST or (completion is None and any(one.tokens for one in ready)):
+        if len(ready) >= MEASURED or (completion is None and any(one.tokens for one in ready)):
             break
     return first, rest
 
@@ -177,16 +212,15 @@ def _with_control(
     report: Report,
     auditor: Auditor,
     models: Models,
+    completions: Sequence[Completion],
+    control: Auditor,
     settings: Settings,
-    engine: Engine,
-    numerics: KnownNumerics,
 ) -> Report:
     """The report with the comparison with the control, whose numerics explain impossible tokens too.
 
     The same bets are made on the control, with those on a draft, so that no kind is missing there for want of a test.
     """
-    control = settings.auditor(*numerics)
-    plain = teacher_forced_rows(models, engine.control)
+    plain = teacher_forced_rows(models, completions)
     if audit_distributions(plain, control, progress=settings.progress).interrupted:
         raise KeyboardInterrupt
     gaps, control_gaps = auditor.impossible.gaps, control.impossible.gaps
@@ -202,7 +236,7 @@ def _with_control(
 def _explanations(report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion]) -> list[str]:
     notes = prompt_note(completions)
     if not notes and auditor.ends == set():
-        notes = _notes_on_eos(models.target, completions)
+        notes = end_token_note(models.target, completions)
     if report.verdict == "not rejected":
         return notes
     suspicious = {one.sequence for one in (*report.impossible, *report.undeclared)}
@@ -210,14 +244,3 @@ def _explanations(report: Report, auditor: Auditor, models: Models, completions:
     if report.rejected:
         notes += bfloat16_note(report, auditor.impossible.undeclared, models.target, models.sampling, completions)
     return notes
-
-
-def _notes_on_eos(target: Source, completions: Sequence[Completion]) -> list[str]:
-    """A note where sequences continue after the model's own end token and `eos` was not given."""
-    if not isinstance(target, PreTrainedModel):
-        return []
-    own = getattr(target.config, "eos_token_id", None)
-    ends = {own} if isinstance(own, int) else set(own or ())
-    count = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
-    some = "1 sequence continues" if count == 1 else f"{count:,} sequences continue"
-    return [f"{some} after the end token {sorted(ends)}; give eos if it ends them"] if count else []

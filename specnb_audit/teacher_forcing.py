@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -82,14 +83,9 @@ def teacher_forced_rows(models: Models, completions: Iterable[Completion | None]
 
 
 def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iterator[Row]:
-    others = [
-        [None] * len(completions) if source is None else _logits(source, completions, vocab)
-        for source in (models.draft, models.suspected)
-    ]
-    draft, suspected = (iter(pieces) for pieces in others)
-    for piece in _logits(models.target, completions, vocab):
-        drafted = None if models.draft is None else next(draft)
-        other = None if models.suspected is None else next(suspected)
+    sources = (models.target, models.draft, models.suspected)
+    pieces = [repeat(None) if source is None else _logits(source, completions, vocab) for source in sources]
+    for piece, drafted, other in zip(*pieces, strict=False):  # repeat has no end
         yield _row(models, piece, drafted and drafted[2], other and other[2])
 
 

@@ -1,4 +1,4 @@
-"""Reads generated sequences from a file of JSON lines: `{"prompt": [ids], "tokens": [ids]}`.
+"""Reads generated sequences from a file, or a pipe, of JSON lines: `{"prompt": [ids], "tokens": [ids]}`.
 
 A line may also have `steps`, the number of tokens emitted by each step; `batch`, a name or integer that sequences
 generated together share; and `seed`, an integer that the random numbers of the sequence, or of its batch, were seeded
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import threading
 import zlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any, NamedTuple
 
 LINE = '{"prompt": [ids], "tokens": [ids]}'
@@ -22,6 +25,7 @@ WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16 and UTF-32
 LONGEST_LINE = 2**26  # bytes; no sequence is as long, and a stream or a damaged file may have no end of a line
 ONE_EACH = "each line is one sequence"
 REGULAR = "give a file (only specnb audit - reads a pipe)"
+WAITING = 1000  # lines of a pipe that are read ahead at most
 LARGEST = 2**63 - 1  # of int64, the dtype of token ids
 
 
@@ -168,15 +172,6 @@ def _lines(file: Path) -> Iterator[bytes]:
             raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
 
 
-def read_line(line: bytes, where: str) -> Sequence:
-    """The sequence of one line. Raises `ValueError`, beginning with `where`, for anything else.
-
-    >>> read_line(b'{"prompt": [1], "tokens": [5]}', "line 1").tokens
-    [5]
-    """
-    return _sequence(_parsed(line, where), where)
-
-
 def _sequence(entries: dict[str, Any], where: str) -> Sequence:
     prompt, tokens = (_integers(entries, key, where) for key in ("prompt", "tokens"))
     batch, seed = entries.get("batch"), entries.get("seed")
@@ -197,25 +192,13 @@ def _sequence(entries: dict[str, Any], where: str) -> Sequence:
 
 def _parsed(line: bytes, where: str) -> dict[str, Any]:
     try:
-        entries = json.loads(line.decode("utf-8"), object_pairs_hook=_without_duplicates)
+        entries = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON ({error}); each line is {LINE}") from None
-    except RecursionError:
-        raise ValueError(f"{where} is nested too deeply; each line is {LINE}") from None
-    except ValueError as error:  # duplicate keys, and integers longer than Python reads
-        raise ValueError(f"{where}: {str(error).split(';')[0]}; each line is {LINE}") from None
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        raise ValueError(f"{where} is not JSON ({str(error).split(';')[0]}); each line is {LINE}") from None
     if not isinstance(entries, dict):
         raise ValueError(f"{where} is {_short(line.decode('utf-8').strip())}; each line is {LINE}")
-    return entries
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {_short(repr(next(key for key in keys if keys.count(key) > 1)))} is given twice")
     return entries
 
 
@@ -233,3 +216,76 @@ def _integers(entries: dict[str, Any], key: str, where: str) -> list[int]:
 
 def _short(words: str) -> str:
     return words if len(words) <= 60 else words[:57] + "..."
+
+
+def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequence | None]:
+    """The sequences in `lines`, as soon as they arrive; None where no other line is waiting.
+
+    Raises `ValueError`, with the number of the line, for what is not a sequence, for an empty stream, and for steps in
+    some lines only; `OSError` where the stream cannot be read.
+
+    >>> [one.tokens for one in read_stream([b'{"prompt": [1], "tokens": [5]}', b""]) if one is not None]
+    [[5]]
+    """
+    queue: Queue[bytes | BaseException | None] = Queue(WAITING)
+    threading.Thread(target=_fill, args=(lines, queue), daemon=True).start()
+    first, number = None, 0
+    while True:
+        try:
+            item = queue.get_nowait()
+        except Empty:
+            yield None
+            item = queue.get()
+        if item is None:
+            break
+        if isinstance(item, BaseException):
+            raise item
+        number += 1
+        if len(item) > LONGEST_LINE:
+            raise ValueError(f"{name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
+        if item.startswith(GZIP):
+            raise ValueError(f"{name} is compressed; unpack it first: gzip -dc FILE | specnb audit - ...")
+        if item.strip():
+            where = f"{name}, line {number}"
+            sequence = _sequence(_parsed(item, where), where)
+            first = first or sequence
+            require_alike(first, sequence)
+            yield sequence
+    if first is None:
+        raise ValueError(f"{name} is empty; each line is {LINE}")
+
+
+def lines_of(descriptor: int) -> Iterator[bytes]:
+    r"""The lines of an open file, as soon as they arrive.
+
+    Without Python's buffered reader: a thread that waits in one cannot be left behind when the program ends. Of a line
+    longer than `LONGEST_LINE` only a part comes, and nothing after it.
+
+    >>> import os
+    >>> reader, writer = os.pipe()
+    >>> _ = os.write(writer, b"one\ntwo")
+    >>> os.close(writer)
+    >>> list(lines_of(reader))
+    [b'one', b'two']
+    """
+    begun: list[bytes] = []  # pieces of the last line
+    while chunk := os.read(descriptor, 2**16):
+        first, *more = chunk.split(b"\n")
+        begun.append(first)
+        if more:
+            yield b"".join(begun)
+            yield from more[:-1]
+            begun = more[-1:]
+        elif sum(map(len, begun)) > LONGEST_LINE:
+            break
+    if any(begun):
+        yield b"".join(begun)
+
+
+def _fill(lines: Iterable[bytes], queue: Queue[bytes | BaseException | None]) -> None:
+    try:
+        for line in lines:
+            queue.put(line)
+        queue.put(None)
+    except BaseException as error:  # handed to the reader
+        queue.put(error)

@@ -24,8 +24,7 @@ from tqdm import tqdm
 from specnb.machine import machine
 from specnb.measure.statistics import Estimate
 from specnb.models.loading import Pair
-from specnb.notebook.claims import ROOT
-from specnb.notebook.findings import write
+from specnb.notebook.findings import ROOT, write
 
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers")
 CODE = ("specnb", "specnb_audit", "studies")

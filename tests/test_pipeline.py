@@ -1,86 +1,192 @@
-"""The pipeline on two small notebooks: contents decide what runs, and own parameters write elsewhere."""
+"""The pipeline on a project of two small notebooks, of which the second reads the first one's table."""
 
-import json
 import os
+import re
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import nbformat
 import pytest
-from small_project import configure, results, run, runs, small_project
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from specnb.notebook import reproduce
+ROOT = Path(__file__).parent.parent
+COPIED = (
+    "Snakefile",
+    "profiles/default/config.yaml",
+    ".ci/compare.py",
+    "specnb/notebook/findings.py",
+    "data/claims.csv",
+    "data/corpus.csv",
+)
+CONFIG = {
+    "00_first": {"tables": ["numbers"], "reads": ["data/reference/given.csv"]},
+    "01_second": {"tables": ["numbers"], "reads": ["data/results/00_numbers.csv"]},
+}
+CODE = """
+import pandas
+from specnb import used
+from specnb.notebook.findings import Findings, read_table
+findings = Findings("{number}", n=n)
+given = int(read_table("{reads}").x[0])
+findings.table("numbers", pandas.DataFrame({{"x": [given + n + used.ZERO], "text": [text]}}))
+findings.close()
+print("rows:", given)
+"""
+BOTH = {"notebook_00", "notebook_01", "claims", "all"}
 
 pytestmark = pytest.mark.minutes
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    return small_project(tmp_path)
+def write_notebook(project: Path, name: str, code: str = CODE, words: str = "# test") -> None:
+    reads = CONFIG[name]["reads"][0].removeprefix("data/").removesuffix(".csv")
+    cells = [
+        new_markdown_cell(words, id="words"),
+        new_code_cell("n = 1\ntext = ''", id="parameters", metadata={"tags": ["parameters"]}),
+        new_code_cell(code.format(number=name[:2], reads=reads), id="code"),
+    ]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), project / "notebooks" / f"{name}.ipynb")
 
 
-def test_contents_decide_what_runs(project: Path) -> None:
-    """One project through its life; each state is cheap to reach from the one before."""
-    output = run(project)
-    assert runs(project) == ["00", "01"]
-    table = project / "data" / "results" / "01_numbers.csv"
-    assert table.read_text() == 'n,rate,text\n7,1e-06,"a: {b}\n"\n'
-    assert len((project / "data" / "results" / "claims.csv").read_text().splitlines()) > 70
-    assert "ran: 00_first, 01_second\nup to date: none" in output
-    assert "0 holds, 0 refuted, 0 conditional" in output
-    made = results(project)
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In a path that some tools dislike. The tests are steps in its life; each leaves it as it was."""
+    root = tmp_path_factory.mktemp("project") / "with späce"
+    for name in COPIED:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    for folder in ("notebooks", "data/reference", "data/results", "figures"):
+        (root / folder).mkdir()
+    for package in ("specnb", "specnb/notebook"):
+        (root / package / "__init__.py").touch()
+    (root / "specnb" / "used.py").write_text("ZERO = 0\n")
+    (root / "data" / "reference" / "given.csv").write_text("x\n5\n")
+    (root / "config.yml").write_text(yaml.safe_dump({"notebooks": CONFIG}))
+    for name in CONFIG:
+        write_notebook(root, name)
+    ended, output = snakemake(root)
+    assert ended == 0, output
+    return root
 
-    # Words, time stamps of the future and Snakemake's own records do not matter; an emptied table does.
-    (project / "specnb" / "used.py").write_text('"""Documented."""\n\nZERO = 0  # explained\n')
-    (project / "specnb" / "unused.py").write_text("NEW = 1\n")
-    for file in (project / "notebooks" / "00_first.ipynb", project / "data" / "corpus.csv"):
-        os.utime(file, (time.time() + 1e6,) * 2)
-    for file in (path for path in (project / ".snakemake").rglob("*") if path.is_file()):
-        file.write_bytes(b"\0{")
-    table.write_text("")
-    assert "ran: 01_second\nup to date: 00_first" in run(project)
-    assert results(project) == made
 
-    # Code that is imported does matter.
-    (project / "specnb" / "used.py").write_text("ZERO = 1\n")
-    assert "ran: 00_first, 01_second" in run(project)
-    assert table.read_text() == 'n,rate,text\n8,1e-06,"a: {b}\n"\n'
+def call(project: Path, *command: str) -> tuple[int, str]:
+    """The exit status of a command, and what it says."""
+    inherited = {name: value for name, value in os.environ.items() if name != "SPECNB_OUT"}
+    settings = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(project),
+        "XDG_CACHE_HOME": str(project / "cache"),
+        "LC_ALL": "C",
+    }
+    done = subprocess.run(
+        command, cwd=project, env=inherited | settings, text=True, encoding="utf-8", timeout=300,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def snakemake(project: Path, *arguments: str) -> tuple[int, str]:
+    return call(project, "snakemake", "--cores", "1", "--quiet", "rules", "host", *arguments)
+
+
+def compare(project: Path, *arguments: str) -> tuple[int, str]:
+    return call(project, sys.executable, ".ci/compare.py", *arguments)
+
+
+def planned(project: Path, *arguments: str) -> set[str]:
+    """The rules that would run."""
+    ended, output = snakemake(project, "-n", *arguments)
+    assert ended == 0, output
+    return set(re.findall(r"^(all|claims|notebook_\d\d) +1$", output, flags=re.MULTILINE))
+
+
+def table(project: Path, folder: str, name: str) -> str:
+    return (project / folder / "data" / "results" / f"{name}_numbers.csv").read_text()
+
+
+def test_a_run_is_compared_and_accepted_and_then_nothing_is_left_to_do(project: Path) -> None:
+    assert table(project, "build", "01") == "x,text\n7,\n"
+    assert list((project / "data" / "results").iterdir()) == []
+    ended, output = compare(project)
+    assert ended == 1
+    assert "data/results/01_numbers.csv\n    not committed" in output
+    assert "in the cell `import pandas`" in output
+
+    assert compare(project, "--accept")[0] == 0
+    assert compare(project) == (0, "9 files are as committed\n")
+    committed = nbformat.read(project / "notebooks" / "01_second.ipynb", as_version=4)
+    assert committed.cells[2].outputs[-1].text == "rows: 6\n"
+    assert [cell.metadata for cell in committed.cells] == [{}, {"tags": ["parameters"]}, {}]
+    assert planned(project) == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "run"),
+    [
+        ("specnb/used.py", "ZERO = 0", "ZERO = 1", BOTH),
+        ("data/reference/given.csv", "5", "6", BOTH),
+        ("notebooks/00_first.ipynb", "n = 1", "n = 2", BOTH),
+        ("notebooks/01_second.ipynb", "n = 1", "n = 2", BOTH - {"notebook_00"}),
+        ("notebooks/01_second.ipynb", "# test", "# other words", set()),
+        ("specnb/used.py", "ZERO", "ZERO", set()),  # another time stamp
+    ],
+)
+def test_a_change_runs_what_depends_on_it(project: Path, file: str, old: str, new: str, run: set[str]) -> None:
+    before = (project / file).read_text()
+    assert old in before
+    (project / file).write_text(before.replace(old, new))
+    found = planned(project)
+    (project / file).write_text(before)
+    assert found == run
+
+
+def test_a_new_module_and_a_lost_output_are_noticed(project: Path) -> None:
+    new = project / "specnb" / "new.py"
+    new.touch()
+    assert planned(project) == BOTH
+    new.unlink()
+    made = project / "build" / "data" / "results" / "01_numbers.csv"
+    made.rename(made.with_suffix(".away"))
+    assert planned(project) == BOTH - {"notebook_00"}
+    made.with_suffix(".away").rename(made)
 
 
 def test_other_parameters_go_elsewhere(project: Path) -> None:
-    configure(project, n=3)
-    (project / "config.yml").rename(project / "mine.yml")
-    configure(project)
-    run(project, "--configfile", "mine.yml", HOME="/dev/null", LC_ALL="C")
-    assert results(project) == {}
-    own = project / "build" / "own" / "data" / "results" / "00_numbers.csv"
-    assert own.read_text() == 'n,rate,text\n3,1e-06,"a: {b}\n"\n'
+    mine = {"01_second": {"parameters": {"n": 3, "text": 'a: {b} "c"\n'}}}
+    (project / "mine.yml").write_text(yaml.safe_dump({"notebooks": mine}))
+    ended, output = snakemake(project, "--configfile", "mine.yml")
+    assert ended == 0, output
+    assert table(project, "build/own", "01") == 'x,text\n9,"a: {b} ""c""\n"\n'
+    assert compare(project) == (0, "9 files are as committed\n")
+
+    mine["01_second"]["parameters"]["n"] = 4
+    (project / "mine.yml").write_text(yaml.safe_dump({"notebooks": mine}))
+    assert planned(project, "--configfile", "mine.yml") == BOTH - {"notebook_00"}
 
 
-def test_a_promised_file_that_is_not_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "_execute", lambda name, entry, made, log: (made / "left").touch())
-    with pytest.raises(SystemExit, match=r"00_quickstart did not write .*00\.numbers\.json, data/results/00_x\.csv"):
-        reproduce.run("00_quickstart", {"tables": ["x"]}, tmp_path)
-    assert list((tmp_path / "build" / "out").iterdir()) == []
-    assert not (tmp_path / "left").exists()
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"01_second": {"parameters": {"m": 3}}}, "01_second.ipynb has no parameter m; it has n, text"),
+        ({"02_third": {"parameters": {"n": 3}}}, "there is no notebooks/02_third.ipynb"),
+    ],
+)
+def test_unknown_names_stop_it_at_once(project: Path, given: dict[str, object], says: str) -> None:
+    (project / "wrong.yml").write_text(yaml.safe_dump({"notebooks": given}))
+    ended, output = snakemake(project, "--configfile", "wrong.yml")
+    assert ended != 0
+    assert says in output
 
 
-def test_an_unreadable_record_means_a_new_run(tmp_path: Path) -> None:
-    record = tmp_path / "build" / "notebooks" / "00_quickstart.json"
-    assert not reproduce.up_to_date("00_quickstart", {}, tmp_path)
-    record.parent.mkdir(parents=True)
-    for content in ("", "{", "[]", json.dumps({"entry": {}})):
-        record.write_text(content)
-        assert not reproduce.up_to_date("00_quickstart", {}, tmp_path)
-
-
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    path = tmp_path / "build" / "lock"
-    code = "import sys, time\nfrom pathlib import Path\nfrom specnb.notebook.reproduce import lock\n"
-    code += "held = lock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(120)"
-    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "held\n"
-        process.kill()
-    reproduce.lock(path).close()
+def test_a_failing_notebook_leaves_its_outputs_and_what_is_committed(project: Path) -> None:
+    committed = {file: file.read_bytes() for file in (project / "data" / "results").iterdir()}
+    write_notebook(project, "01_second", CODE + "raise ValueError('the check failed')")
+    ended, output = snakemake(project)
+    assert ended != 0
+    assert "the check failed" in output
+    log = nbformat.read(project / "build" / "logs" / "01_second.ipynb", as_version=4)
+    assert any(output.get("text") == "rows: 6\n" for output in log.cells[-1].outputs)
+    assert {file: file.read_bytes() for file in (project / "data" / "results").iterdir()} == committed

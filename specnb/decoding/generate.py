@@ -3,16 +3,13 @@
 A step drafts, verifies and emits for all rows at once (`specnb.decoding.step`). The host only reads how far the rows
 are, and assigns the next prompt to a row that has ended. gamma = 0 is plain decoding of the target in the same loop,
 and the baseline of every comparison.
-
-`Study`: what `generate` records or replaces so that its loop can be studied.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from operator import index
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,31 +17,18 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import require_whole, shown
 from specnb.decoding.record import StepRecord, StepTimer, merge_rows
-from specnb.decoding.request import (
-    Tokens,
-    as_list,
-    listed_prompts,
-    listed_rows,
-    require_compile,
-    require_context,
-    require_flags,
-    require_models,
-    require_probs,
-    require_refill,
-    require_tokens,
-    rule_for,
-    useful_gamma,
-)
+from specnb.decoding.request import Request, Tokens, as_list, require_memory, token_lists
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
 from specnb.decoding.step import Batch, TreeBatch
-from specnb.distributions import Sampling, require_sampling
+from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import as_drafter
 from specnb.models.compilation import Captured, Compiled
-from specnb.models.memory import Memory, predicted, require_memory, telling_what_fits
 from specnb.rules import Rule, TreeRule
+
+COMPILED_SETTINGS = 8
+"""So many compiled batches are kept, each with its own weights."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +42,6 @@ class Study:
     batch_class  what makes the steps, for a loop that differs from this one: a subclass of `Batch`, the default, or of
                  `TreeBatch` for a tree. Known bugs are such classes (`specnb_audit.bugs.loop`)
 
-    `generate` checks the values.
-
     >>> Study(rows=[3], timed=True)
     Study(rows=[3], timed=True, keep_probs=False, batch_class=None)
     """
@@ -68,40 +50,6 @@ class Study:
     timed: bool = False
     keep_probs: bool = False
     batch_class: type[Batch] | None = None
-
-    def batch_class_for(self, rule: Rule | TreeRule) -> type[Batch]:
-        """The class that makes the steps for the kind of draft tokens that `rule` verifies.
-
-        Raises `TypeError` for a `batch_class` that cannot.
-
-        >>> from specnb.rules import token_verification
-        >>> Study().batch_class_for(token_verification).__name__
-        'Batch'
-        """
-        given: Any = self.batch_class
-        needed: type[Batch] = TreeBatch if isinstance(rule, TreeRule) else Batch
-        if given is None:
-            return needed
-        is_batch = isinstance(given, type) and issubclass(given, Batch)
-        if not is_batch or issubclass(given, TreeBatch) != (needed is TreeBatch):
-            raise TypeError(f"batch_class is {given!r}; for this rule it must be a subclass of {needed.__name__}")
-        chosen: type[Batch] = given
-        return chosen
-
-
-def require_study(study: object) -> None:
-    """Raises `TypeError` for anything but a `Study`.
-
-    >>> require_study(True)
-    Traceback (most recent call last):
-        ...
-    TypeError: study is True; it must be a specnb.Study, such as Study(timed=True)
-    """
-    if not isinstance(study, Study):
-        raise TypeError(f"study is {shown(study)}; it must be a specnb.Study, such as Study(timed=True)")
-
-
-SLOT_MULTIPLE = 128  # a compiled step serves all lengths up to the next multiple of this many slots
 
 
 @dataclass(frozen=True)
@@ -143,7 +91,7 @@ def generate(
 ) -> Generation:
     """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
-    prompts     lists of tokens, or an array or tensor of them; no generators, which may have no end
+    prompts     lists of tokens, or an array or tensor of them
     draft       a model, which is then sampled as `sampling` says, or any `Drafter`. Without one, or with `gamma` = 0,
                 the target decodes alone
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
@@ -162,15 +110,13 @@ def generate(
     progress    show a progress bar after 3 seconds
     study       what is recorded or replaced to study the loop: times, distributions, numbers of the prompts, the step
 
-    Raises, before anything is run, `ValueError` or `TypeError` for: no prompts, an empty prompt, tokens outside the
-    vocabulary, numbers that are not whole (truth values among them), flags that are not True or False, a negative
-    `gamma`, `seed` or row, `max_new_tokens` or `batch_size` < 1, an invalid `sampling`, `rule` or `compile`, a rule
-    that is not exact for the drafter's tree (`specnb.drafting.model.EXACT_SCHEMES`), a context
-    beyond a model's limit, different vocabularies or devices, and a model, cache or drafter that the loop cannot run,
-    encoder-decoder models among them; `MemoryError`, naming a batch size that would fit (`specnb.models.memory`);
-    `RuntimeError` for `compile` without a compiler. Raises during generation `FloatingPointError` for a model that
-    produces NaN, `ValueError` or `TypeError` for a drafter whose proposal is not valid (see `Drafter.propose`), and
-    `TypeError` for a rule that returns no `Outcome`.
+    Raises, before anything is run, `ValueError` or `TypeError` for what `Request` refuses: no prompts, an empty prompt,
+    tokens outside the vocabulary, numbers out of range, an invalid `sampling`, `rule` or `compile`, a rule that is not
+    exact for the drafter's tree (`specnb.drafting.model.EXACT_SCHEMES`), a context beyond a model's limit, different
+    vocabularies or devices, and a model, cache or drafter that the loop cannot run, encoder-decoder models among them;
+    `MemoryError`, naming a batch size that would fit; `RuntimeError` for `compile` without a compiler. Raises during
+    generation `FloatingPointError` for a model that produces NaN, `ValueError` or `TypeError` for a drafter whose
+    proposal is not valid (see `Drafter.propose`), and `TypeError` for a rule that returns no `Outcome`.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
@@ -180,56 +126,29 @@ def generate(
     >>> [len(tokens) for tokens in made.tokens]
     [6, 6]
     """
-    require_sampling(sampling)
-    require_study(study)
-    timed, keep_probs = study.timed, study.keep_probs
-    require_flags(timed=timed, progress=progress, keep_probs=keep_probs)
-    prompts, ends = listed_prompts(prompts), as_list(eos)
-    numbers = list(range(len(prompts))) if study.rows is None else listed_rows(study.rows)
-    batch_size = max(1, len(prompts)) if batch_size is None else batch_size
-    require_whole(gamma=(gamma, 0), max_new_tokens=(max_new_tokens, 1), seed=(seed, 0), batch_size=(batch_size, 1))
-    gamma, max_new_tokens, seed, batch_size = map(index, (gamma, max_new_tokens, seed, batch_size))
-    drafter = as_drafter(draft, sampling)
-    require_models(target, drafter)
-    gamma = useful_gamma(gamma, max_new_tokens, drafter)
-    rule = rule_for(rule, drafter, gamma)
-    require_tokens(prompts, numbers, ends, target.config.vocab_size)
-    require_context(target, drafter, max(map(len, prompts)), max_new_tokens)
-    require_refill(drafter, len(prompts), batch_size)
-    require_compile(compile, target.device)
-    require_probs(keep_probs, compile)
-    batch_class = study.batch_class_for(rule)
-
-    rows_at_once, longest = min(batch_size, len(prompts)), max(map(len, prompts))
-    slots = slots_for(longest, max_new_tokens, gamma, compile)
-    need = _needed_memory(target, drafter, rows_at_once, longest, slots, gamma, sampling, keep_probs)
-    with telling_what_fits(need, rows_at_once, target.device):
-        if compile:
-            shape = (rows_at_once, gamma, slots, slots, len(ends))
-            in_parts = timed and target.device.type == "cuda"
-            by_identity: tuple[Any, ...] = (batch_class, target, draft)
-            batch = _compiled(*by_identity, sampling, rule, shape, compile, in_parts)
-            if batch.cold:
-                require_memory(need, rows_at_once, target.device)
-                batch.warm_up(progress)
-        else:
-            require_memory(need, rows_at_once, target.device)
-            sizes = (rows_at_once, gamma, slots, max_new_tokens, len(ends))
-            batch = batch_class(target, drafter, sampling, rule, *sizes)
-        if keep_probs:
-            batch.state.record_probs(batch.vocab, _probs_dtype(target))
-        batch.clear(ends)
-        return _run_to_completion(batch, Scheduler(batch, prompts, numbers, seed, max_new_tokens), timed, progress)
-
-
-def slots_for(prompt: int, new_tokens: int, gamma: int, compile: bool | str = False) -> int:
-    """The number of cache slots of each row, given the longest prompt. Every forward pass attends to all of them.
-
-    >>> slots_for(10, 64, 4), slots_for(10, 64, 4, compile=True)
-    (79, 128)
-    """
-    slots = prompt + new_tokens + gamma + 1
-    return -(-slots // SLOT_MULTIPLE) * SLOT_MULTIPLE if compile else slots
+    request = Request(
+        target,
+        token_lists(prompts),
+        as_drafter(draft, sampling, compile=compile is True),
+        gamma=gamma,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        rule=rule,
+        eos=as_list(eos),
+        seed=seed,
+        batch_size=batch_size,
+        compile=compile,
+        numbers=() if study.rows is None else list(study.rows),
+        keep_probs=study.keep_probs,
+    )
+    batch_class = study.batch_class or (TreeBatch if isinstance(request.rule, TreeRule) else Batch)
+    if compile:
+        batch = _compiled(request, draft, batch_class, study.timed and target.device.type == "cuda", progress)
+    else:
+        require_memory(request)
+        batch = batch_class(request)
+    batch.clear(request.eos)
+    return _run_to_completion(batch, Scheduler(request, batch), study.timed, progress)
 
 
 def _run_to_completion(batch: Batch, scheduler: Scheduler, timed: bool, progress: bool) -> Generation:
@@ -259,55 +178,37 @@ def _run_to_completion(batch: Batch, scheduler: Scheduler, timed: bool, progress
     return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)
 
 
-def _needed_memory(
-    target: PreTrainedModel,
-    drafter: Drafter | None,
-    rows: int,
-    longest: int,
-    slots: int,
-    gamma: int,
-    sampling: Sampling,
-    keep_probs: bool,
-) -> Memory:
-    """`specnb.models.memory.predicted`, and the buffers for hidden states and distributions if they are asked for."""
-    model = drafter.draft_model if drafter is not None else None
-    new_tokens = slots - longest - gamma - 1
-    need = predicted(target, model, rows=rows, prompt=longest, new_tokens=new_tokens, gamma=gamma, sampling=sampling)
-    layers = len(drafter.hidden_layers) if drafter is not None and gamma else 0
-    hidden = rows * slots * layers * target.config.hidden_size * target.dtype.itemsize if layers else 0
-    probs = rows * (new_tokens + gamma + 1) * target.config.vocab_size * _probs_dtype(target).itemsize
-    return replace(need, state=need.state + hidden + (probs if keep_probs else 0))
+_kept: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
 
 
-def _probs_dtype(target: PreTrainedModel) -> torch.dtype:
-    """The dtype of the target's distributions."""
-    return torch.float64 if target.dtype == torch.float64 else torch.float32
-
-
-@lru_cache(maxsize=8)
 def _compiled(
-    batch_class: type[Batch],
-    target: PreTrainedModel,
+    request: Request,
     draft: PreTrainedModel | Drafter | None,
-    sampling: Sampling,
-    rule: Rule | TreeRule,
-    shape: tuple[int, int, int, int, int],
-    how: bool | str,
+    batch_class: type[Batch],
     in_parts: bool,
+    progress: bool,
 ) -> Batch:
     """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
-    drafter = as_drafter(draft, sampling, compile=how is True)
-    batch = batch_class(target, drafter, sampling, rule, *shape)
-    if how is True:
-        batch.wrap(Compiled, "target", "rest")
-    if target.device.type == "cuda":
-        _capture(batch, in_parts)
-    return batch
+    sizes = (request.rows, request.gamma, request.slots, len(request.eos))
+    key = (batch_class, request.target, draft, request.sampling, request.rule, sizes, request.compile, in_parts)
+    if key not in _kept:
+        require_memory(request)
+        batch = batch_class(request)
+        if request.compile is True:
+            batch.wrap(Compiled, "target", "rest")
+        if request.target.device.type == "cuda":
+            _capture(batch, in_parts)
+        batch.warm_up(progress)
+        _kept[key] = batch
+        if len(_kept) > COMPILED_SETTINGS:
+            _kept.popitem(last=False)
+    _kept.move_to_end(key)
+    return _kept[key]
 
 
 def forget_compiled() -> None:
     """Forgets everything that was compiled or captured, and frees its memory."""
-    _compiled.cache_clear()
+    _kept.clear()
 
 
 def _capture(batch: Batch, in_parts: bool) -> None:

@@ -1,8 +1,6 @@
-"""The record of a generation: per row and step, what was drafted, accepted and emitted.
+"""The record of a generation: per row and step, what was drafted, accepted and emitted, and how long its parts took.
 
-Analysis reads this; nothing prints from inside the loop. This module knows nothing of models.
-
-The time of each part of a step.
+Analysis reads this; nothing prints from inside the loop.
 """
 
 from __future__ import annotations
@@ -59,12 +57,6 @@ class StepRecord:
         return self.emitted > 0
 
     @property
-    def whole(self) -> NDArray[np.bool_]:
-        """`(batch, steps)`: steps of which nothing was cut off. Means over these steps alone are too small, because
-        the end of a sequence cuts the steps that accept many tokens."""
-        return self.active & (self.emitted == self.accepted + 1)  # type: ignore[no-any-return]  # numpy returns Any
-
-    @property
     def accepted_nodes(self) -> NDArray[np.bool_]:
         """`(batch, steps, gamma)`: which draft tokens were accepted."""
         order = np.arange(self.gamma)
@@ -96,7 +88,10 @@ class StepRecord:
 
     @property
     def tokens_per_step(self) -> float:
-        """Block efficiency: mean number of tokens per step, the final one included, before anything was cut off."""
+        """Block efficiency: mean number of tokens per step, the final one included, before anything was cut off.
+
+        Over steps of which nothing was cut it would be too small: the end of a sequence cuts those that accept many.
+        """
         return float(self.accepted[self.active].mean()) + 1
 
     @property

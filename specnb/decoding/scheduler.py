@@ -8,32 +8,31 @@ import torch
 from torch import Tensor
 
 from specnb.decoding.record import CompletedRow
+from specnb.decoding.request import Request
 from specnb.decoding.step import IDLE, IMPROPER, NAN, Batch
 
 
 class Scheduler:
-    """Continuous batching: a row whose sequence has ended takes the next waiting prompt.
+    """Continuous batching: a row of `batch` whose sequence has ended takes the next waiting prompt of `request`.
 
-    `numbers` selects the random streams of each prompt; `new` is the number of tokens asked for.
+    The first prompts enter when the scheduler is made.
     """
 
-    def __init__(
-        self, batch: Batch, prompts: Sequence[Sequence[int]], numbers: Sequence[int], seed: int, new: int
-    ) -> None:
-        self.batch, self.prompts, self.numbers, self.seed, self.new = batch, prompts, numbers, seed, new
-        self.expected = len(prompts) * new
+    def __init__(self, request: Request, batch: Batch) -> None:
+        self.request, self.batch = request, batch
+        self.expected = len(request.prompts) * request.max_new_tokens
         self.ended: dict[int, CompletedRow] = {}
         self.entered = 0  # prompts that have, or had, a row
         self.prompt_of: dict[int, int] = {}
-        self._enter(range(len(batch.state.rows)))
+        self._enter(range(request.rows))
 
     def tokens_to_come(self, status: Sequence[int]) -> int:
         """The most tokens that all prompts together can still get; `status` as from `ProgressReader.read`."""
-        return sum(status) + (len(self.prompts) - self.entered) * self.new
+        return sum(status) + (len(self.request.prompts) - self.entered) * self.request.max_new_tokens
 
     def replace(self, status: Sequence[int]) -> bool:
         """Assigns waiting prompts to the rows that have ended; returns whether it did."""
-        waiting = len(self.prompts) - self.entered
+        waiting = len(self.request.prompts) - self.entered
         rows = [row for row, remaining in enumerate(status) if remaining == IDLE][:waiting]
         if rows:
             self._collect(rows)
@@ -43,14 +42,15 @@ class Scheduler:
     def completed_rows(self) -> list[CompletedRow]:
         """The result of each prompt, in their order; to be called when all rows have ended."""
         self._collect(list(self.prompt_of))
-        return [self.ended[number] for number in range(len(self.prompts))]
+        return [self.ended[number] for number in range(len(self.request.prompts))]
 
     def _enter(self, rows: Sequence[int]) -> None:
         chosen = range(self.entered, self.entered + len(rows))
         self.entered += len(rows)
         self.prompt_of.update(zip(rows, chosen, strict=True))
-        own = self.batch.uniforms(self.seed, [self.numbers[one] for one in chosen], self.new)
-        self.batch.enter(list(rows), [self.prompts[one] for one in chosen], own, self.new)
+        request = self.request
+        own = self.batch.uniforms(request.seed, [request.numbers[one] for one in chosen], request.max_new_tokens)
+        self.batch.enter(list(rows), [request.prompts[one] for one in chosen], own, request.max_new_tokens)
 
     def _collect(self, rows: list[int]) -> None:
         completed_rows = self.batch.state.completed_rows(rows)

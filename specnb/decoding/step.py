@@ -5,10 +5,9 @@ host, or makes a tensor whose size depends on what was sampled. All that a step 
 and all that it leaves (tokens, the record) lies in tensors that stay where they are. So the same step runs eagerly,
 is compiled, or is captured once as a CUDA graph and replayed.
 
-A step whose draft tokens form a tree: one forward pass verifies all nodes, and the accepted path becomes a chain.
-
-The nodes occupy the slots behind the row, whatever their depth. After verification the cache entries of the accepted
-path are copied to consecutive slots, so that the next step finds them as if a chain had been accepted.
+The nodes of a tree of draft tokens occupy the slots behind the row, whatever their depth, and one forward pass verifies
+them all. Then the cache entries of the accepted path are copied to consecutive slots, so that the next step finds them
+as if a chain had been accepted.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
 from specnb.decoding.record import CompletedRow
-from specnb.distributions import Sampling, Uniforms, overlap, standardise, uniforms
+from specnb.decoding.request import Request
+from specnb.distributions import Uniforms, overlap, standardise, uniforms
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.models.cached_model import CachedModel, prefill
-from specnb.rules import Outcome, Rule, TreeOutcome, TreeRule
+from specnb.rules import Outcome, TreeOutcome
 from specnb.trees import TokenTree
 
 IDLE = 0  # value of `State.remaining` for a row that has ended
@@ -49,36 +48,35 @@ class State:
     record                   (rows, steps, 2 gamma + 3) of each step: draft tokens, number accepted, final token,
                                                         number emitted, overlap of p and q at each draft token
     path                     (rows, steps, depth)       nodes accepted in each step, for a tree only
-    probs                    (rows, tokens, vocab)      p of each token emitted, if `record_probs` was called
+    probs                    (rows, tokens, vocab)      p of each token emitted, if they are kept
     """
 
-    def __init__(self, rows: int, gamma: int, slots: int, steps: int, ends: int, device: torch.device) -> None:
+    def __init__(self, request: Request) -> None:
+        rows, gamma, steps, device = request.rows, request.gamma, request.steps, request.target.device
+
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=device)
 
         self.gamma = gamma
-        self.tokens = zeros(slots)
+        self.tokens = zeros(request.slots)
         self.lengths, self.starts, self.remaining, self.steps, self.status = (zeros() for _ in range(5))
         self.has_nan, self.improper = zeros(dtype=torch.bool), zeros(dtype=torch.bool)
         # One more than there can be steps: a row that has ended keeps pointing behind its last step.
         self.uniforms = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
         self.step_uniforms = zeros(2 * gamma + 1, dtype=torch.float64)
         self.record = zeros(steps + 1, 2 * gamma + 3, dtype=torch.float64)
-        self.eos = torch.zeros(ends, dtype=torch.int64, device=device)
+        self.eos = torch.zeros(len(request.eos), dtype=torch.int64, device=device)
         self.offsets = torch.arange(gamma + 1, device=device)
         self.rows = torch.arange(rows, device=device)
         self.path: Tensor | None = None
         self.probs: Tensor | None = None
+        if request.keep_probs:
+            # A step writes gamma + 1 distributions from the next token on.
+            self.probs = zeros(steps + gamma + 1, request.target.config.vocab_size, dtype=request.probs_dtype)
 
     def record_path(self, depth: int) -> None:
         """Keeps the nodes of a tree that each step accepts."""
         self.path = self.record.new_zeros(*self.record.shape[:2], depth, dtype=torch.int64)
-
-    def record_probs(self, vocab: int, dtype: torch.dtype) -> None:
-        """Keeps the target's distribution of each token emitted."""
-        # A step writes gamma + 1 distributions from the next token on.
-        tokens = self.record.shape[1] + self.gamma
-        self.probs = self.record.new_zeros(len(self.rows), tokens, vocab, dtype=dtype)
 
     def enter(self, rows: Tensor, prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
         """Starts `prompts` in `rows` `(n,)`, each with uniforms of its own; the other rows go on."""
@@ -169,30 +167,18 @@ class Batch:
     state_class: ClassVar[type[State]] = State
     runner_class: ClassVar[type[CachedModel]] = CachedModel
 
-    def __init__(
-        self,
-        target: PreTrainedModel,
-        drafter: Drafter | None,
-        sampling: Sampling,
-        rule: Rule | TreeRule,
-        rows: int,
-        gamma: int,
-        slots: int,
-        steps: int,
-        ends: int,
-    ) -> None:
-        self.drafter = drafter if gamma else None
-        self.sampling = sampling
-        self.rule: Callable[..., Any] = rule
-        self.vocab = target.config.vocab_size
-        self.state = self.state_class(rows, gamma, slots, steps, ends, target.device)
-        self.runner = self.runner_class(target, slots)
+    def __init__(self, request: Request) -> None:
+        self.drafter: Drafter | None = request.drafter
+        self.sampling = request.sampling
+        self.rule: Callable[..., Any] = request.rule
+        self.vocab = request.target.config.vocab_size
+        self.state = self.state_class(request)
+        self.runner = self.runner_class(request.target, request.slots)
         if self.drafter is not None and self.drafter.hidden_layers:
-            self.runner.record_hidden_states(self.drafter.hidden_layers, rows)
+            self.runner.record_hidden_states(self.drafter.hidden_layers, request.rows)
         self.wrapped: dict[str, Any] = {}  # what stands for a part of the step, see `wrap`
-        self.cold = True  # no step has been made yet
 
-    def clear(self, eos: list[int]) -> None:
+    def clear(self, eos: Sequence[int]) -> None:
         """Forgets earlier sequences; new ones end with `eos`. To be called before rows enter."""
         self.runner.clear()
         self.state.eos.copy_(torch.tensor(eos, dtype=torch.int64))
@@ -311,27 +297,20 @@ class Batch:
             self.step_in_parts(lambda part: bar.update())
             bar.update()
         self.step()  # captures the step here, if it is captured as a whole
-        self.cold = False
 
 
 def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int) -> None:
-    """Raises `ValueError` or `TypeError` unless shapes and dtypes are those of `Proposal`.
+    """Raises `TypeError` unless shapes and dtypes are those of `Proposal`.
 
     >>> require_shapes(Proposal(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, 5)), rows=2, gamma=3, vocab=5)
     """
-    if not isinstance(proposal, tuple) or len(proposal) != len(Proposal._fields):
-        raise TypeError(f"a drafter proposed a {type(proposal).__name__}; it must return a Proposal(draft_tokens, q)")
     draft_tokens, q = proposal
-    if not (isinstance(draft_tokens, Tensor) and isinstance(q, Tensor)):
+    right_shapes = draft_tokens.shape == (rows, gamma) and q.shape == (rows, gamma, vocab)
+    if not right_shapes or draft_tokens.dtype != torch.int64 or q.dtype not in (torch.float32, torch.float64):
+        given = [(tuple(one.shape), one.dtype) for one in (draft_tokens, q)]
         raise TypeError(
-            f"a drafter proposed {type(draft_tokens).__name__} and {type(q).__name__}; both must be tensors"
-        )
-    shapes, wanted = (tuple(draft_tokens.shape), tuple(q.shape)), ((rows, gamma), (rows, gamma, vocab))
-    if shapes != wanted:
-        raise ValueError(f"a drafter proposed tokens and q of the shapes {shapes}; they must be {wanted}")
-    if draft_tokens.dtype != torch.int64 or q.dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"a drafter proposed {draft_tokens.dtype} and {q.dtype}; tokens are int64, and q float32 or float64"
+            f"a drafter proposed draft_tokens and q {given}; they must be int64 {(rows, gamma)} and float32 or float64 "
+            f"{(rows, gamma, vocab)}"
         )
 
 
@@ -352,20 +331,10 @@ def require_outcome(outcome: Any, rows: int) -> None:
 class TreeBatch(Batch):
     """A `Batch` for the static tree `drafter.parents` of gamma nodes."""
 
-    def __init__(
-        self,
-        target: PreTrainedModel,
-        drafter: Drafter | None,
-        sampling: Sampling,
-        rule: TreeRule,
-        rows: int,
-        gamma: int,
-        slots: int,
-        steps: int,
-        ends: int,
-    ) -> None:
-        self.tree = TokenTree((drafter.parents or ()) if drafter is not None and gamma else (), target.device)
-        super().__init__(target, drafter, sampling, rule, rows, gamma, slots, steps, ends)
+    def __init__(self, request: Request) -> None:
+        drafter = request.drafter
+        self.tree = TokenTree((drafter.parents or ()) if drafter is not None else (), request.target.device)
+        super().__init__(request)
         self.state.record_path(self.tree.depth)
 
     @property

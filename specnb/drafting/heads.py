@@ -1,17 +1,21 @@
-"""Small networks that draft from the target's hidden states, with the target's own embeddings and output head.
+"""Drafters that read the target's hidden states: no draft model, and no forward pass of one over the prompt.
 
-    RecurrentHead   continues the last hidden state token by token, so that a draft token depends on those before it
-    AttentionHead   a transformer layer that also sees the states and tokens before
-    ParallelHeads   one network for each position, so that all draft tokens come from one call
+The target's forward pass has already computed what the sequence says about the next token. A small network, the head,
+turns its hidden states and the newest token into the next distributions, with the target's own embeddings and output
+head.
+
+    RecurrentHead, FeatureDrafter        continues the last hidden state token by token: each depends on those before it
+    AttentionHead, AttentionDrafter      a transformer layer that also sees the states and tokens before
+    ParallelHeads, ParallelHeadsDrafter  one network for each position: all draft tokens come from one call
 
 The state of the recurrent head and of the parallel heads begins as the input of the target's output head at the token
 before the newest one: the newest was sampled from it. The attention head reads such states of several layers.
 
-Drafters that read the target's hidden states: no draft model, and no pass of one over the prompt.
-
-The target's pass has already computed what the text so far says about the next token; a small network turns its states
-and the newest token into the next distributions (`specnb.drafting.heads`). The embeddings and the output head are
-those of the target, which must be the model that verifies.
+>>> from specnb import generate, load_pair
+>>> target = load_pair(packed=False).target
+>>> drafter = FeatureDrafter(target, RecurrentHead(target.config.hidden_size, hidden=16))  # not trained
+>>> len(generate(target, [[0, 5]], drafter, gamma=2, max_new_tokens=4).tokens[0])
+4
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ from typing import Any, ClassVar
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
 from specnb.arguments import shown
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafting.base import ChainDrafter, Context, Proposal
+from specnb.drafting.base import ChainDrafter, Context, Proposal, padded
 from specnb.models.cache import RaggedCache
 from specnb.models.checkpoints import write_checksums
 from specnb.models.compilation import Compiled
@@ -39,7 +43,17 @@ EPSILON = 1e-6
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
-class RecurrentHead(nn.Module):
+class SequentialHead(nn.Module):
+    """A head with one state for each draft token."""
+
+    scale: nn.Parameter
+
+    def features(self, state: Tensor) -> Tensor:
+        """The input `(..., width)` of the target's output head, for the distribution of the next token."""
+        return _normalised(state) * self.scale
+
+
+class RecurrentHead(SequentialHead):
     """state' = state + f(state, embedding of the newest token), in `layers` gated layers of `hidden` units.
 
     The recurrent draft of ReDrafter (arXiv:2403.09919) and, with other layers, of Hydra (arXiv:2402.05109).
@@ -67,12 +81,8 @@ class RecurrentHead(nn.Module):
             state = state + down(silu(gate(both)) * up(both))
         return state
 
-    def features(self, state: Tensor) -> Tensor:
-        """The input `(..., width)` of the target's output head, for the distribution of the next token."""
-        return _normalised(state) * self.scale
 
-
-class AttentionHead(nn.Module):
+class AttentionHead(SequentialHead):
     """One transformer layer over pairs of a token's embedding and the target's states at the token before it.
 
     The draft of EAGLE (arXiv:2401.15077), with states of several layers as in EAGLE-3 (arXiv:2503.01840): `layers` of
@@ -136,10 +146,6 @@ class AttentionHead(nn.Module):
         near = -self.slopes[:, None, None] * distance[:, None]
         return near.to(dtype).masked_fill_(distance[:, None] < 0, torch.finfo(dtype).min)
 
-    def features(self, state: Tensor) -> Tensor:
-        """The input `(..., width)` of the target's output head, for the distribution of the next token."""
-        return _normalised(state) * self.scale
-
 
 class ParallelHeads(nn.Module):
     """`count` heads, one for each draft token: all of them read the same state, as in Medusa (arXiv:2401.10774).
@@ -199,6 +205,24 @@ def _normalised(values: Tensor) -> Tensor:
     return rms_norm(values, values.shape[-1:], eps=EPSILON)
 
 
+def require_head(target: PreTrainedModel, head: object, kind: type) -> None:
+    """Raises `TypeError` or `ValueError` unless `head` is one of `kind` that fits `target`."""
+    if not isinstance(head, kind):
+        raise TypeError(f"head is {shown(head)}; give one of the class {kind.__name__} of specnb.drafting.heads")
+    width = head.settings["width"]  # type: ignore[attr-defined]  # every head has it
+    if width != target.config.hidden_size:
+        raise ValueError(
+            f"the head reads states of width {width}, and {type(target).__name__} has {target.config.hidden_size}; "
+            "give the head that was trained for this target"
+        )
+    own, its = next(head.parameters()), target.dtype  # type: ignore[attr-defined]  # every head is a module
+    if own.dtype != its or own.device != target.device:
+        raise ValueError(
+            f"the head is {own.dtype} on {own.device}, and the target {its} on {target.device}; "
+            "give head.to(target.device, target.dtype)"
+        )
+
+
 class HeadDrafter(ChainDrafter):
     """Drafts with `head`, which was trained on the hidden states of `target`, as `sampling` says.
 
@@ -231,7 +255,6 @@ class HeadDrafter(ChainDrafter):
 
     @torch.no_grad()
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
         return Proposal(*self.draft(context.tokens, context.lengths, self.recorded(context), uniforms))
 
     def recorded(self, context: Context) -> Tensor:
@@ -254,7 +277,7 @@ class HeadDrafter(ChainDrafter):
 
     @torch.no_grad()
     def distribution(self, context: Context, position: int) -> Tensor:
-        """See `ChainDrafter.distribution`: for mixtures and stopping rules, which sample from it themselves."""
+        """For mixtures and stopping rules, which sample from it themselves."""
         if position:
             self.state = self.next_state(self.state, context.newest, context.lengths - 1)
         else:
@@ -283,23 +306,14 @@ class FeatureDrafter(HeadDrafter):
     """Draft tokens sampled one after the other from a `RecurrentHead`, which continues the last hidden state.
 
     There is no cache. Raises what `HeadDrafter` does.
-
-    >>> from studies.speed.shapes import Shape, empty_model
-    >>> target = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
-    >>> drafter = FeatureDrafter(target, RecurrentHead(width=8, hidden=16), Sampling(temperature=0))
-    >>> context = Context(torch.tensor([[1, 2]]), torch.tensor([2]), torch.ones(1, 2, 8))
-    >>> drafter.propose(context, torch.rand(1, 3, dtype=torch.float64)).q.shape
-    torch.Size([1, 3, 4])
     """
 
     kind = RecurrentHead
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
-        """See `HeadDrafter.first_state`."""
         return self.next_state(context.last_hidden_state, context.newest, context.lengths - 1)
 
     def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
-        """See `HeadDrafter.next_state`."""
         return self.head(state, self.embedding(token))  # type: ignore[no-any-return]
 
 
@@ -309,14 +323,6 @@ class AttentionDrafter(HeadDrafter):
     A step first computes the keys and values of the tokens since the last step with the target's states, because those
     of draft tokens were computed with the head's own. `capturable` says that the drafter serves one batch only, so that
     a CUDA graph may hold its operations. Raises what `HeadDrafter` does.
-
-    >>> from studies.speed.shapes import Shape, empty_model
-    >>> target = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
-    >>> drafter = AttentionDrafter(target, AttentionHead(width=8, hidden=16, heads=2, layers=(-1,)))
-    >>> context = Context(torch.tensor([[1, 2, 0, 0, 0]]), torch.tensor([2]), torch.ones(1, 5, 8))
-    >>> drafter.start(context)
-    >>> drafter.propose(context, torch.rand(1, 2, dtype=torch.float64)).q.shape
-    torch.Size([1, 2, 4])
     """
 
     kind = AttentionHead
@@ -337,7 +343,7 @@ class AttentionDrafter(HeadDrafter):
 
     @torch.no_grad()
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        """Computes the keys and values of the prompts; see `Drafter.start`."""
+        """Computes the keys and values of the prompts."""
         tokens, lengths, states = context.tokens, context.lengths, self.recorded(context)
         if rows is None:
             self.evaluated = 0
@@ -355,17 +361,13 @@ class AttentionDrafter(HeadDrafter):
         self.cache.clear()
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
-        """See `HeadDrafter.first_state`.
-
-        After full acceptance the newest `drafted` + 1 tokens have states that the cache was not computed with. In a row
-        of fewer tokens the first is computed several times.
-        """
+        # After full acceptance the newest `drafted` + 1 tokens have states that the cache was not computed with. In a
+        # row of fewer tokens the first is computed several times.
         tokens, lengths, states = context
         back = torch.arange(-1 - drafted, 0, device=lengths.device)
         return self._enter(tokens, states, (lengths[:, None] + back).clamp_min(0))[:, -1]  # type: ignore[arg-type]
 
     def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
-        """See `HeadDrafter.next_state`."""
         return self._read(state[:, None], token[:, None], slot[:, None])[:, 0]
 
     def _enter(self, tokens: Tensor, states: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -391,23 +393,14 @@ class ParallelHeadsDrafter(HeadDrafter):
 
     Proposes as many tokens as there are heads, and none after them. The newest token is not read, so the first head
     predicts the token after it from the state that the newest was sampled from. Raises what `HeadDrafter` does.
-
-    >>> from studies.speed.shapes import Shape, empty_model
-    >>> target = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
-    >>> drafter = ParallelHeadsDrafter(target, ParallelHeads(width=8, hidden=16, count=2), Sampling(temperature=0))
-    >>> context = Context(torch.tensor([[1, 2]]), torch.tensor([2]), torch.ones(1, 2, 8))
-    >>> (drafter.propose(context, torch.rand(1, 3, dtype=torch.float64)).draft_tokens >= 0).tolist()
-    [[True, True, False]]
     """
 
     kind = ParallelHeads
 
     def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """See `HeadDrafter.drafted`."""
-        gamma, count = uniforms.shape[1], self.head.settings["count"]
+        gamma = uniforms.shape[1]
         q = self.first_state(Context(tokens, lengths, states), 0)[:, :gamma]
-        draft_tokens, missing = sample(q, uniforms[:, :count]), max(0, gamma - count)
-        return pad(draft_tokens, (0, missing), value=-1), pad(q, (0, 0, 0, missing))
+        return padded(sample(q, uniforms[:, : q.shape[1]]), q, gamma)
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
         """The distributions of all heads, `(rows, count, vocab)`."""
@@ -418,23 +411,5 @@ class ParallelHeadsDrafter(HeadDrafter):
         return state
 
     def after(self, state: Tensor, position: int) -> Tensor:
-        """See `HeadDrafter.after`; 0 behind the last head."""
+        """q of the draft token at `position`; 0 after the last head."""
         return state[:, position] if position < state.shape[1] else torch.zeros_like(state[:, 0])
-
-
-def require_head(target: PreTrainedModel, head: object, kind: type) -> None:
-    """Raises `TypeError` or `ValueError` unless `head` is one of `kind` that fits `target`."""
-    if not isinstance(head, kind):
-        raise TypeError(f"head is {shown(head)}; give one of the class {kind.__name__} of specnb.drafting.heads")
-    width = head.settings["width"]  # type: ignore[attr-defined]  # every head has it
-    if width != target.config.hidden_size:
-        raise ValueError(
-            f"the head reads states of width {width}, and {type(target).__name__} has {target.config.hidden_size}; "
-            "give the head that was trained for this target"
-        )
-    own, its = next(head.parameters()), target.dtype  # type: ignore[attr-defined]  # every head is a module
-    if own.dtype != its or own.device != target.device:
-        raise ValueError(
-            f"the head is {own.dtype} on {own.device}, and the target {its} on {target.device}; "
-            "give head.to(target.device, target.dtype)"
-        )

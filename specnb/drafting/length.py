@@ -1,9 +1,9 @@
-"""Adaptive length: rules that end the draft before gamma tokens, each decided before the next token is sampled.
+"""Adaptive length: drafts that end before gamma tokens, decided before the next token is sampled.
 
-A rule reads the distribution that the next draft token would be sampled from, and the probabilities of the draft tokens
-that are kept. It does not read the token itself. So the step stays exact (contract 10 of the design;
-`studies.drafters.stopping_rules` enumerates it, and what goes wrong otherwise). A rule is a frozen dataclass and a
-pure function:
+A stopping rule reads the distribution that the next draft token would be sampled from, and the probabilities of the
+draft tokens that are kept. It does not read the token itself. So the step stays exact (contract 10 of the design;
+`studies.drafters.stopping_rules` enumerates it, and what goes wrong otherwise). A rule is a value, a frozen dataclass,
+and a pure function:
 
     q            (rows, vocab)     the distribution of the next draft token
     token_probs  (rows, position)  the probability under q of each draft token so far
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from specnb.arguments import require_number, require_whole
-from specnb.drafting.base import ChainDrafter, Context, Proposal, padded, require_chain
+from specnb.drafting.base import ChainDrafter, Context, Proposal, padded, require_part
 from specnb.rules import Outcome, TreeOutcome
 
 StoppingRule = Callable[[Tensor, Tensor], Tensor]
@@ -88,7 +88,23 @@ class UnlikelySoFar:
         return token_probs.prod(dim=-1) < self.threshold
 
 
-class StoppingDrafter(ChainDrafter):
+class ShortenedDrafter(ChainDrafter):
+    """The draft tokens of another drafter, of which a subclass leaves out the last ones."""
+
+    def __init__(self, drafter: ChainDrafter) -> None:
+        require_part("drafter", drafter)
+        self.drafter = drafter
+        self.vocab, self.draft_model, self.hidden_layers = drafter.vocab, drafter.draft_model, drafter.hidden_layers
+        self.can_refill = drafter.can_refill
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        self.drafter.start(context, rows)
+
+    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+        self.drafter.update(context, outcome)
+
+
+class StoppingDrafter(ShortenedDrafter):
     """The draft tokens of `drafter` until `stop` says so in a row; the first one is always proposed if `at_least` is 1.
 
     The draft tokens saved cost no draft forward pass when all rows of the batch have stopped (on the CPU); the target's
@@ -108,20 +124,13 @@ class StoppingDrafter(ChainDrafter):
     token_probs: Tensor
 
     def __init__(self, drafter: ChainDrafter, stop: StoppingRule, at_least: int = 0) -> None:
-        require_chain("drafter", drafter)
+        super().__init__(drafter)
         require_whole(at_least=(at_least, 0))
         if not callable(stop):
             raise TypeError(f"stop is {stop!r}; it must be a stopping rule, such as LowConfidence(0.4)")
-        self.drafter, self.stop, self.at_least = drafter, stop, at_least
-        self.vocab, self.draft_model, self.hidden_layers = drafter.vocab, drafter.draft_model, drafter.hidden_layers
-        self.can_refill = drafter.can_refill
-
-    def start(self, context: Context, rows: Tensor | None = None) -> None:
-        """See `Drafter.start`."""
-        self.drafter.start(context, rows)
+        self.stop, self.at_least = stop, at_least
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        """See `ChainDrafter.distribution`."""
         q = self.drafter.distribution(context, position)
         if position == 0:  # not in `propose`, which nobody calls if this drafter is part of another
             self.token_probs = q.new_zeros(len(q), 0, dtype=torch.float64)
@@ -133,12 +142,8 @@ class StoppingDrafter(ChainDrafter):
             return q
         return q.masked_fill(self.stop(q, self.token_probs)[:, None], 0.0)
 
-    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
-        """See `Drafter.update`."""
-        self.drafter.update(context, outcome)
 
-
-class BanditDrafter(ChainDrafter):
+class BanditDrafter(ShortenedDrafter):
     """Chooses the number of draft tokens of each step among `lengths`, by upper confidence bounds (UCB1), in each row.
 
     The reward of a step is its number of tokens over its time, (accepted + 1) / (1 + n `cost_ratio`), divided by its
@@ -159,19 +164,16 @@ class BanditDrafter(ChainDrafter):
     def __init__(
         self, drafter: ChainDrafter, lengths: tuple[int, ...], cost_ratio: float, exploration: float = 0.3
     ) -> None:
-        require_chain("drafter", drafter)
-        if not isinstance(lengths, tuple | list) or not lengths or len(set(lengths)) != len(lengths):
+        super().__init__(drafter)
+        if not lengths or len(set(lengths)) != len(lengths):
             raise ValueError(f"lengths are {lengths!r}; they must be different whole numbers from 1")
         require_whole(**{f"lengths[{i}]": (length, 1) for i, length in enumerate(lengths)})
         require_number(cost_ratio=cost_ratio, exploration=exploration)
-        self.drafter, self.lengths, self.cost_ratio, self.exploration = drafter, lengths, cost_ratio, exploration
-        self.vocab, self.draft_model, self.hidden_layers = drafter.vocab, drafter.draft_model, drafter.hidden_layers
-        self.can_refill = drafter.can_refill
+        self.lengths, self.cost_ratio, self.exploration = lengths, cost_ratio, exploration
         self.largest_reward = max((n + 1) / (1 + n * cost_ratio) for n in lengths)
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        """See `Drafter.start`."""
-        self.drafter.start(context, rows)
+        super().start(context, rows)
         if rows is None:
             shape, device = (len(context.lengths), len(self.lengths)), context.lengths.device
             self.arms = torch.tensor(self.lengths, device=device)
@@ -181,15 +183,12 @@ class BanditDrafter(ChainDrafter):
             self.pulls[rows], self.rewards[rows] = 0.0, 0.0
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
         self._choose()
         # Without this the drafter would be evaluated once more to learn that all rows have stopped.
         longest = uniforms.shape[1] if self.limit.is_cuda else min(int(self.limit.max()), uniforms.shape[1])
-        draft_tokens, q = super().propose(context, uniforms[:, :longest])
-        return padded(list(draft_tokens.unbind(1)), list(q.unbind(1)), uniforms, self.vocab)
+        return padded(*super().propose(context, uniforms[:, :longest]), uniforms.shape[1])
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        """See `ChainDrafter.distribution`."""
         if position == 0:
             self._choose()
         # Evaluated after all rows have stopped too: in a mixture, drafting goes on, and a model must see every token.
@@ -203,9 +202,8 @@ class BanditDrafter(ChainDrafter):
         self.limit = self.arms[self.arm]
 
     def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
-        """See `Drafter.update`."""
         reward = (outcome.accepted + 1) / (1 + self.limit * self.cost_ratio) / self.largest_reward
         rows = torch.arange(len(self.arm), device=self.arm.device)
         self.pulls[rows, self.arm] += 1
         self.rewards[rows, self.arm] += reward.double()
-        self.drafter.update(context, outcome)
+        super().update(context, outcome)

@@ -1,14 +1,10 @@
-"""A smaller transformers model as the drafter.
+"""A smaller transformers model as the drafter: of chains, of trees, and mixed with another drafter.
 
-Mixtures: draft tokens sampled from a weighted mean of two distributions, which is also what is reported as q.
+    ModelDrafter    a chain, one forward pass for each token
+    MixtureDrafter  a weighted mean of two drafters' distributions: a model and copies of the text so far, two models
+    TreeDrafter     a tree, one forward pass for each level; the scheme (`specnb.trees`) says how children are sampled
 
-Copying where there is a match and a model otherwise is the mixture of a `PromptLookupDrafter` and a `ModelDrafter`; two
-models make a static ensemble.
-
-A tree of draft tokens from a smaller model: one forward pass for each level of the tree.
-
-The scheme (`specnb.trees`) says how the children of a node are sampled, and `EXACT_SCHEMES` which rules
-need a certain one. At temperature 0 all schemes but `top_children` propose one token only.
+At temperature 0 all schemes but `top_children` propose one token only.
 """
 
 from __future__ import annotations
@@ -26,11 +22,8 @@ from specnb.drafting.base import (
     Context,
     Drafter,
     Proposal,
-    require_chain,
-    require_drafter,
     require_equal_vocabularies,
-    shared_hidden_layers,
-    wrong,
+    require_part,
 )
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
@@ -87,7 +80,7 @@ class ModelDrafter(ChainDrafter):
         self.unseen = 2
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        """Fills the cache with the prompts; see `Drafter.start`."""
+        """Fills the cache with the prompts."""
         tokens, lengths = context.tokens, context.lengths
         if rows is None:
             if self.allocated != self._allocation(*tokens.shape):
@@ -106,7 +99,6 @@ class ModelDrafter(ChainDrafter):
         return rows, slots, self.model.dtype, self.model.device
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
         return Proposal(*self.draft_tokens(context.tokens, context.lengths, uniforms))
 
     def _sample_tokens(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +111,7 @@ class ModelDrafter(ChainDrafter):
         return torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1)
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        """See `ChainDrafter.distribution`: for mixtures and stopping rules, which sample from it themselves."""
+        """For mixtures and stopping rules, which sample from it themselves."""
         return self._after(*self._newest(context.tokens, context.lengths, 1 if position else self.unseen))
 
     def _newest(self, tokens: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -148,14 +140,12 @@ class MixtureDrafter(ChainDrafter):
     """Samples from `weight` x first + (1 - `weight`) x second where both propose, and from the one that does elsewhere.
 
     With `weight` 1 the second drafter is used only where the first proposes nothing. Both are evaluated at every draft
-    token, so the cost is the sum of theirs; `FallbackDrafter` avoids that.
+    token, so the cost is the sum of theirs; `studies.drafters.fallback` avoids that.
 
     Raises `ValueError` for a weight outside [0, 1], for different vocabularies and for drafters that read different
     hidden layers, `TypeError` for drafters that are no `ChainDrafter`.
 
-    >>> import torch
-    >>> from specnb.drafting.ngram import PromptLookupDrafter
-    >>> from specnb.drafting.ngram import UniformDrafter
+    >>> from specnb.drafting.ngram import PromptLookupDrafter, UniformDrafter
     >>> drafter = MixtureDrafter(PromptLookupDrafter(vocab=2), UniformDrafter(2), weight=0.5)
     >>> drafter.distribution(Context(torch.tensor([[0, 1, 0], [0, 0, 0]]), torch.tensor([3, 1])), 0)
     tensor([[0.2500, 0.7500],
@@ -163,30 +153,33 @@ class MixtureDrafter(ChainDrafter):
     """
 
     def __init__(self, first: ChainDrafter, second: ChainDrafter, weight: float = 1.0) -> None:
-        require_chain("first", first)
-        require_chain("second", second)
+        require_part("first", first)
+        require_part("second", second)
         require_number(most=1.0, weight=weight)
         require_equal_vocabularies(first, second)
+        one, other = first.hidden_layers, second.hidden_layers
+        if one and other and tuple(one) != tuple(other):  # there is one record of hidden states
+            raise ValueError(
+                f"{type(first).__name__} reads the hidden layers {one} and {type(second).__name__} {other}; "
+                "drafters that are combined must read the same ones"
+            )
         self.first, self.second, self.weight = first, second, weight
         self.vocab = first.vocab
         self.draft_model = second.draft_model or first.draft_model
-        self.hidden_layers = shared_hidden_layers(first, second)
+        self.hidden_layers = tuple(one or other)
         self.can_refill = first.can_refill and second.can_refill
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        """See `Drafter.start`."""
         self.first.start(context, rows)
         self.second.start(context, rows)
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        """See `ChainDrafter.distribution`."""
         one, other = (drafter.distribution(context, position) for drafter in (self.first, self.second))
         has_one, has_other = (~(q.sum(dim=-1, keepdim=True) <= 0) for q in (one, other))  # NaN is no empty row
         both = self.weight * one + (1 - self.weight) * other
         return both.where(has_one & has_other, one.where(has_one, other))
 
     def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
-        """See `Drafter.update`."""
         self.first.update(context, outcome)
         self.second.update(context, outcome)
 
@@ -241,14 +234,13 @@ class TreeDrafter(ModelDrafter):
     ) -> None:
         super().__init__(model, Sampling() if scheme is top_children else sampling)
         self.parents: tuple[int, ...] = tuple(parents)
-        self.scheme = scheme
+        self.scheme: Scheme = scheme
         self.tree = TokenTree(self.parents, model.device)
         depths = node_depths(self.parents)
         self.levels = [[node for node, own in enumerate(depths) if own == depth] for depth in range(1, self.tree.depth)]
         self.levels = [[node for node in level if node in self.parents] for level in self.levels]  # without leaves
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
         self.first_node = context.lengths[:, None].clone()
         root = context.lengths - 1
         slots, positions = self.tree.slots(root), self.tree.positions(root)
@@ -299,10 +291,3 @@ class TreeDrafter(ModelDrafter):
                 q[child] = own
                 tokens[child] = sample(own, uniforms[:, child]).where(own.sum(-1) > 0, -1)
                 siblings.append(tokens[child])
-
-
-def require_model_drafter(name: str, drafter: Any) -> None:
-    """Raises `TypeError` unless `drafter` is a `ModelDrafter`."""
-    if not isinstance(drafter, ModelDrafter):
-        raise TypeError(wrong(name, drafter, "a ModelDrafter"))
-    require_drafter(name, drafter)

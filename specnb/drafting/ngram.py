@@ -1,30 +1,18 @@
-"""N-gram models counted from tokens: drafters of negligible cost (section 3.6).
+"""Drafters of negligible cost, which predict from counted tokens (section 3.6).
 
-Interpolated Kneser-Ney smoothing: each order subtracts a discount from its counts and gives the freed probability to
-the order below, down to the uniform distribution. So each distribution sums to one and gives every token a chance. With
-a discount of 0 nothing is freed: the model backs off to the longest context that was seen, and reports its frequencies.
+    NgramDrafter         samples from an n-gram model of other text
+    PromptLookupDrafter  copies what followed the newest tokens earlier in the same sequence
+    SuffixDrafter        copies what follows the newest tokens in given documents: a file to edit, a retrieved passage
+    UniformDrafter       every token is equally probable
 
-Prompt lookup: copy what followed the longest earlier occurrence of the newest tokens (section 3.6).
-
-Saxena's prompt lookup decoding, and `prompt_lookup_num_tokens` of transformers. No model and no training: tensor
-operations on the sequence alone, of rows x slots x longest comparisons for each draft token, on any device.
-
-Copying from given documents: a suffix automaton over a file to edit, a retrieved passage, or earlier outputs.
-
-The automaton has a state for each set of strings that end at the same places in the documents, at most two states for
-each token. It lies on the host, and so does the search: `longest` dictionary look-ups for each row and draft token, and
-on a CUDA device one copy each way, for which the step waits.
-
-Random drafts: every token is equally probable (section 3.6).
+The tables of the n-gram model and of the documents lie on the host: on a CUDA device a step waits for a copy of the
+newest tokens to the host and of a distribution back, for each draft token.
 """
 
 from __future__ import annotations
 
-import operator
-import zipfile
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.arguments import require_number, require_whole, shown, whole
-from specnb.distributions import Sampling, standardise_probs
-from specnb.drafting.base import ChainDrafter, Context, require_lengths, whole_tokens
+from specnb.distributions import Sampling, one_hot, standardise_probs
+from specnb.drafting.base import ChainDrafter, Context
 
 DISCOUNT = 0.75
 Ints = NDArray[np.int64]
@@ -49,98 +37,40 @@ class _Order:
     tokens: Ints
     counts: Ints
 
-    @staticmethod
-    def of(grams: Ints, counts: Ints, vocab: int) -> _Order:
-        """From sorted n-grams, each one number in base `vocab`, and how often each was seen."""
-        contexts, starts = np.unique(grams // vocab, return_index=True)
-        return _Order(contexts, np.append(starts, len(grams)), grams % vocab, counts)
-
     def rows(self, contexts: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """The row of each context, and whether it was ever seen."""
         rows = np.searchsorted(self.contexts, contexts).clip(max=len(self.contexts) - 1)
         return rows, self.contexts[rows] == contexts
 
 
-_PARTS = ("contexts", "starts", "tokens", "counts")
-
-
 class NgramModel:
     """The distribution of a token given the `order - 1` tokens before it, counted from `tokens`.
 
-    `order` 1 is the unigram, 2 the bigram. `discount` is in [0, 1]; 0 is backing off without smoothing.
-
-    >>> NgramModel(np.array([0, 1, 0, 0]), order=1, vocab=2).probs(np.zeros((1, 0), dtype=np.int64)).round(3)
-    array([[0.75, 0.25]])
+    Interpolated Kneser-Ney smoothing: each order subtracts `discount` from its counts and gives the freed probability
+    to the order below, down to the uniform distribution, so that every token has a chance. With a discount of 0 nothing
+    is freed: the model backs off to the longest context that was seen, and reports its frequencies. `order` 1 is the
+    unigram, 2 the bigram.
 
     Raises `TypeError` for tokens that are no list of whole numbers; `ValueError` for order < 1, fewer than 2 tokens in
     the vocabulary, tokens outside the vocabulary, too few tokens, a discount outside [0, 1], and a
     vocabulary and order whose n-grams do not fit into 63 bits.
+
+    >>> NgramModel(np.array([0, 1, 0, 0]), order=1, vocab=2).probs(np.zeros((1, 0), dtype=np.int64)).round(3)
+    array([[0.75, 0.25]])
     """
 
     def __init__(self, tokens: Ints, order: int, vocab: int, discount: float = DISCOUNT) -> None:
         tokens = whole_tokens("tokens", tokens)
-        _require_settings(order, vocab, discount)
+        require_whole(vocab=(vocab, 2))
+        most = int(62.9 / np.log2(vocab))
+        if not 1 <= (whole(order) or 0) <= most:
+            raise ValueError(f"order is {shown(order)}; with {vocab} tokens it can be 1 to {most}")
+        require_number(most=1.0, discount=discount)
         if len(tokens) < order:
             raise ValueError(f"{len(tokens)} tokens are too few to count {order}-grams")
         self.order, self.vocab, self.discount = order, vocab, discount
         self._require(tokens, least=0)
         self.orders = [self._count(tokens, n) for n in range(1, order + 1)]
-
-    def save(self, path: str | Path) -> None:
-        """Writes the table to `path`, a file that `load` reads; it holds arrays of numbers only."""
-        arrays = {f"{n}_{name}": getattr(order, name) for n, order in enumerate(self.orders) for name in _PARTS}
-        settings = {"order": self.order, "vocab": self.vocab, "discount": self.discount}
-        with Path(path).open("wb") as file:
-            np.savez_compressed(file, **arrays, **settings)  # type: ignore[arg-type]  # its stub takes a bool here
-
-    @classmethod
-    def load(cls, path: str | Path) -> NgramModel:
-        """The model that `save` wrote to `path`. Nothing in the file is executed.
-
-        Raises `FileNotFoundError`, and `ValueError` for a file that `save` has not written or that is damaged.
-
-        >>> import tempfile
-        >>> model = NgramModel(np.array([0, 1, 0, 0]), order=1, vocab=2)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     model.save(Path(folder) / "table.npz")
-        ...     NgramModel.load(Path(folder) / "table.npz").probs(np.zeros((1, 0), dtype=np.int64)).round(3)
-        array([[0.75, 0.25]])
-        """
-        try:
-            # Opened here: numpy leaves a damaged file open.
-            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                own = {name: file[name] for name in file.files}
-            model = cls.__new__(cls)
-            model.order, model.vocab = (operator.index(own[name][()]) for name in ("order", "vocab"))
-            model.discount = float(own["discount"])
-            _require_settings(model.order, model.vocab, model.discount)
-            parts = [[whole_tokens(name, own[f"{n}_{name}"]) for name in _PARTS] for n in range(model.order)]
-            model.orders = [_Order(*own) for own in parts]
-        except FileNotFoundError:
-            raise
-        except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path} is no n-gram table ({error!r}); write it again with NgramModel.save") from error
-        model._require_consistent(path)
-        return model
-
-    def _require_consistent(self, path: str | Path) -> None:
-        """Raises `ValueError` for a table in which an entry points outside of it, is out of order or comes twice."""
-        for known, order in enumerate(self.orders):
-            right = (
-                len(order.contexts) > 0
-                and 0 <= order.contexts[0] <= order.contexts[-1] < self.vocab**known
-                and (np.diff(order.contexts) > 0).all()
-                and len(order.starts) == len(order.contexts) + 1
-                and order.starts[0] == 0
-                and (np.diff(order.starts) > 0).all()
-                and order.starts[-1] == len(order.tokens) == len(order.counts)
-                and order.tokens.min() >= 0
-                and order.tokens.max() < self.vocab
-                and order.counts.min() > 0
-                and (np.delete(np.diff(order.tokens), order.starts[1:-1] - 1) > 0).all()
-            )
-            if not right:
-                raise ValueError(f"the n-gram table in {path} contradicts itself; write it again with NgramModel.save")
 
     def _count(self, tokens: Ints, n: int) -> _Order:
         """Raw counts at the highest order; below it, in how many different contexts an n-gram was seen."""
@@ -149,7 +79,8 @@ class NgramModel:
         grams, counts = np.unique(grams, return_counts=True)
         if n < self.order:
             grams, counts = np.unique(grams % self.vocab**n, return_counts=True)
-        return _Order.of(grams, counts, self.vocab)
+        contexts, starts = np.unique(grams // self.vocab, return_index=True)
+        return _Order(contexts, np.append(starts, len(grams)), grams % self.vocab, counts)
 
     def probs(self, contexts: Ints) -> NDArray[np.float64]:
         """The distributions `(batch, vocab)` after `contexts` `(batch, order - 1)`, the newest token last.
@@ -182,49 +113,24 @@ class NgramModel:
             reach = f"they reach from {tokens.min()} to {tokens.max()}"
             raise ValueError(f"tokens must lie in {least} to {self.vocab - 1}; {reach}")
 
-    def bits(self, tokens: Ints, chunk: int = 2048) -> float:
-        """Bits that the model needs for `tokens`, all of them, the first without any context."""
-        tokens = np.asarray(tokens, dtype=np.int64)
-        self._require(tokens, least=0)
-        padded = np.concatenate([np.full(self.order - 1, -1), tokens])
-        contexts = np.lib.stride_tricks.sliding_window_view(padded, self.order)[:, :-1]
-        total = 0.0
-        for at in range(0, len(tokens), chunk):
-            distributions = self.probs(contexts[at : at + chunk])
-            total -= np.log2(distributions[np.arange(len(distributions)), tokens[at : at + chunk]]).sum()
-        return float(total)
-
-
-def _require_settings(order: int, vocab: int, discount: float) -> None:
-    require_whole(vocab=(vocab, 2))
-    most = int(62.9 / np.log2(vocab))
-    if not 1 <= (whole(order) or 0) <= most:
-        raise ValueError(f"order is {shown(order)}; with {vocab} tokens it can be 1 to {most}")
-    require_number(most=1.0, discount=discount)
-
 
 class NgramDrafter(ChainDrafter):
-    """A chain of tokens sampled from an n-gram model, on the host: the table does not leave it.
+    """A chain of tokens sampled from an n-gram `model`, as `sampling` says.
 
-    On a CUDA device each draft token costs a copy of the newest tokens to the host and of a distribution back, for
-    which the step waits. Raises `TypeError` for a model that is no `NgramModel`.
+    Raises `TypeError` for a model that is no `NgramModel`.
 
     >>> model = NgramModel(np.array([0, 1, 0, 1, 0, 2, 0]), order=2, vocab=3)
     >>> context = Context(torch.tensor([[0, 1, 0]]), torch.tensor([3]))
-    >>> proposal = NgramDrafter(model).propose(context, torch.tensor([[0.5, 0.5]]))
-    >>> proposal.draft_tokens
+    >>> NgramDrafter(model).propose(context, torch.tensor([[0.5, 0.5]])).draft_tokens
     tensor([[1, 0]])
     """
 
     def __init__(self, model: NgramModel, sampling: Sampling = Sampling()) -> None:
         if not isinstance(model, NgramModel):
             raise TypeError(f"model is a {type(model).__name__}; it must be an NgramModel")
-        self.model = model
-        self.sampling = sampling
-        self.vocab = model.vocab
+        self.model, self.sampling, self.vocab = model, sampling, model.vocab
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        """See `ChainDrafter.distribution`."""
         tokens, lengths = context.tokens, context.lengths
         back = self.model.order - 1
         slots = lengths[:, None] - back + torch.arange(back, device=lengths.device)
@@ -238,6 +144,9 @@ CHOICES = ("recent", "frequent", "proportional")
 class PromptLookupDrafter(ChainDrafter):
     """Proposes what followed earlier occurrences of the row's newest tokens, in prompt and completion.
 
+    Saxena's prompt lookup decoding, and `prompt_lookup_num_tokens` of transformers. No model and no training: tensor
+    operations on the sequence alone, of rows x slots x `longest` comparisons for each draft token, on any device.
+
     Of the earlier places those count whose preceding tokens agree with the newest ones over the longest stretch, at
     most `longest` tokens and at least `shortest`; nothing is proposed if there is none. `choose` says which of their
     continuations is taken: "recent" the last one, "frequent" the most frequent one (the lowest token among equals), or
@@ -245,8 +154,8 @@ class PromptLookupDrafter(ChainDrafter):
     the frequencies.
 
     The match is looked for anew at each draft token, the earlier draft tokens included, so it also continues a
-    repetition beyond the end of the sequence. Raises `ValueError` for lengths that are not 1 <= shortest <= longest,
-    another `choose`, and a prompt of fewer than `shortest` + 1 tokens if `require_match_possible` is set.
+    repetition beyond the end of the sequence. Raises `ValueError` for lengths that are not 1 <= shortest <= longest and
+    another `choose`.
 
     >>> drafter = PromptLookupDrafter(vocab=9, longest=2)
     >>> tokens = torch.tensor([[5, 6, 7, 8, 5, 6, 0, 0, 0]])
@@ -254,34 +163,13 @@ class PromptLookupDrafter(ChainDrafter):
     tensor([7])
     """
 
-    def __init__(
-        self,
-        vocab: int,
-        longest: int = 8,
-        shortest: int = 1,
-        choose: str = "recent",
-        require_match_possible: bool = False,
-    ) -> None:
+    def __init__(self, vocab: int, longest: int = 8, shortest: int = 1, choose: str = "recent") -> None:
         require_lengths(vocab, shortest, longest)
         if choose not in CHOICES:
             raise ValueError(f"choose is {choose!r}; it must be one of {', '.join(CHOICES)}")
         self.vocab, self.longest, self.shortest, self.choose = vocab, longest, shortest, choose
-        self.require_match_possible = require_match_possible
-
-    def start(self, context: Context, rows: Tensor | None = None) -> None:
-        """Checks the prompts if that was asked for; nothing is kept from one sequence to the next."""
-        if not self.require_match_possible:
-            return
-        lengths = context.lengths if rows is None else context.lengths[rows]
-        least = int(lengths.min())
-        if least < self.shortest + 1:
-            raise ValueError(
-                f"a prompt has {least} tokens, and a match of {self.shortest} tokens with one after it needs "
-                f"{self.shortest + 1}; give a longer prompt, a smaller shortest, or require_match_possible=False"
-            )
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        """See `ChainDrafter.distribution`."""
         tokens, lengths = context.tokens, context.lengths
         matched = match_lengths(tokens, lengths, self.longest)
         best = matched.amax(dim=1, keepdim=True)
@@ -290,11 +178,20 @@ class PromptLookupDrafter(ChainDrafter):
             slots = torch.arange(tokens.shape[1], device=tokens.device)
             chosen = chosen & (slots == slots.where(chosen, -1).amax(dim=1, keepdim=True))
         counts = torch.zeros(len(tokens), self.vocab, device=tokens.device)
-        counts = counts.scatter_add_(1, tokens, chosen.float())
-        found = chosen.any(dim=1, keepdim=True)
-        if self.choose != "proportional":
-            counts = torch.nn.functional.one_hot(counts.argmax(dim=1), self.vocab).float()
-        return (counts / counts.sum(dim=1, keepdim=True)).where(found, 0.0)
+        return copied(counts.scatter_add_(1, tokens, chosen.float()), self.choose == "proportional")
+
+
+def copied(counts: Tensor, proportional: bool) -> Tensor:
+    """q `(rows, vocab)` of continuations seen `counts` `(rows, vocab)` times: as often as each, or the most frequent.
+
+    >>> copied(torch.tensor([[2.0, 1.0, 1.0], [0.0, 0.0, 0.0]]), proportional=True)
+    tensor([[0.5000, 0.2500, 0.2500],
+            [0.0000, 0.0000, 0.0000]])
+    """
+    total = counts.sum(dim=1, keepdim=True)
+    if proportional:
+        return counts / total.clamp_min(1)
+    return one_hot(counts.argmax(dim=1), counts.shape[1]).where(total > 0, 0.0)
 
 
 def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
@@ -322,20 +219,18 @@ SEPARATOR = -1  # between documents; no sequence contains it
 class SuffixAutomaton:
     """All substrings of `documents`, and how often each occurs.
 
-    Raises `ValueError` if there are no tokens, `TypeError` for documents that are no lists of whole numbers.
+    It has a state for each set of strings that end at the same places in the documents, at most two states for each
+    token. A search makes `longest` dictionary look-ups for each row and draft token.
 
     >>> automaton = SuffixAutomaton([[1, 2, 3], [1, 2, 4], [2, 4]])
     >>> automaton.continuations([7, 1, 2])
     (2, {3: 1, 4: 1})
     """
 
-    def __init__(self, documents: Collection[Sequence[int]]) -> None:
+    def __init__(self, documents: Sequence[Sequence[int]]) -> None:
         self.next: list[dict[int, int]] = [{}]
         self.link, self.length, self.count = [-1], [0], [0]
         last = 0
-        documents = listed_documents(documents)
-        if not any(documents):
-            raise ValueError("the documents have no tokens; give at least one document with a few tokens")
         for document in documents:
             for token in [*document, SEPARATOR]:
                 last = self._append(token, last)
@@ -386,19 +281,6 @@ class SuffixAutomaton:
             matched = self.length[state]
 
 
-def listed_documents(documents: Any) -> list[list[int]]:
-    """Each of `documents` as a list of tokens. Raises `TypeError` for anything else, such as a text or a flat list.
-
-    >>> listed_documents([torch.tensor([1, 2]), [3]])
-    [[1, 2], [3]]
-    """
-    if isinstance(documents, str | bytes) or not isinstance(documents, Collection):
-        raise TypeError(
-            f"documents is a {type(documents).__name__}; it must be a list of documents, each a list of tokens"
-        )
-    return [whole_tokens(f"document {number}", document).tolist() for number, document in enumerate(documents)]
-
-
 class SuffixDrafter(ChainDrafter):
     """Proposes what follows the longest suffix of the sequence in `documents`, which are the same for all rows.
 
@@ -416,14 +298,16 @@ class SuffixDrafter(ChainDrafter):
 
     def __init__(
         self,
-        documents: Collection[Sequence[int]],
+        documents: Iterable[Sequence[int]],
         vocab: int,
         longest: int = 32,
         shortest: int = 2,
         proportional: bool = False,
     ) -> None:
         require_lengths(vocab, shortest, longest)
-        documents = listed_documents(documents)
+        documents = [whole_tokens(f"document {number}", each).tolist() for number, each in enumerate(documents)]
+        if not any(documents):
+            raise ValueError("the documents have no tokens; give at least one document with a few tokens")
         outside = [token for document in documents for token in document if not 0 <= token < vocab]
         if outside:
             raise ValueError(
@@ -434,17 +318,13 @@ class SuffixDrafter(ChainDrafter):
         self.vocab, self.longest, self.shortest, self.proportional = vocab, longest, shortest, proportional
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        """See `ChainDrafter.distribution`."""
         tokens, lengths = context.tokens, context.lengths
         counts = torch.zeros(len(tokens), self.vocab)
         for row, (sequence, length) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
             matched, after = self.automaton.continuations(sequence[max(0, length - self.longest) : length])
-            if matched < self.shortest:
-                continue
-            if not self.proportional:
-                after = {max(after, key=lambda token: (after[token], -token)): 1}
-            counts[row, list(after)] = torch.tensor(list(after.values()), dtype=torch.float32)
-        return (counts / counts.sum(dim=1, keepdim=True).clamp_min(1)).to(tokens.device)
+            if matched >= self.shortest:
+                counts[row, list(after)] = torch.tensor(list(after.values()), dtype=torch.float32)
+        return copied(counts, self.proportional).to(tokens.device)
 
 
 class UniformDrafter(ChainDrafter):
@@ -461,5 +341,25 @@ class UniformDrafter(ChainDrafter):
         self.vocab = vocab
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        """See `ChainDrafter.distribution`."""
         return torch.full((len(context.lengths), self.vocab), 1 / self.vocab, device=context.lengths.device)
+
+
+def whole_tokens(name: str, tokens: Any) -> Ints:
+    """`tokens`, a list, array or tensor of token numbers, as an array `(tokens,)`. Raises `TypeError` for others.
+
+    >>> whole_tokens("tokens", [3, 1])
+    array([3, 1])
+    """
+    array = np.asarray(tokens)
+    if array.ndim != 1 or (array.size > 0 and array.dtype.kind not in "iu"):
+        raise TypeError(
+            f"{name} is {shown(tokens)}; it must be a list of whole numbers: encode a text with the target's tokenizer"
+        )
+    return array.astype(np.int64)
+
+
+def require_lengths(vocab: int, shortest: int, longest: int) -> None:
+    """Raises `ValueError` unless all are whole numbers with 1 <= `shortest` <= `longest`, and `vocab` at least 1."""
+    require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, 1))
+    if not shortest <= longest:
+        raise ValueError(f"shortest is {shortest} and longest {longest}; they must be 1 <= shortest <= longest")

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import slots_for
+from specnb.decoding.request import slots_for
 from specnb.measure.statistics import Estimate, ratio_of_medians
 from specnb.measure.timing import Job, device_clock, time_round
 from specnb.models.cached_model import CachedModel, prefill

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, EncoderDecoderCache
 
 TupleCache = tuple[tuple[Tensor, ...], ...]
@@ -170,3 +171,17 @@ def why_not_croppable(cache: Any) -> str:
         if type(layer) is not DynamicLayer:
             return f"its layer {number} is a {type(layer).__name__}, which is not plain full attention"
     return ""
+
+
+def cache_bytes(model: PreTrainedModel) -> int:
+    """Bytes of the keys and values of one token, in all layers.
+
+    >>> from studies.speed.shapes import Shape, empty_model
+    >>> cache_bytes(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
+    64
+    """
+    config = model.config
+    heads = config.num_attention_heads
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * config.num_hidden_layers * shared * head_width * model.dtype.itemsize)

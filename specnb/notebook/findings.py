@@ -1,30 +1,18 @@
-"""The results of a notebook: tables, verdicts on claims, and a record of the code, inputs and machine behind them.
+"""What a notebook found: tables, verdicts on claims, and the numbers behind them.
 
-A claim that a notebook does not check is `open`. Files are written under the folder that the environment variable
-`SPECNB_OUT` names; without it under `build/own` of the checkout, so that a reader's run leaves committed results alone.
-The pipeline sets it to the checkout. A file is written completely or not at all.
-
-Notebooks, claims and committed results are in the project's checkout, not in the installed package. This module can be
-imported anywhere; `Findings` and `collect` raise `RuntimeError` outside a checkout.
-
-The claims: their table, the thresholds in it, and the names of the verdicts.
-
-`data/claims.csv` is the one place where a threshold is written. Its column `threshold` says in words what a claim
-needs, with every number after a comparison sign, and the rules of `specnb.notebook.verdicts` read the numbers from
-there. It is in the project's checkout, not in the installed package.
-
-The values that the parameters of a notebook may have.
+They are written under `out()`: the pipeline's `build`, or `build/own` for a reader's run, never over what is committed.
+A notebook reads its data through `data_file` and `read_table`. Claims, data and notebooks are in the project's
+checkout, not in the installed package; without it `Findings` and `collect` raise `RuntimeError`.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from importlib import metadata
 from pathlib import Path
@@ -32,14 +20,12 @@ from typing import Any
 
 import pandas as pd
 
-from specnb.notebook import origin
-from specnb.notebook.claims import CLAIMS, ROOT, VERDICTS, all_claims, named, thresholds
-from specnb.notebook.verdicts import RULES
-
+ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is one
+CLAIMS = ROOT / "data" / "claims.csv"
+VERDICTS = ("holds", "refuted", "conditional", "open")
 UNCHECKED = "no check has been run"  # the evidence for a claim whose notebook is still to come
 DIGITS = 6  # significant digits in tables; the last bits of a sum differ between processors
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers", "matplotlib", "seaborn")
-
 
 Number = bool | int | float | str | dict[str, "Number"]
 """A value in a file of numbers: a scalar, or an estimate as `{"value": ..., "low": ..., "high": ..., "n": ...}`."""
@@ -51,6 +37,22 @@ def out() -> Path:
     `SPECNB_OUT` if it is set; otherwise `build/own` of the checkout, or of the working directory outside a checkout.
     """
     return Path(os.environ.get("SPECNB_OUT") or (ROOT if CLAIMS.exists() else Path.cwd()) / "build" / "own")
+
+
+def data_file(name: str) -> Path:
+    """The file `data/<name>`; of a notebook's table the one under `out()`, if this run has made it.
+
+    >>> data_file("reference/table3_alpha.csv").relative_to(ROOT).as_posix()
+    'data/reference/table3_alpha.csv'
+    """
+    made = out() / "data" / name
+    return made if made.name[:2].isdigit() and made.exists() else ROOT / "data" / name
+
+
+def read_table(name: str, **how: Any) -> pd.DataFrame:
+    """The table `data/<name>.csv`, where `data_file` finds it; `how` goes to `pandas.read_csv`."""
+    table: pd.DataFrame = pd.read_csv(data_file(f"{name}.csv"), **how)
+    return table
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -69,17 +71,42 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def all_claims() -> pd.DataFrame:
+    """The claims in `data/claims.csv`, every column as text. Raises `RuntimeError` outside the project's checkout."""
+    if not CLAIMS.exists():
+        raise RuntimeError(
+            f"{CLAIMS} does not exist: findings and verdicts need the project's checkout, and this specnb is installed "
+            "without it. Clone the repository and install it there with `pip install -e .`"
+        )
+    return pd.read_csv(CLAIMS, dtype=str)
+
+
+def named(holds: bool | str | None, holds_if: bool = False) -> str:
+    """The verdict for an answer, or for its own name.
+
+    Raises `ValueError` for a name that is none of `VERDICTS` and for a name together with `holds_if`.
+
+    >>> named(True), named(False, holds_if=True), named(False), named(None), named("refuted")
+    ('holds', 'conditional', 'refuted', 'open', 'refuted')
+    """
+    if isinstance(holds, str) or holds is None:
+        verdict = "open" if holds is None else holds
+        if verdict not in VERDICTS or holds_if:
+            condition = " together with holds_if" if holds_if else ""
+            raise ValueError(f"the verdict is {holds!r}{condition}; give one of {VERDICTS}, or an answer and holds_if")
+        return verdict
+    return "holds" if holds else "conditional" if holds_if else "refuted"
+
+
 class Findings:
     """The findings of one notebook: a `verdict` for each of its claims, its `table`s, and `close` at the end.
 
-    A notebook may have no claims. `parameters` are recorded with the results. Raises `ValueError` for an unknown
-    notebook and for a parameter that papermill was given and the notebook does not have, `RuntimeError` outside the
-    project's checkout.
+    `rules` decide verdicts from what was measured, by the ids of the claims. `parameters` are recorded with the
+    results. Raises `ValueError` for a notebook that does not exist.
     """
 
-    def __init__(self, notebook: str, **parameters: Any) -> None:
-        self.notebook = notebook
-        self.parameters = parameters
+    def __init__(self, notebook: str, rules: Mapping[str, Callable[..., str]] | None = None, /, **parameters: Any):
+        self.notebook, self.rules, self.parameters = notebook, rules or {}, parameters
         claims = all_claims()
         self.claims = claims[claims.notebook == notebook].set_index("id")
         known = set(claims.notebook) | {path.stem[:2] for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")}
@@ -87,9 +114,6 @@ class Findings:
             raise ValueError(f"there is no notebook {notebook!r}; there are {sorted(known)}")
         self.verdicts: dict[str, tuple[str, str]] = {}
         self.numbers: dict[str, dict[str, Number]] = {}
-        self.start = origin.at_start(ROOT, notebook)
-        if self.start:
-            require_known(_given(), ROOT / "notebooks" / f"{self.start['notebook']}.ipynb")
 
     def verdict(
         self,
@@ -102,21 +126,18 @@ class Findings:
     ) -> str:
         """Records and returns the verdict on `claim`.
 
-        `measured` is what the claim's rule in `specnb.notebook.verdicts` judges, by the names of its parameters. A
-        claim without a rule takes `holds` instead, one of `VERDICTS` or an answer: true if the claim is true as stated,
-        `None` if nothing here can decide it (`open`), and false if it is `refuted`, or `conditional` where it is true
-        under a condition that the source does not state (`holds_if`). `evidence` says in a sentence or two what decided
-        it, and which condition, or for an open claim why nothing does. `numbers` are the values behind the evidence, by
-        name: scalars, or estimates with `value`, `low` and `high`. They are written to
-        `data/results/<notebook>.numbers.json`, from which the paper reads them.
+        `measured` is what the claim's rule judges, by the names of its parameters. Without a rule, `holds` is one of
+        `VERDICTS` or an answer: true if the claim is true as stated, `None` if nothing here can decide it (`open`),
+        false if it is `refuted`, or `conditional` where it is true under a condition that the source does not state
+        (`holds_if`). `evidence` says in a sentence or two what decided it, or for an open claim why nothing does.
+        `numbers` are the values behind the evidence: scalars, or estimates with `value`, `low` and `high`.
 
         Raises `KeyError` for a claim of another notebook, `ValueError` for an unknown verdict, for evidence without a
-        figure, for an open claim without a reason and for a number that is not finite, `TypeError` for a number that is
-        neither a scalar nor an estimate.
+        figure and for an open claim without a reason, and what `as_number` raises.
         """
         if claim not in self.claims.index:
             raise KeyError(f"{claim!r} is not a claim of notebook {self.notebook}; those are {list(self.claims.index)}")
-        verdict = named(holds, holds_if) if measured is None else RULES[claim](**measured)
+        verdict = named(holds, holds_if) if measured is None else self.rules[claim](**measured)
         if verdict == "open" and not evidence.strip():
             raise ValueError(f"{claim!r} is open without a reason; give as evidence why nothing here can decide it")
         if verdict != "open" and not any(character.isdigit() for character in evidence):
@@ -125,10 +146,6 @@ class Findings:
         self.numbers[claim] = {name: as_number(value, f"{claim}: {name}") for name, value in (numbers or {}).items()}
         return verdict
 
-    def thresholds(self, claim: str) -> tuple[float, ...]:
-        """The numbers in the threshold of `claim` in `data/claims.csv`, percentages as fractions."""
-        return thresholds(claim)
-
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Writes `frame` to `data/results/<notebook>_<name>.csv`, floats with six digits, and returns it unchanged."""
         content = frame.to_csv(index=False, lineterminator="\n", float_format=written)
@@ -136,23 +153,18 @@ class Findings:
         return frame
 
     def close(self) -> pd.DataFrame:
-        """Writes verdicts, numbers, origin and stamp; returns a row per claim: `id, verdict, evidence, notebook`.
+        """Writes verdicts, numbers and a record of the run; returns a row per claim: `id, verdict, evidence, notebook`.
 
-        Outside the pipeline it prints to stderr where the results are.
+        Without `SPECNB_OUT` it prints to stderr where the results are.
         """
-        rows = [
-            (claim, *self.verdicts.get(claim, ("open", "not checked by this run")), self.notebook)
-            for claim in self.claims.index
-        ]
+        unchecked = ("open", "not checked by this run")
+        rows = [(claim, *self.verdicts.get(claim, unchecked), self.notebook) for claim in self.claims.index]
         verdicts = pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
         results = out() / "data" / "results"
         write(results / f"{self.notebook}.claims.csv", verdicts.to_csv(index=False, lineterminator="\n"))
         numbers = {claim: self.numbers.get(claim, {}) for claim in self.claims.index}
         write(results / f"{self.notebook}.numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
-        if self.start:
-            made = origin.at_end(self.start, ROOT, out(), plain(self.parameters))
-            write(results / f"{self.notebook}.origin.json", json.dumps(made, indent=1) + "\n")
-        write(results / f"{self.notebook}.stamp.json", json.dumps(stamp(self.parameters), indent=1) + "\n")
+        write(results / f"{self.notebook}.run.json", json.dumps(stamp(self.parameters), indent=1, default=str) + "\n")
         if not os.environ.get("SPECNB_OUT"):
             print(f"results are in {out()}; SPECNB_OUT names another folder", file=sys.stderr)
         return verdicts
@@ -193,87 +205,19 @@ def as_number(value: object, name: str) -> Number:
     return float(written(float(value)))
 
 
-def require_known(given: list[str], notebook: Path) -> None:
-    """Raises `ValueError` if one of the names that were `given` is not a parameter of the `notebook`."""
-    known = origin.parameters(notebook)
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise ValueError(f"{notebook.stem} has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
-
-
-def _given() -> list[str]:
-    """The names assigned by the cells that papermill injected; it marks them by their first line."""
-    from IPython import get_ipython
-
-    shell = get_ipython()
-    cells = shell.user_ns.get("In", []) if shell else []
-    return [name for cell in cells if cell.startswith("# Parameters\n") for name in origin.assigned(cell)]
-
-
-def plain(parameters: dict[str, Any]) -> dict[str, Any]:
-    """`parameters` with every value that JSON cannot hold turned into a string."""
-    return {
-        name: value if isinstance(value, int | float | str | None) else str(value) for name, value in parameters.items()
-    }
-
-
 def stamp(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters, versions and machine: what a result depends on besides code and inputs, which `origin` records.
-
-    It holds no time of day, so the same run gives the same stamp.
-    """
+    """Parameters, versions and machine of a run. It holds no time of day, so the same run gives the same record."""
     import torch  # slow to import, and not needed to collect verdicts
 
     return {
-        "parameters": plain(parameters),
-        **versions(),
+        "parameters": parameters,
+        "python": platform.python_version(),
+        "packages": {package: metadata.version(package) for package in PACKAGES},
         "machine": platform.machine(),
         "system": platform.system(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
     }
-
-
-def versions() -> dict[str, Any]:
-    """The versions of Python and of the packages that results depend on."""
-    return {
-        "python": platform.python_version(),
-        "packages": {package: metadata.version(package) for package in PACKAGES},
-    }
-
-
-def collect() -> pd.DataFrame:
-    """One row for every claim in `data/claims.csv`, in its order; a claim without a verdict is `open`.
-
-    Raises `ValueError` for a verdict that is not one of `VERDICTS`, `RuntimeError` outside the project's checkout.
-    """
-    found: dict[str, dict[str, str]] = {}
-    for file in sorted((out() / "data" / "results").glob("[0-9][0-9].claims.csv")):
-        with file.open(newline="", encoding="utf-8") as lines:
-            found |= {row["id"]: row for row in csv.DictReader(lines)}
-    wrong = {row["verdict"] for row in found.values()} - set(VERDICTS)
-    if wrong:
-        raise ValueError(f"unknown verdicts {sorted(wrong)}; they must be among {VERDICTS}")
-    claims = all_claims()
-    unchecked = {"verdict": "open", "evidence": UNCHECKED}
-    rows = [
-        {"id": claim, **unchecked, "notebook": notebook} | found.get(claim, {})
-        for claim, notebook in zip(claims.id, claims.notebook, strict=True)
-    ]
-    return pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
-
-
-def main() -> None:
-    """Collects all verdicts into `data/results/claims.csv` and prints how many there are of each kind."""
-    table = collect()
-    write(out() / "data" / "results" / "claims.csv", table.to_csv(index=False, lineterminator="\n"))
-    counts = table.verdict.value_counts()
-    summary = ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in VERDICTS)
-    print(f"{len(table)} claims: {summary} (data/results/claims.csv)")
-
-
-if __name__ == "__main__":
-    main()
 
 
 def require_at_least(parameters: Mapping[str, Any], **least: int) -> None:
@@ -286,3 +230,27 @@ def require_at_least(parameters: Mapping[str, Any], **least: int) -> None:
     small = [f"{name} = {parameters[name]} (at least {low})" for name, low in least.items() if parameters[name] < low]
     if small:
         raise ValueError(f"parameters too small: {', '.join(small)}; change the cell tagged `parameters`")
+
+
+def collect() -> pd.DataFrame:
+    """One row for every claim in `data/claims.csv`, in its order; a claim without a verdict is `open`."""
+    files = sorted((out() / "data" / "results").glob("[0-9][0-9].claims.csv"))
+    found = {row["id"]: row for file in files for row in pd.read_csv(file, dtype=str).to_dict("records")}
+    claims = all_claims()
+    rows = [
+        {"id": claim, "verdict": "open", "evidence": UNCHECKED, "notebook": notebook} | found.get(claim, {})
+        for claim, notebook in zip(claims.id, claims.notebook, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
+
+
+def main() -> None:
+    """Collects all verdicts into `data/results/claims.csv` and prints how many there are of each kind."""
+    table = collect()
+    write(out() / "data" / "results" / "claims.csv", table.to_csv(index=False, lineterminator="\n"))
+    counts = table.verdict.value_counts()
+    print(f"{len(table)} claims: {', '.join(f'{counts.get(verdict, 0)} {verdict}' for verdict in VERDICTS)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ from torch import Tensor
 from specnb.distributions import sample
 from specnb.rules import Outcome, token_verification
 from specnb_audit.bugs.bug import Bug
-from specnb_audit.bugs.parts import accepting_where, at_position, followed, leading, probability_of, ratios
+from specnb_audit.bugs.step import accepting_where, at_position, followed, leading, probability_of, ratios
 
 ADDED = 0.05
 EPSILON = 1e-3

@@ -177,54 +177,24 @@ class PositionsOfTheLongest(Batch):
 _bug = partial(Bug, kind="loop")
 _BUGS = [
     _bug("eos-inside", "an end token among the accepted tokens is ignored", "transformers#47931", batch=EosInside),
-    _bug(
-        "after-the-end",
-        "a row that has ended continues while others run",
-        "LLMSpeculativeSampling",
-        batch=AfterTheEnd,
-    ),
+    _bug("after-the-end", "a row that has ended continues while others run", "LLMSpeculativeSampling",
+         batch=AfterTheEnd),
     _bug("always-accepting", "every draft token is accepted", "-", rule=always_accepting),
-    _bug(
-        "shared-noise",
-        "the recovered token reuses the uniform of the draft token it replaces",
-        "vLLM#47386",
-        batch=SharedNoise,
-    ),
+    _bug("shared-noise", "the recovered token reuses the uniform of the draft token it replaces", "vLLM#47386",
+         batch=SharedNoise),
     _bug("rows-share-noise", "all rows of a batch use the same uniforms", "-", batch=RowsShareNoise),
     _bug("rejected-stays", "the target's cache keeps one rejected token", "several; mlx-lm#1109", batch=RejectedStays),
-    _bug(
-        "accepted-is-lost",
-        "the last accepted token is removed from the target's cache",
-        "several",
-        batch=AcceptedIsLost,
-    ),
-    _bug(
-        "bonus-cache",
-        "the target's cache has the last draft token in place of the bonus token",
-        "vLLM#9730",
-        batch=BonusCache,
-    ),
-    _bug(
-        "bonus-missing-in-draft",
-        "the last draft token is missing in the draft model's cache",
-        "vLLM#9730",
-        draft_class=WithoutLastToken,
-        lossless=True,
-    ),
-    _bug(
-        "padding-visible",
-        "short rows of a batch attend to padding",
-        "lucidrains/speculative-decoding",
-        batch=PaddingVisible,
-        draft_class=SeesPadding,
-    ),
-    _bug(
-        "positions-of-the-longest",
-        "all rows of a batch get the position ids of the longest",
-        "batches without position ids",
-        batch=PositionsOfTheLongest,
-    ),
-]
+    _bug("accepted-is-lost", "the last accepted token is removed from the target's cache", "several",
+         batch=AcceptedIsLost),
+    _bug("bonus-cache", "the target's cache has the last draft token in place of the bonus token", "vLLM#9730",
+         batch=BonusCache),
+    _bug("bonus-missing-in-draft", "the last draft token is missing in the draft model's cache", "vLLM#9730",
+         draft_class=WithoutLastToken, lossless=True),
+    _bug("padding-visible", "short rows of a batch attend to padding", "lucidrains/speculative-decoding",
+         batch=PaddingVisible, draft_class=SeesPadding),
+    _bug("positions-of-the-longest", "all rows of a batch get the position ids of the longest",
+         "batches without position ids", batch=PositionsOfTheLongest),
+]  # fmt: skip
 
 LOOP_BUGS = {bug.name: bug for bug in _BUGS}
 """The bugs of the loop by name."""

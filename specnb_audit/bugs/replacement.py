@@ -10,7 +10,7 @@ from torch import Tensor
 from specnb.distributions import sample
 from specnb.rules import Outcome, block_verification, token_verification
 from specnb_audit.bugs.bug import Bug
-from specnb_audit.bugs.parts import at_position, followed, without_bonus
+from specnb_audit.bugs.step import at_position, followed, without_bonus
 
 TOLERANCE = 0.005
 

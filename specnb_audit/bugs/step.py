@@ -2,7 +2,7 @@
 
 The bets of the audit were designed with these. More bugs of a step are in the modules beside this one, by theme.
 
-`specnb_audit.bugs.step_deviation` enumerates a step with a bug; `specnb_audit.known_bugs.generate` runs it in the loop.
+`specnb_audit.known_bugs.generate` runs a bug in the loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor
 from specnb.distributions import Sampling, normalise, one_hot, residual, sample, standardise
 from specnb.rules import Outcome, exact_match, lenient_verification, token_verification
 from specnb_audit.bugs.bug import Bug, Change
-from specnb_audit.bugs.parts import at_position, without_bonus
 
 LENIENCE = 0.9
 UNVERIFIED = 0.02
@@ -134,112 +133,81 @@ def step_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
     nucleus_first = [sampled_as(Sampling(top_p=filters.top_p)), sampled_as(Sampling(top_k=filters.top_k))]
     bug = partial(Bug, kind="step")
     bugs = [
-        bug(
-            "greedy-draft-soft-q",
-            "draft tokens are the argmax of q, verification reads q at temperature 1",
-            "transformers#32867, jaymody/speculative-sampling#3",
-            sampled=argmax_distribution,
-        ),
-        bug(
-            "raw-q",
-            "draft tokens are sampled from the filtered q, verification reads the unfiltered q",
-            "transformers#47932",
-            claimed=filters,
-            q=unchanged,
-            sampled=sampled_as(filters),
-        ),
-        bug(
-            "wrong-temperature-q",
-            "draft tokens are sampled from q at temperature 0.7, verification reads q at 1",
-            "-",
-            sampled=sampled_as(Sampling(0.7)),
-        ),
-        bug(
-            "draw-dtype",
-            "draft tokens are sampled from q in bfloat16, verification reads q in float32",
-            "DeepSpec#31",
-            sampled=in_bfloat16,
-        ),
-        bug(
-            "one-uniform",
-            "the uniform that rejected a draft token also samples the recovered token",
-            "vllm-ascend#16370",
-            rule=one_uniform,
-        ),
-        bug(
-            "zero-uniform",
-            "the uniforms of the acceptance tests are 0: every possible token is accepted",
-            "vllm-ascend#13470",
-            rule=zero_uniform,
-        ),
-        bug(
-            "reseeded",
-            "the generator is seeded again before each acceptance test",
-            "LLMSpeculativeSampling",
-            rule=same_uniform,
-        ),
-        bug(
-            "p-mutated",
-            "p is set to zero in place for the residual, and then the acceptance test reads it",
-            "vllm-ascend#2881",
-            rule=p_mutated,
-        ),
-        bug(
-            "processors-dropped",
-            "top-k and top-p are applied when drafting, not when verifying",
-            "vLLM#18902, #42744, TensorRT-LLM#17701",
-            claimed=filters,
-            p=unchanged,
-        ),
-        bug(
-            "filter-order",
-            "verification applies top-p before top-k, drafting after it",
-            "sglang#36173",
-            claimed=filters,
-            p=lambda distributions: nucleus_first[1](nucleus_first[0](distributions)),
-        ),
+        bug("greedy-draft-soft-q", "draft tokens are the argmax of q, verification reads q at temperature 1",
+            "transformers#32867, jaymody/speculative-sampling#3", sampled=argmax_distribution),
+        bug("raw-q", "draft tokens are sampled from the filtered q, verification reads the unfiltered q",
+            "transformers#47932", claimed=filters, q=unchanged, sampled=sampled_as(filters)),
+        bug("wrong-temperature-q", "draft tokens are sampled from q at temperature 0.7, verification reads q at 1", "-",
+            sampled=sampled_as(Sampling(0.7))),
+        bug("draw-dtype", "draft tokens are sampled from q in bfloat16, verification reads q in float32", "DeepSpec#31",
+            sampled=in_bfloat16),
+        bug("one-uniform", "the uniform that rejected a draft token also samples the recovered token",
+            "vllm-ascend#16370", rule=one_uniform),
+        bug("zero-uniform", "the uniforms of the acceptance tests are 0: every possible token is accepted",
+            "vllm-ascend#13470", rule=zero_uniform),
+        bug("reseeded", "the generator is seeded again before each acceptance test", "LLMSpeculativeSampling",
+            rule=same_uniform),
+        bug("p-mutated", "p is set to zero in place for the residual, and then the acceptance test reads it",
+            "vllm-ascend#2881", rule=p_mutated),
+        bug("processors-dropped", "top-k and top-p are applied when drafting, not when verifying",
+            "vLLM#18902, #42744, TensorRT-LLM#17701", claimed=filters, p=unchanged),
+        bug("filter-order", "verification applies top-p before top-k, drafting after it", "sglang#36173",
+            claimed=filters, p=lambda distributions: nucleus_first[1](nucleus_first[0](distributions))),
         bug("always-argmax", "verification ignores the temperature", "sglang#31214, #39253", p=argmax_distribution),
-        bug(
-            "wrong-slice",
-            "the target's distributions are read one position early",
-            "TensorRT-LLM#15098",
-            p=one_position_early,
-        ),
-        bug(
-            "redraw",
-            "exact match, but a mismatch samples the target's token again",
-            "an n-gram assisted sampler",
-            rule=redraw,
-        ),
-        bug(
-            "soft-greedy",
-            "tokens are argmaxes, verification reads p and q at temperature 1",
-            "n-gram sampler; a source",
-            rule=soft_greedy,
-            claimed=Sampling(temperature=0),
-            p=unchanged,
-            q=unchanged,
-            sampled=argmax_distribution,
-        ),
+        bug("wrong-slice", "the target's distributions are read one position early", "TensorRT-LLM#15098",
+            p=one_position_early),
+        bug("redraw", "exact match, but a mismatch samples the target's token again", "an n-gram assisted sampler",
+            rule=redraw),
+        bug("soft-greedy", "tokens are argmaxes, verification reads p and q at temperature 1",
+            "n-gram sampler; a source", rule=soft_greedy, claimed=Sampling(temperature=0), p=unchanged, q=unchanged,
+            sampled=argmax_distribution),
         bug("no-residual", "after a rejection p itself is sampled", "teaching code", rule=no_residual),
         bug("inverted-residual", "after a rejection max(0, q - p) is sampled", "-", rule=inverted_residual),
         bug("lenience-left-on", f"lenience {LENIENCE} by default", "-", rule=lenient_verification(LENIENCE)),
-        bug(
-            "unverified",
-            f"{UNVERIFIED:.0%} of the draft tokens are accepted without a test",
-            "- (a yardstick)",
-            rule=unverified,
-        ),
-        bug(
-            "merged-children",
-            "two equal draft tokens become one child of a tree, tested once",
-            "SpecInfer as printed",
-            rule=merged_children,
-        ),
-    ]
+        bug("unverified", f"{UNVERIFIED:.0%} of the draft tokens are accepted without a test", "- (a yardstick)",
+            rule=unverified),
+        bug("merged-children", "two equal draft tokens become one child of a tree, tested once", "SpecInfer as printed",
+            rule=merged_children),
+    ]  # fmt: skip
     return {one.name: one for one in bugs}
 
 
 def _accept_prob(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p/q), and 0 where q is 0."""
     return torch.where(q > 0, p / q, 0.0).clamp_max(1)
+
+
+def at_position(distributions: Tensor, position: Tensor) -> Tensor:
+    """The distributions `(..., vocab)` of `distributions` `(..., positions, vocab)` at `position` `(...,)`."""
+    return distributions.take_along_dim(position[..., None, None], dim=-2).squeeze(-2)
+
+
+def probability_of(draft_tokens: Tensor, distributions: Tensor) -> Tensor:
+    """The probability `(..., gamma)` of each draft token in `distributions` `(..., gamma or more, vocab)`."""
+    gamma = draft_tokens.shape[-1]
+    return distributions[..., :gamma, :].gather(-1, draft_tokens.clamp_min(0)[..., None])[..., 0]
+
+
+def ratios(p: Tensor, q: Tensor, draft_tokens: Tensor) -> Tensor:
+    """p/q `(..., gamma)` of each draft token; NaN, which no comparison accepts, where both are 0."""
+    return probability_of(draft_tokens, p) / probability_of(draft_tokens, q)
+
+
+def without_bonus(q: Tensor) -> Tensor:
+    """q with a distribution of zeros at the position of the bonus token, `(..., gamma + 1, vocab)`."""
+    return torch.cat([q, torch.zeros_like(q[..., :1, :])], dim=-2)
+
+
+def leading(accepting: Tensor, draft_tokens: Tensor) -> Tensor:
+    """The number `(...,)` of draft tokens before the first that `accepting` `(..., gamma)` does not mark."""
+    return (accepting & (draft_tokens >= 0)).long().cumprod(dim=-1).sum(dim=-1)
+
+
+def followed(p: Tensor, q: Tensor, accepted: Tensor, final: Tensor) -> Outcome:
+    """After `accepted` `(...,)` draft tokens the correct recovered or bonus token."""
+    return Outcome(accepted, sample(residual(at_position(p, accepted), at_position(without_bonus(q), accepted)), final))
+
+
+def accepting_where(p: Tensor, q: Tensor, draft_tokens: Tensor, accepting: Tensor, final: Tensor) -> Outcome:
+    """Accepts the leading draft tokens that `accepting` `(..., gamma)` marks; what follows them is correct."""
+    return followed(p, q, leading(accepting, draft_tokens), final)

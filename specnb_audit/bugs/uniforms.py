@@ -10,7 +10,7 @@ from torch import Tensor
 from specnb.distributions import residual, sample
 from specnb.rules import Outcome, token_verification
 from specnb_audit.bugs.bug import Bug
-from specnb_audit.bugs.parts import at_position, without_bonus
+from specnb_audit.bugs.step import at_position, without_bonus
 
 BITS = 8
 

@@ -1,10 +1,11 @@
 """The command `specnb`: `specnb audit TOKENS.jsonl --target FOLDER_OR_NAME` and its options.
 
-    audit_options  the options of `specnb audit`
-    audit          what it does
-    output         exit statuses, errors as one line, and the report on stdout
+    audit_options        the options of `specnb audit`
+    audit                what it does
+    collect, tokens_out  `specnb collect`, and the files that it reads and writes; settings: what it asks for
+    compare              `specnb compare`
 
-`specnb collect` and `specnb compare` are added by modules of their own. torch, transformers and scipy, which take
+torch, transformers and scipy, which take
 seconds, are imported after the options have been read, by the commands that need them.
 
 Exit status 0: no deviation was found. 1: exactness is rejected. 2: no verdict, and one line on stderr says why and
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import signal
 import sys
 import threading
@@ -26,7 +28,10 @@ from types import FrameType
 from specnb_audit.cli import audit_options
 from specnb_audit.cli import collect as collect_command
 from specnb_audit.cli import compare as compare_command
-from specnb_audit.cli.output import INTERRUPTED, TERMINATED, one_line, print_report
+
+INTERRUPTED = 128 + signal.SIGINT  # as shells report it
+TERMINATED = 128 + signal.SIGTERM
+LONGEST = 600  # characters of a message
 
 
 class Terminated(KeyboardInterrupt):
@@ -85,3 +90,24 @@ def _sigterm_raises() -> Iterator[list[int]]:
         yield arrived
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of `error` in one line, with its type where the message alone is not clear."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    words = " ".join(str(error).split())
+    named = words if words and isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {words}"
+    return named if len(named) <= LONGEST else named[: LONGEST - 3] + "..."
+
+
+def print_report(report: str) -> None:
+    """Prints to stdout. Raises `ValueError` where that cannot be; a reader that closed the pipe is no error."""
+    if sys.stdout is None:
+        raise ValueError("the report cannot be printed: stdout is closed")
+    try:
+        print(report, end="", flush=True)
+    except BrokenPipeError:  # the reader closed the pipe; the exit status still holds the verdict
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise ValueError(f"the report cannot be printed: {error.strerror}") from None

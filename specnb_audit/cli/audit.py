@@ -6,14 +6,12 @@ import argparse
 import json
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from logging import CRITICAL
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -22,14 +20,13 @@ from specnb.models.loading import load_model
 from specnb.notebook.findings import write
 from specnb_audit import Engine
 from specnb_audit.claimed import claimed_sampling
-from specnb_audit.cli.output import INTERRUPTED, one_line
+from specnb_audit.cli import INTERRUPTED, one_line
 from specnb_audit.report import Report
 from specnb_audit.run import Settings, audit_completions, require_models
 from specnb_audit.setting_names import NOT_AUDITED
 from specnb_audit.teacher_forcing import Completion, Models
-from specnb_audit.token_file import Seeds, read_tokens
+from specnb_audit.token_file import Seeds, lines_of, read_stream, read_tokens
 from specnb_audit.token_file import Sequence as Line
-from specnb_audit.token_stream import lines_of, read_stream
 
 STDIN = Path("-")
 
@@ -50,7 +47,8 @@ def _audited(options: argparse.Namespace) -> Report:
     ignore, ends = tuple(options.ignore), (options.eos, options.max_new_tokens)
     settings = Settings(options.delta, options.seed, *ends, ignore, options.stop, progress)
     settings.auditor()  # raises for bad settings
-    _require_limit(options.limit)
+    if options.limit is not None and options.limit < 1:
+        raise ValueError(f"--limit is {options.limit}; give the number of sequences to read, at least 1")
     if options.numerics_positions < 0:
         raise ValueError(f"--numerics-positions is {options.numerics_positions}; give a number of positions, or 0")
     dtype = None if options.engine_dtype is None else getattr(torch, options.engine_dtype)
@@ -95,11 +93,6 @@ def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
     return Sampling(*(own if value is None else value for value, own in zip(given, default, strict=True)))
 
 
-def _require_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise ValueError(f"--limit is {limit}; give the number of sequences to read, at least 1")
-
-
 def _completions(sequences: Sequence[Line], models: Models) -> list[Completion]:
     """The sequences, checked. Raises `ValueError`, with file and line, for one that a model cannot judge."""
     completions = [Completion(one.prompt, one.tokens, one.steps, one.batch) for one in sequences]
@@ -140,21 +133,17 @@ def _require_device(name: str) -> None:
 
 
 def _require_writable(page: Path) -> None:
-    """Raises `OSError` or `ValueError` unless `page` can be written; leaves nothing behind and changes no file."""
-    if page.is_fifo():
-        return  # opening it would wait for a reader
+    """Raises `OSError` or `ValueError` unless `page` can be written; changes no file."""
     if page.exists():
-        with page.open("ab"):
-            return
-    if not page.parent.is_dir():
+        if not page.is_fifo():  # opening a pipe would wait for its reader
+            page.open("ab").close()
+    elif not page.parent.is_dir():
         raise ValueError(f"--html {page} cannot be written: there is no folder {page.parent}")
-    try:
-        tempfile.TemporaryFile(dir=page.parent).close()
-        page.lstat()
-    except FileNotFoundError:
-        return  # the file does not exist yet; any other OSError names it
-    except OSError as error:
-        raise ValueError(f"--html {page} cannot be written: {error.strerror}") from None
+    else:
+        try:
+            tempfile.TemporaryFile(dir=page.parent).close()
+        except OSError as error:
+            raise ValueError(f"--html {page} cannot be written: {error.strerror}") from None
 
 
 def _require_other_file(page: Path, options: argparse.Namespace) -> None:
@@ -183,19 +172,15 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
     verbosity = logging.get_verbosity()
     logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line
     try:
-        with warnings.catch_warnings(record=True) as warned:
-            model = load_model(name, options.device, getattr(torch, options.dtype), packed=False)
+        return load_model(name, options.device, getattr(torch, options.dtype), packed=False)
     except Exception as error:
         raise ValueError(f"cannot load the model {name}: {one_line(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
-    for warning in warned:
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return model
 
 
 def _require_model(name: str) -> None:
-    """Raises `ValueError` for a path that is not a folder, and for damaged files in the folder.
+    """Raises `ValueError` for a path that is not a folder of a model.
 
     A model's name on the hub has at most one slash; anything else is taken for a path.
     """
@@ -206,36 +191,5 @@ def _require_model(name: str) -> None:
         raise ValueError(f"{name} is a file; give the folder that holds config.json and the weights")
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not folder.is_dir():
         raise ValueError(f"there is no folder {name}; give one with a model in it, or a model's name")
-    if folder.is_dir():
-        _require_files(folder)
-
-
-def _require_files(folder: Path) -> None:
-    """Raises `ValueError` for a configuration or weights that cannot be read or do not fit together."""
-    config, tensors = folder / "config.json", 0
-    if not config.is_file():
+    if folder.is_dir() and not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json; give the folder that holds it and the weights")
-    for file in folder.iterdir():
-        if not file.is_file() and not file.is_dir():  # opening a pipe would wait for ever
-            raise ValueError(f"{file} is neither a file nor a folder; copy it again")
-    for file in [config, *sorted(folder.glob("*.index.json"))]:
-        _require_json(file)
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as weights:
-                tensors += len(weights.keys())
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"the weights {file} are truncated or damaged ({error}); copy them again") from None
-    layers = json.loads(config.read_text(encoding="utf-8")).get("num_hidden_layers")
-    if isinstance(layers, int) and layers > tensors > 0:  # creating that many layers could take forever
-        raise ValueError(f"{config} has {layers} layers, and the weights have {tensors} tensors: one of them is wrong")
-
-
-def _require_json(file: Path) -> None:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ValueError(f"{file} is not JSON ({reason}); copy it again") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} is not a JSON object; copy it again")

@@ -1,4 +1,4 @@
-"""What an engine is asked for: the settings of a generation, and the models.
+"""What an engine is asked for: the settings of a generation, and a seed for each prompt.
 
 Only Python's standard library is imported here: adapters run in environments that hold nothing but their engine.
 """
@@ -6,10 +6,9 @@ Only Python's standard library is imported here: adapters run in environments th
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 SPECULATIONS = ("none", "draft", "probabilistic", "lookup")
 """`none`: the control. `draft`: a draft model, as the engine uses it by default. `probabilistic`: a draft model whose
@@ -81,54 +80,6 @@ def requests(prompts: Sequence[list[int]], settings: Settings, count: int = 0) -
     """
     numbers = range(count or len(prompts))
     return [Request(prompts[number % len(prompts)], settings.seed_of(number)) for number in numbers]
-
-
-@dataclass(frozen=True)
-class Models:
-    """Folders of the target and of the draft model, and a `cache` folder for files converted from them."""
-
-    target: Path
-    draft: Path | None = None
-    cache: Path = Path("build/engines/models")
-
-    def require_draft(self) -> Path:
-        """The draft model's folder. Raises `ValueError` if there is none."""
-        if self.draft is None:
-            raise ValueError("this kind of speculation needs a draft model; give its folder with --draft")
-        return self.draft
-
-    def folder(self, name: str) -> Path:
-        """The folder of the model called `name`, target or draft."""
-        return self.target if name == "target" else self.require_draft()
-
-
-class Adapter(Protocol):
-    """What a module of an engine has.
-
-    PACKAGE      the package on PyPI whose version is the engine's
-    SUPPORTED    the kinds of speculation that it can be asked for
-    generate     yields the tokens that continue each prompt, in the order of the requests
-
-    An adapter that converts models has a function `logits(models, name, prompts)` too: what the engine computes in
-    float32 after each prompt with the converted model called `name`, up to a constant for each prompt. One with rows
-    in the engine's own precision has `default_dtype(target)`, the name of its dtype.
-    """
-
-    PACKAGE: str
-    SUPPORTED: tuple[str, ...]
-
-    def generate(self, models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
-        """The tokens that continue the prompt of each request, without the prompt."""
-
-
-def batches(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
-    """The requests in groups of at most `size`.
-
-    >>> [len(group) for group in batches([Request([1], 1)] * 3, 2)]
-    [2, 1]
-    """
-    for start in range(0, len(requests), size):
-        yield requests[start : start + size]
 
 
 def _require(condition: bool, name: str, value: object, allowed: str) -> None:

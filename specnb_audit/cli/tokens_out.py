@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import sys
 import time
@@ -119,15 +118,6 @@ def _pairs(prompts: Sequence[list[int]], completions: Iterable[Sequence[int]]) -
             yield prompt, next(made)
         except StopIteration:
             raise ValueError(f"the engine returned {number} completions for {len(prompts)} prompts") from None
-
-
-def compress(file: Path, out: Path) -> None:
-    """Writes `file` gzipped to `out`: the same bytes for the same content, without name or time."""
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0, compresslevel=9) as stream:
-        stream.write(file.read_bytes())
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(packed.getvalue())
 
 
 def to_stderr(line: str) -> None:

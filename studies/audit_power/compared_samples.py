@@ -18,11 +18,11 @@ from specnb.decoding.generate import Study
 from specnb.decoding.generate import generate as plain_generate
 from specnb.distributions import Sampling, overlap
 from specnb.models.loading import Pair
-from specnb_audit import pit
 from specnb_audit.bets import Row
 from specnb_audit.bugs.bug import Bug
 from specnb_audit.known_bugs import EXACT, generate
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
+from specnb_audit.uniforms import transform
 from studies.audit_power.engine_checks import at_temperature_0
 from studies.audit_power.random_pair import VOCAB
 
@@ -143,7 +143,7 @@ def judge(rows: Sequence[Row], ends: Sequence[int] | None, seed: int) -> Judged:
     own, log = flat.gather(-1, at[:, None])[:, 0], flat.clamp_min(1e-300).log()
     entropy = -(flat * log).sum(dim=-1)
     variance = ((flat * log**2).sum(dim=-1) - entropy**2).clamp_min(0)
-    u = pit.transform(flat, flat, at, np.random.default_rng([2, seed]).random(len(flat)))
+    u = transform(flat, flat, at, np.random.default_rng([2, seed]).random(len(flat)))
     zero |= judged & (own.numpy() == 0).reshape(shape)
     log_p, entropies, variances = (x.numpy().reshape(shape) for x in (own.clamp_min(1e-300).log(), entropy, variance))
     return Judged(judged, zero, log_p, entropies, variances, u.reshape(shape), shared, p.numpy())

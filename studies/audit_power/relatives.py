@@ -27,7 +27,7 @@ PERMUTATIONS = 999
 
 
 def ranks(u: Array) -> float:
-    """Cramér-von Mises p-value of the transforms U `(n,)` (`specnb_audit.pit.transform`, ordered by p).
+    """Cramér-von Mises p-value of the transforms U `(n,)` (`specnb_audit.uniforms.transform`, ordered by p).
 
     The published test takes one rank for each completion, among completions of the reference; this one takes a rank for
     each token, exactly.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from specnb.beam import BeamSettings, LogProbs, State, beam_search, draft_levels
+from specnb.beam import Beams, BeamSettings, LogProbs, beam_search, draft_levels
 from specnb.measure.statistics import Estimate, ratio_of_medians
 from specnb.measure.timing import Job, device_clock, time_rounds
 from specnb.models.loading import Pair
@@ -22,7 +22,7 @@ Cost = Callable[[int], ArrayLike]
 """Time of a forward pass over n tokens, in forward passes of the same model over one token."""
 
 
-def min_draft_width(state: State, following: State, draft: LogProbs, settings: BeamSettings) -> int:
+def min_draft_width(state: Beams, following: Beams, draft: LogProbs, settings: BeamSettings) -> int:
     """The smallest u at which the first drafted level contains all beams of `following`, the target's next state.
 
     >>> from studies.beams.beam_enumeration import DyadicLogProbs, trajectory
@@ -43,7 +43,7 @@ def min_draft_width(state: State, following: State, draft: LogProbs, settings: B
 
 
 def accepted_levels(
-    states: Sequence[State], draft: LogProbs, widths: Sequence[int], gamma: int, settings: BeamSettings
+    states: Sequence[Beams], draft: LogProbs, widths: Sequence[int], gamma: int, settings: BeamSettings
 ) -> NDArray[np.int64]:
     """Accepted levels `(len(widths), levels)` of a step of `gamma` drafted levels from each state of the target.
 

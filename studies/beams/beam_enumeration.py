@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specnb.beam import BeamSettings, Path, Rule, State, advance, start, steps
+from specnb.beam import Beams, BeamSettings, Path, Rule, advance, start, steps
 
 Tree = tuple[tuple[Path, ...], ...]
 """Levels of paths; each path is a child of one in the level before."""
@@ -60,7 +60,7 @@ def _sharp_and_flat(vocab: int) -> list[list[int]]:
     return [[*range(1, vocab), vocab - 1], [bits - 1] * short + [bits] * (vocab - short)]
 
 
-def every_tree(state: State, vocab: int, width: int, gamma: int, settings: BeamSettings) -> Iterator[Tree]:
+def every_tree(state: Beams, vocab: int, width: int, gamma: int, settings: BeamSettings) -> Iterator[Tree]:
     """All trees below the running beams: in each of `gamma` levels, any `width` children of the level before.
 
     >>> settings = BeamSettings(width=1, max_new_tokens=4)
@@ -80,7 +80,7 @@ def _grow(tree: Tree, last: tuple[Path, ...], tokens: list[int], width: int, lev
         yield from _grow((*tree, level), level, tokens, width, levels - 1)
 
 
-def trajectory(distributions: DyadicLogProbs, settings: BeamSettings) -> list[State]:
+def trajectory(distributions: DyadicLogProbs, settings: BeamSettings) -> list[Beams]:
     """The states of the target's own beam search, from before its first level to its end.
 
     >>> [state.paths for state in trajectory(DyadicLogProbs(2, seed=0), BeamSettings(width=1, max_new_tokens=2))]
@@ -129,7 +129,7 @@ def enumerate_trees(
     return Enumeration(int(levels.sum()), different, levels, worse, better)
 
 
-def same(one: State, other: State) -> bool:
+def same(one: Beams, other: Beams) -> bool:
     """Whether two states are equal, their scores to the last bit.
 
     >>> same(start(), start())
@@ -138,5 +138,5 @@ def same(one: State, other: State) -> bool:
     return one[:1] + one[2:] == other[:1] + other[2:] and torch.equal(one.scores, other.scores)
 
 
-def _scores(state: State) -> list[float]:
+def _scores(state: Beams) -> list[float]:
     return state.scores.tolist()

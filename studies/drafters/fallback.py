@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specnb.drafting.base import Context, Drafter, Proposal, require_drafter, require_equal_vocabularies
-from specnb.drafting.model import ModelDrafter, require_model_drafter
+from specnb.drafting.base import Context, Drafter, Proposal, require_equal_vocabularies, require_part
+from specnb.drafting.model import ModelDrafter
 from specnb.rules import Outcome, TreeOutcome
+
+
+def require_reads_tokens(name: str, drafter: Drafter) -> None:
+    """Raises `TypeError` unless `drafter` is a drafter that proposes chains and needs no hidden states."""
+    require_part(name, drafter, object)
+    if drafter.hidden_layers:
+        raise TypeError(
+            f"{name} is a {type(drafter).__name__}, which reads the target's hidden states; here it would draft where "
+            "there are none: give a drafter that reads tokens alone"
+        )
 
 
 class FallbackDrafter(Drafter):
@@ -22,8 +32,8 @@ class FallbackDrafter(Drafter):
     """
 
     def __init__(self, copy: Drafter, model: ModelDrafter) -> None:
-        require_drafter("copy", copy)
-        require_model_drafter("model", model)
+        require_reads_tokens("copy", copy)
+        require_part("model", model, ModelDrafter)
         if copy.draft_model is not None:
             raise TypeError(
                 f"copy is a {type(copy).__name__} with a model, which would miss the tokens of steps that do not copy; "
@@ -37,14 +47,12 @@ class FallbackDrafter(Drafter):
         self.missed = 0  # tokens that the model has not evaluated, at most, besides these
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        """See `Drafter.start`."""
         if rows is None:
             self.missed = 0
         self.copy.start(context, rows)
         self.model.start(context, rows)
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
         copied = self.copy.propose(context, uniforms)
         copies = copied.draft_tokens[:, 0] >= 0
         if bool(copies.all()):
@@ -60,6 +68,5 @@ class FallbackDrafter(Drafter):
         )
 
     def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
-        """See `Drafter.update`."""
         self.copy.update(context, outcome)
         self.model.update(context, outcome)

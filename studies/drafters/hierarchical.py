@@ -9,15 +9,25 @@ the outer rule does not see.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from specnb.arguments import require_whole
 from specnb.distributions import standardise
-from specnb.drafting.base import Context, Drafter, Proposal, evaluate_again, require_drafter, require_equal_vocabularies
-from specnb.drafting.model import ModelDrafter, require_model_drafter
+from specnb.drafting.base import (
+    Context,
+    Drafter,
+    Proposal,
+    missing_members,
+    require_equal_vocabularies,
+    require_part,
+)
+from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.rules import Outcome, Rule, token_verification
+from studies.drafters.fallback import require_reads_tokens
 
 
 class HierarchicalDrafter(Drafter):
@@ -28,19 +38,17 @@ class HierarchicalDrafter(Drafter):
     than the step has: they are made from the step's own by hashing (`more_uniforms`).
 
     Raises `ValueError` for `inner_gamma` < 1 and for different vocabularies, `TypeError` for a `large` that is no
-    `ModelDrafter`, and for a `small` that proposes a tree or is no drafter,
-    and for a `rule` that cannot be called.
+    `ModelDrafter`, a `small` that proposes a tree or reads hidden states, and a `rule` that cannot be called.
     """
 
     def __init__(
         self, large: ModelDrafter, small: Drafter, inner_gamma: int = 3, rule: Rule = token_verification
     ) -> None:
         require_whole(inner_gamma=(inner_gamma, 1))
-        inner_gamma = int(inner_gamma)
         if not callable(rule):
             raise TypeError(f"rule is {rule!r}; it must be a rule for chains, such as token_verification")
-        require_model_drafter("large", large)
-        require_drafter("small", small)
+        require_part("large", large, ModelDrafter)
+        require_reads_tokens("small", small)
         require_equal_vocabularies(small, large)
         self.large, self.small, self.inner_gamma, self.rule = large, small, inner_gamma, rule
         self.vocab, self.draft_model = large.vocab, large.draft_model
@@ -60,7 +68,6 @@ class HierarchicalDrafter(Drafter):
         evaluate_again(self.small, count + 1)
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        """See `Drafter.start`."""
         # Inner draft tokens reach further than those of the outer step.
         padding = context.tokens.new_zeros(len(context.tokens), self.inner_gamma + 1)
         wider = Context(torch.cat([context.tokens, padding], dim=1), context.lengths)
@@ -72,7 +79,6 @@ class HierarchicalDrafter(Drafter):
         self.padding = padding
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
         rows, gamma = uniforms.shape
         tokens, lengths = torch.cat([context.tokens, self.padding], dim=1), context.lengths
         q = torch.zeros(rows, gamma + self.inner_gamma + 1, self.vocab, device=uniforms.device)
@@ -109,6 +115,18 @@ class HierarchicalDrafter(Drafter):
         self.passes += 1
         p = standardise(logits, self.large.sampling, check=False)
         return p, self.rule(p, small_q.to(p.dtype), drafted, own[:, inner : 2 * inner], own[:, -1]), drafted
+
+
+def evaluate_again(drafter: Any, count: int) -> None:
+    """From now on each model in `drafter` begins a step with at least the `count` newest tokens of a row.
+
+    A drafter that is called by another one misses tokens: those that the other adds without calling it.
+    """
+    if hasattr(drafter, "unseen"):
+        drafter.unseen = max(drafter.unseen, count)
+    for part in getattr(drafter, "__dict__", {}).values():
+        if not isinstance(part, type) and not missing_members(part):
+            evaluate_again(part, count)
 
 
 def more_uniforms(uniform: Tensor, count: int) -> Tensor:

@@ -66,7 +66,6 @@ class OtherVocabularyDrafter(ChainDrafter):
         self.hidden[self.ours] = 0.0
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        """See `Drafter.start`."""
         if rows is None:
             slots = min(context_limit(self.model) or 2**31, SLOTS_PER_TOKEN * context.tokens.shape[1])
             self.runner = CachedModel(self.model, slots)
@@ -76,7 +75,6 @@ class OtherVocabularyDrafter(ChainDrafter):
                 self.seen[row] = []
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        """See `ChainDrafter.distribution`."""
         if position:
             newest = self.to_own[context.newest[:, None]]
             slots = self.slots[:, -1:] + 1

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from specnb.arguments import require_whole
 from specnb.distributions import Sampling, sample, standardise_probs
-from specnb.drafting.base import Context, Drafter, Proposal, whole_tokens
-from specnb.drafting.ngram import NgramModel
+from specnb.drafting.base import Context, Drafter, Proposal, padded
+from specnb.drafting.ngram import NgramModel, whole_tokens
 
 
 class SkipGramDrafter(Drafter):
@@ -36,14 +36,8 @@ class SkipGramDrafter(Drafter):
         self.vocab, self.sampling = vocab, sampling
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
         newest = context.newest[:, None].cpu().numpy()
         gamma = min(uniforms.shape[1], len(self.models))
         tables = np.stack([model.probs(newest) for model in self.models[:gamma]], axis=1)
         q = standardise_probs(torch.from_numpy(tables), self.sampling).to(uniforms.device)
-        missing = uniforms.shape[1] - gamma
-        draft_tokens = sample(q, uniforms[:, :gamma])
-        return Proposal(
-            torch.nn.functional.pad(draft_tokens, (0, missing), value=-1),
-            torch.nn.functional.pad(q, (0, 0, 0, missing)),
-        )
+        return padded(sample(q, uniforms[:, :gamma]), q, uniforms.shape[1])

@@ -18,6 +18,8 @@ batch, and the seeds of the first and the last completion (those between are con
 from __future__ import annotations
 
 import argparse
+import gzip
+import io
 import json
 import os
 import random
@@ -35,11 +37,10 @@ from specnb.distributions import total_variation
 from specnb.machine import machine
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.notebook import corpus
-from specnb.notebook.claims import ROOT
 from specnb.notebook.corpus import DATA
-from specnb.notebook.findings import write
+from specnb.notebook.findings import ROOT, write
 from specnb_audit.cli.settings import Settings
-from specnb_audit.cli.tokens_out import compress, read_prompts
+from specnb_audit.cli.tokens_out import read_prompts
 from studies.engines.adapters.__main__ import adapter
 from studies.engines.engines import NEW_TOKENS, Row, digest, rows
 
@@ -189,3 +190,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def compress(file: Path, out: Path) -> None:
+    """Writes `file` gzipped to `out`: the same bytes for the same content, without name or time."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0, compresslevel=9) as stream:
+        stream.write(file.read_bytes())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(packed.getvalue())

@@ -29,8 +29,8 @@ from transformers import (
 
 from specnb.models.checkpoints import write_checksums
 from specnb.notebook import corpus
-from specnb.notebook.claims import ROOT
 from specnb.notebook.corpus import DATA
+from specnb.notebook.findings import ROOT
 from studies.training.training_loop import Learner, folder_of, rate, train
 
 END = "<|endoftext|>"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import ROOT
 
 MUON_RATE, ADAM_RATE = 0.02, 0.003
 Model = TypeVar("Model", bound=nn.Module)

@@ -1,21 +1,158 @@
-"""Beam search with models: as transformers finds it, and the same with any draft; what it ran, and what it refuses."""
+"""Beam search against plain Python, every drafted tree and transformers; planted bugs must be found."""
 
-import dataclasses
-import inspect
+from __future__ import annotations
+
+from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from beam_bugs import BEAM_BUGS
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
 from transformers import PreTrainedModel
 from tree_bugs import TREE_BUGS
 
 from specnb import beam
-from specnb.beam import BeamSearch, TreeModel, beam_search
-from specnb.distributions import Sampling
+from specnb.beam import (
+    Beams,
+    BeamSettings,
+    Finished,
+    Path,
+    advance,
+    beam_search,
+    best,
+    draft_levels,
+    extend,
+    start,
+    steps,
+)
 from specnb.models.loading import load_pair
 from specnb.notebook import corpus
+from studies.beams.beam_enumeration import DyadicLogProbs, enumerate_trees, same, trajectory
+
+# The search on distributions with exact scores: sums of whole numbers, with ties.
+
+
+def searched(log_p: DyadicLogProbs, chosen: BeamSettings) -> list[Beams]:
+    """The states of beam search, candidate by candidate, from the meaning of the settings."""
+    running: list[tuple[float, Path]] = [(0.0, ())]
+    finished: list[tuple[float, Path]] = []
+    states = [start()]
+    for length in range(1, chosen.max_new_tokens + 1):
+        rows = log_p([path for _, path in running]).tolist()
+        made = [(score + x, (*path, token)) for (score, path), row in zip(running, rows, strict=True)
+                for token, x in enumerate(row)]  # fmt: skip
+        made.sort(key=lambda one: -one[0])  # a stable sort: the higher beam and the lower token first
+        ends = [length == chosen.max_new_tokens or path[-1] in chosen.eos for _, path in made]
+        if not (chosen.early_stopping is True and len(finished) == chosen.width):
+            for (score, path), end in list(zip(made, ends, strict=True))[: chosen.width]:
+                if end:
+                    finished.append((score / length**chosen.length_penalty, path))
+            finished = sorted(finished, key=lambda one: -one[0])[: chosen.width]
+        running = [one for one, end in zip(made, ends, strict=True) if not end][: chosen.width]
+        ended = length == chosen.max_new_tokens
+        if not ended and len(finished) == chosen.width:
+            reach = length
+            if chosen.early_stopping == "never" and chosen.length_penalty > 0:
+                reach = chosen.max_new_tokens
+            ended = chosen.early_stopping is True or running[0][0] / reach**chosen.length_penalty <= finished[-1][0]
+        scores = torch.tensor([score for score, _ in running], dtype=torch.float64)
+        paths = tuple(path for _, path in running)
+        states.append(Beams(paths, scores, tuple(Finished(*one) for one in finished), ended))
+        if ended:
+            return states
+    raise AssertionError("the last level ends the search")
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("eos", [(), (0,), (1, 3)], ids=str)
+def test_a_search_has_the_states_of_plain_python(eos: tuple[int, ...], early_stopping: Any) -> None:
+    for width, length, penalty, seed in product((1, 3), (1, 5), (1.0, 0.0, 2.0, -1.0), range(2)):
+        chosen, log_p = BeamSettings(width, length, penalty, early_stopping, eos), DyadicLogProbs(5, seed)
+        found, want = trajectory(log_p, chosen), searched(log_p, chosen)
+        assert len(found) == len(want)
+        assert all(map(same, found, want))
+
+
+def test_of_many_ties_the_first_candidates_are_taken() -> None:
+    """Torch keeps the order of up to 16 equal numbers in any sort, and that of more only in a stable one."""
+    totals = torch.zeros(4, 100)
+    totals[:, ::3] = 1.0
+    parents, tokens, _ = best(totals, 40)
+    assert (parents, tokens) == ([0] * 34 + [1] * 6, [*range(0, 100, 3), *range(0, 18, 3)])
+    assert [len(one) for one in best(totals[:1, :3], 9)] == [3, 3, 3], "as many as there are"
+
+
+def test_a_distribution_that_is_not_a_number_is_an_error() -> None:
+    with pytest.raises(FloatingPointError, match="have NaN; look for an overflow in the model"):
+        extend(start(), torch.tensor([[0.0, torch.nan]]), BeamSettings(width=1, max_new_tokens=2))
+
+
+SEARCHES = st.builds(
+    BeamSettings,
+    width=st.integers(1, 3),
+    max_new_tokens=st.integers(1, 6),
+    length_penalty=st.sampled_from([0.0, 1.0, 2.0, -1.0]),
+    early_stopping=st.sampled_from([True, False, "never"]),
+    eos=st.sampled_from([(), (0,), (2, 4)]),
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(SEARCHES, st.integers(0, 2), st.integers(1, 4), st.integers(0, 10**6), st.sampled_from([0.0, 0.2, 0.5, 1.0]))
+def test_any_draft_gives_the_same_states(
+    chosen: BeamSettings, wider: int, gamma: int, seed: int, differ: float
+) -> None:
+    distributions = DyadicLogProbs(6, seed)
+    draft = DyadicLogProbs(6, seed + 1, like=distributions, differ=differ)
+    own, reached = trajectory(distributions, chosen), [start()]
+    for states in steps(distributions, chosen, draft, chosen.width + wider, gamma):
+        assert 1 <= len(states) <= gamma + 1
+        reached += states
+    assert len(own) == len(reached)
+    assert all(map(same, own, reached))
+
+
+CASES = {
+    "greedy": (3, BeamSettings(1, 4), 2, 2),
+    "two beams": (3, BeamSettings(2, 4), 2, 2),
+    "two of three": (3, BeamSettings(2, 4), 3, 2),
+    "ends": (4, BeamSettings(2, 4, eos=(0,)), 3, 2),
+    "ends early": (4, BeamSettings(2, 5, length_penalty=2.0, early_stopping=True, eos=(1,)), 2, 2),
+    "never ends": (4, BeamSettings(1, 5, length_penalty=0.5, early_stopping="never", eos=(2,)), 2, 2),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_tree_gives_the_same_states(case: str) -> None:
+    vocab, chosen, width, gamma = CASES[case]
+    found = [enumerate_trees(DyadicLogProbs(vocab, seed), chosen, width, gamma) for seed in range(3)]
+    assert sum(one.trees for one in found) > 100
+    assert not any(one.different for one in found)
+    assert sum(one.levels[-1] for one in found) > 0
+
+
+@pytest.mark.parametrize("bug", BEAM_BUGS)
+def test_planted_bugs_of_the_search_are_found(bug: str) -> None:
+    assert any(
+        enumerate_trees(DyadicLogProbs(vocab, seed), chosen, width, gamma, BEAM_BUGS[bug].rule).different
+        for (vocab, chosen, width, gamma), seed in product(CASES.values(), range(2))
+    )
+
+
+def test_a_draft_that_is_the_target_is_always_accepted_and_drafted_levels_stop_where_nothing_could_follow() -> None:
+    distributions = DyadicLogProbs(6, 3)
+    levels = [len(states) for states in steps(distributions, BeamSettings(3, 12), distributions, 3, 2)]
+    assert levels == [3, 3, 3, 3]
+    drafted = list(draft_levels(start(), DyadicLogProbs(5, 0), 3, 9, BeamSettings(2, 3, eos=(4,))))
+    assert [len(level) for level in drafted] == [3, 3]
+    assert not any(4 in path for level in drafted for path in level)
+    assert advance(start(), {}, BeamSettings(1, 2)) == []
+
+
+# The search with models.
 
 VOCAB, NEW, PROMPT = 7, 8, [1, 2, 3]
 MODELS = {"llama": llama, "gpt2": gpt2, "neox": neox, "qwen2": qwen2}
@@ -45,64 +182,38 @@ def of_transformers(
     return [row[:end] for row, end in zip(rows, cut, strict=True)], made.sequences_scores.tolist()
 
 
-def assert_same(found: BeamSearch, tokens: list[list[int]], scores: list[float], tolerance: float) -> None:
-    assert found.tokens == tokens
-    assert found.scores == pytest.approx(scores, abs=tolerance)
-
-
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("eos", ENDS)
-@pytest.mark.parametrize("width", [2, 3, 5])
-def test_beams_and_scores_are_those_of_transformers(width: int, eos: str, early_stopping: bool | str) -> None:
-    for name, length_penalty in (("llama", 1.0), ("gpt2", 0.0), ("neox", 2.0), ("qwen2", -0.5), ("gpt2", 1.0)):
+def test_beams_and_scores_are_those_of_transformers(eos: str, early_stopping: bool | str) -> None:
+    for (name, penalty), width in zip((("llama", 1.0), ("gpt2", 0.0), ("neox", 2.0), ("qwen2", -0.5)), (2, 3, 5, 3)):  # noqa: B905
         model = tiny(name)
-        wanted: dict[str, Any] = {
-            "max_new_tokens": NEW,
-            "length_penalty": length_penalty,
-            "early_stopping": early_stopping,
-        }
-        own = beam_search(model, PROMPT, width=width, eos=ENDS[eos], **wanted)
-        assert_same(own, *of_transformers(model, PROMPT, width, ENDS[eos], **wanted), FLOAT32 * NEW)
-        draft = near_copy(model, 0.05)
-        for draft_width, gamma in ((width, 1), (width, 3), (5, 2)):
+        asked: dict[str, Any] = {"max_new_tokens": NEW, "length_penalty": penalty, "early_stopping": early_stopping}
+        own = beam_search(model, PROMPT, width=width, eos=ENDS[eos], **asked)
+        tokens, scores = of_transformers(model, PROMPT, width, ENDS[eos], **asked)
+        assert own.tokens == tokens
+        assert own.scores == pytest.approx(scores, abs=FLOAT32 * NEW)
+        for gamma in (1, 3):
             made = beam_search(
-                model, PROMPT, draft, width=width, draft_width=draft_width, gamma=gamma, eos=ENDS[eos], **wanted
+                model, PROMPT, near_copy(model, 0.05), width=width, draft_width=5, gamma=gamma, eos=ENDS[eos], **asked
             )
-            assert_same(made, own.tokens, own.scores, 1e-12)
+            assert made.tokens == own.tokens
+            assert made.scores == pytest.approx(own.scores, abs=1e-12)
 
 
-@pytest.mark.parametrize("eos", ENDS)
-def test_one_beam_is_greedy_decoding(eos: str) -> None:
-    tokens = torch.tensor([PROMPT])
-    for make in MODELS.values():
-        model: Any = make(VOCAB, dtype=torch.float64)
-        with torch.inference_mode():
-            greedy = model.generate(
-                tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=NEW,
-                eos_token_id=ENDS[eos], pad_token_id=0,
-            )  # fmt: skip
-        made = beam_search(
-            model, PROMPT, gpt2(VOCAB, layers=1), width=1, draft_width=3, max_new_tokens=NEW, eos=ENDS[eos]
-        )
-        assert made.tokens == [greedy[0, len(PROMPT) :].tolist()]
-
-
-@pytest.mark.parametrize("newline_ends", [False, True])
-def test_the_trained_pair_finds_what_transformers_finds(newline_ends: bool) -> None:
+def test_the_trained_pair_finds_what_transformers_finds() -> None:
     """In float64. With the newline as an end, beams of different lengths finish and compete."""
     pair = load_pair(dtype=torch.float64)
-    prompt = pair.encode(corpus.read("held-out", limit=1)[0][:400])[:24]
-    eos = pair.encode("\n")[-1] if newline_ends else pair.tokenizer.eos_token_id
+    prompt, eos = pair.encode(corpus.read("held-out", limit=1)[0][:400])[:24], pair.encode("\n")[-1]
     own = beam_search(pair.target, prompt, width=3, max_new_tokens=12, eos=eos)
-    assert_same(own, *of_transformers(pair.target, prompt, 3, eos, max_new_tokens=12), FLOAT32 * 12)
+    assert own.tokens == of_transformers(pair.target, prompt, 3, eos, max_new_tokens=12)[0]
     made = beam_search(pair.target, prompt, pair.draft, width=3, draft_width=8, gamma=3, max_new_tokens=12, eos=eos)
-    assert_same(made, own.tokens, own.scores, 1e-12)
+    assert made.tokens == own.tokens
     assert made.record.target_passes <= own.record.target_passes
-    assert newline_ends == (len(set(map(len, own.tokens))) > 1)
+    assert len(set(map(len, own.tokens))) > 1
 
 
 @pytest.mark.parametrize("bug", TREE_BUGS)
-def test_bugs_of_the_tree_change_the_beams(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+def test_planted_bugs_of_the_tree_change_the_beams(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     """Planted in the speculative search alone, against the right one."""
     model = tiny("gpt2")
     right = [beam_search(model, [1, 2, token], width=3, max_new_tokens=10) for token in range(VOCAB)]
@@ -112,231 +223,49 @@ def test_bugs_of_the_tree_change_the_beams(monkeypatch: pytest.MonkeyPatch, bug:
     assert any(made.tokens != own.tokens for made, own in zip(wrong, right, strict=True))
 
 
-# What was run.
-
-
-def test_the_record_counts_the_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    run = TreeModel._run
-    monkeypatch.setattr(TreeModel, "_run", lambda self, paths: (seen.append((self, len(paths))), run(self, paths)))
+def test_the_record_counts_levels_and_forward_passes() -> None:
     model = tiny()
-    record = beam_search(
-        model, PROMPT, near_copy(model, 0.05), width=3, draft_width=5, gamma=2, max_new_tokens=NEW
-    ).record
-    target = [nodes for distributions, nodes in seen if distributions.runner.model is model]
-    draft = [nodes for distributions, nodes in seen if distributions.runner.model is not model]
-    assert record.nodes.tolist() == target
-    assert [nodes for step in record.draft_nodes for nodes in step] == draft
-    assert record.levels.sum() == NEW == len(record.states) - 1
-    assert record.target_passes == len(target) < NEW
-    assert max(target) <= 3 + 5 * 2
-    assert record.levels.max() <= 3
-
-
-def test_a_search_without_a_draft_makes_one_forward_pass_per_level() -> None:
-    record = beam_search(tiny(), PROMPT, width=3, max_new_tokens=NEW).record
-    assert record.nodes.tolist() == [1] + [3] * (NEW - 1)
-    assert record.levels.tolist() == [1] * NEW
-    assert record.draft_nodes == [()] * NEW
-
-
-def test_a_perfect_draft_needs_one_forward_pass_for_gamma_plus_one_levels() -> None:
-    model = tiny()
-    record = beam_search(model, PROMPT, model, width=3, draft_width=3, gamma=3, max_new_tokens=NEW).record
-    assert record.levels.tolist() == [4, 4]
-    assert record.nodes.tolist() == [10, 12]
+    alone = beam_search(model, PROMPT, width=3, max_new_tokens=NEW).record
+    assert alone.nodes.tolist() == [1] + [3] * (NEW - 1)
+    assert alone.levels.tolist() == [1] * NEW
+    assert alone.draft_nodes == [()] * NEW
+    perfect = beam_search(model, PROMPT, model, width=3, draft_width=3, gamma=3, max_new_tokens=NEW).record
+    assert perfect.levels.tolist() == [4, 4]
+    assert perfect.nodes.tolist() == [10, 12]  # the root or the three beams, and three levels of three
+    assert perfect.draft_nodes == [(1, 3, 3), (5, 3, 3)]  # two parents of the beams were not drafted from before
+    assert perfect.target_passes == 2
+    assert len(perfect.states) == NEW + 1
 
 
 def test_the_last_positions_can_be_searched() -> None:
-    model = gpt2(VOCAB, dtype=torch.float64)
-    prompt = [1] * (LIMIT - 3)
+    model, prompt = gpt2(VOCAB, dtype=torch.float64), [1] * (LIMIT - 3)
     own = beam_search(model, prompt, width=2, max_new_tokens=3)
     assert beam_search(model, prompt, model, width=2, gamma=5, max_new_tokens=3).tokens == own.tokens
 
 
-# Bad input.
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"width": 0}, "width is 0"),
-        ({"draft_width": 0}, "draft_width is 0"),
-        ({"draft_width": 2}, "draft_width is 2 and width 3: fewer drafted beams than beams"),
+        ({"width": 0}, "width is 0; it must be a whole number from 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"length_penalty": float("nan")}, r"length_penalty is nan; it must be a finite number \(1: the mean\)"),
+        ({"length_penalty": "long"}, "length_penalty is 'long'"),
+        ({"early_stopping": "always"}, "early_stopping is 'always'; it must be True, False or 'never'"),
+        ({"draft_width": 2}, "draft_width is 2 and width 3: fewer drafted beams than beams cannot cover them"),
         ({"gamma": 0}, "gamma is 0; it must be a whole number from 1"),
-        ({"gamma": 1.5}, r"gamma is 1\.5"),
-        ({"sampling": Sampling(temperature=0.7)}, "beam search does not sample, so it takes no temperature"),
-        ({"sampling": 0.7}, r"sampling is 0\.7"),
-        ({"width": 9, "draft_width": 9}, "width is 9, and 7 tokens of the vocabulary are not in eos"),
-        ({"draft_width": 6, "eos": [1, 4]}, "draft_width is 6, and 5 tokens"),
+        ({"width": 9, "draft_width": 9}, "width is 9, and 7 tokens of the vocabulary are not in eos; choose at most 7"),
+        ({"draft_width": 6, "eos": [4, 1, 4]}, "draft_width is 6, and 5 tokens"),
         ({"eos": 7}, "eos has the token 7"),
         ({"prompt": []}, "prompt 0 is empty"),
         ({"prompt": [9]}, "prompt 0 has the token 9"),
         ({"max_new_tokens": LIMIT}, f"and LlamaForCausalLM has {LIMIT}"),
-        ({"early_stopping": None}, "early_stopping is None"),
         ({"draft": llama(5)}, "target has 7 tokens and the draft 5"),
+        ({"draft": "a draft"}, "no model of transformers"),
+        ({"target": llama(VOCAB).train()}, "training mode"),
     ],
 )
-def test_bad_input_is_refused(wrong: dict[str, Any], message: str) -> None:
-    good: dict[str, Any] = {
-        "prompt": PROMPT,
-        "draft": llama(VOCAB),
-        "width": 3,
-        "draft_width": 4,
-        "gamma": 2,
-        "max_new_tokens": 4,
-    }
-    with pytest.raises(ValueError, match=message):
-        beam_search(llama(VOCAB), **(good | wrong))
-
-
-def test_models_that_cannot_be_run_are_refused() -> None:
-    with pytest.raises(TypeError, match="training mode"):
-        beam_search(llama(VOCAB).train(), PROMPT, max_new_tokens=2)
-    with pytest.raises(TypeError, match="no model of transformers"):
-        beam_search(llama(VOCAB), PROMPT, "a draft", max_new_tokens=2)  # type: ignore[arg-type]
-
-
-# Settings, sizes, and what is shown.
-
-
-def test_settings_that_are_left_out_have_these_values() -> None:
-    defaults = {name: one.default for name, one in inspect.signature(beam_search).parameters.items()}
-    assert defaults.pop("target") is defaults.pop("prompt") is inspect.Parameter.empty
-    nothing = dict.fromkeys(("draft", "draft_width", "eos", "sampling"))
-    numbers = {"width": 4, "gamma": 4, "max_new_tokens": 64, "length_penalty": 1.0}
-    assert defaults == {**nothing, **numbers, "early_stopping": False, "progress": True}
-    assert defaults["early_stopping"] is False
-    assert defaults["progress"] is True
-
-
-def test_twice_as_many_beams_are_drafted_as_are_kept_by_default() -> None:
-    model = tiny()
-    draft = near_copy(model, 0.05)
-    two = beam_search(model, PROMPT, draft, width=2, gamma=2, max_new_tokens=4)
-    four = beam_search(model, PROMPT, draft, width=2, draft_width=4, gamma=2, max_new_tokens=4)
-    assert two.record.draft_nodes == four.record.draft_nodes
-    other = beam_search(model, PROMPT, draft, width=2, draft_width=3, gamma=2, max_new_tokens=4)
-    assert two.record.draft_nodes != other.record.draft_nodes
-
-
-def test_what_a_search_returns_cannot_be_changed() -> None:
-    made = beam_search(tiny(), PROMPT, width=2, max_new_tokens=3)
-    for one, field in ((made, "tokens"), (made.record, "levels")):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(one, field, [])
-    assert isinstance(made.record.levels, np.ndarray)
-    assert isinstance(made.record.nodes, np.ndarray)
-    assert made.record.target_passes == 3
-    assert made.record.draft_nodes == [()] * 3
-    assert made.record.nodes.tolist() == [1, 2, 2]
-    assert made.record.levels.tolist() == [1, 1, 1]
-    finished = made.record.states[-1].finished
-    assert made.tokens == [list(beam.path) for beam in finished]
-    assert made.scores == [beam.score for beam in finished]
-
-
-@pytest.mark.parametrize("width", [1, 3])
-def test_caches_have_slots_for_all_beams_and_draft_tokens(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every level of every beam, one level more, and what is drafted."""
-    made: list[tuple[PreTrainedModel, int]] = []
-
-    class Counted(TreeModel):
-        def __init__(self, model: PreTrainedModel, prompt: list[int], capacity: int) -> None:
-            super().__init__(model, prompt, capacity)
-            made.append((model, capacity))
-
-    monkeypatch.setattr(beam, "TreeModel", Counted)
-    target, draft = tiny(), near_copy(tiny(), 0.05)
-    beam_search(target, PROMPT, width=width, gamma=2, max_new_tokens=5)
-    beam_search(target, PROMPT, draft, width=width, draft_width=4, gamma=2, max_new_tokens=5)
-    alone = width * 5 + width
-    assert made == [(target, alone), (target, alone + 4 * 2), (draft, alone + 4 * 2)]
-
-
-@pytest.mark.parametrize("progress", [False, True])
-def test_the_bar_counts_levels(progress: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    bars: list[Any] = []
-
-    class Bar:
-        def __init__(self, **settings: Any) -> None:
-            self.settings = settings
-            self.moves: list[int] = []
-            bars.append(self)
-
-        def __enter__(self) -> "Bar":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return
-
-        def update(self, by: int) -> None:
-            self.moves.append(by)
-
-    monkeypatch.setattr(beam, "tqdm", Bar)
-    model = tiny()
-    made = beam_search(model, PROMPT, near_copy(model, 0.05), width=2, gamma=2, max_new_tokens=NEW, progress=progress)
-    ((settings, moves),) = [(bar.settings, bar.moves) for bar in bars]
-    assert settings == {"total": NEW, "desc": "levels", "delay": 3, "leave": False, "disable": not progress}
-    assert moves == made.record.levels.tolist()
-    assert sum(moves) == NEW
-    assert max(moves) > 1
-
-
-def test_ends_are_counted_once_and_in_any_order() -> None:
-    model = tiny()
-    wanted: dict[str, Any] = {"width": 3, "max_new_tokens": NEW}
-    assert (
-        beam_search(model, PROMPT, eos=[4, 1, 4], **wanted).tokens
-        == beam_search(model, PROMPT, eos=[1, 4], **wanted).tokens
-    )
-    # Five tokens of the vocabulary are no end.
-    beam_search(model, PROMPT, eos=[4, 1, 4], width=5, max_new_tokens=3)
-    with pytest.raises(ValueError, match="width is 6, and 5 tokens of the vocabulary are not in eos"):
-        beam_search(model, PROMPT, eos=[4, 1, 4], width=6, max_new_tokens=3)
-
-
-FEWER = "fewer drafted beams than beams cannot cover them; draft at least as many"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (
-            {"sampling": 0.7},
-            "sampling is 0.7; beam search does not sample, so it takes no temperature: use generate",
-        ),
-        ({"width": 3, "draft_width": 2}, f"draft_width is 2 and width 3: {FEWER}"),
-        ({"width": 2, "draft_width": 1}, f"draft_width is 1 and width 2: {FEWER}"),
-        ({"draft_width": 0}, "draft_width is 0; it must be a whole number from 1"),
-        ({"gamma": 0}, "gamma is 0; it must be a whole number from 1"),
-        (
-            {"width": 8, "draft_width": 8},
-            "width is 8, and 7 tokens of the vocabulary are not in eos; choose at most 7",
-        ),
-        (
-            {"width": 7, "draft_width": 8},
-            "draft_width is 8, and 7 tokens of the vocabulary are not in eos; choose at most 7",
-        ),
-        ({"width": 4}, "draft_width is 8, and 7 tokens of the vocabulary are not in eos; choose at most 7"),
-    ],
-)
-def test_what_is_refused_is_refused_with_this_message(wrong: dict[str, Any], message: str) -> None:
-    good: dict[str, Any] = {"width": 3, "gamma": 2, "max_new_tokens": 4}
-    model = llama(VOCAB)
-    with pytest.raises(ValueError, match=r"sampling|width|gamma") as caught:
-        beam_search(model, PROMPT, model, **(good | wrong))
-    assert str(caught.value) == message
-
-
-def test_as_many_beams_as_there_are_tokens_and_the_least_numbers_are_accepted() -> None:
-    model = llama(VOCAB)
-    found = beam_search(model, PROMPT, model, width=VOCAB, draft_width=VOCAB, gamma=1, max_new_tokens=1)
-    assert len(found.tokens) == VOCAB
-    assert len(beam_search(model, PROMPT, width=VOCAB, max_new_tokens=1).tokens) == VOCAB
-
-
-@pytest.mark.parametrize("unread", [{"gamma": 0}, {"draft_width": 1}, {"gamma": 0, "draft_width": 0}], ids=str)
-def test_without_a_draft_its_settings_are_not_looked_at(unread: dict[str, Any]) -> None:
-    plain = beam_search(tiny(), PROMPT, width=2, max_new_tokens=3)
-    assert beam_search(tiny(), PROMPT, width=2, max_new_tokens=3, **unread).tokens == plain.tokens
+def test_bad_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:
+    good = {"target": llama(VOCAB), "prompt": PROMPT, "draft": llama(VOCAB)}
+    numbers = {"width": 3, "draft_width": 4, "gamma": 2, "max_new_tokens": 4}
+    with pytest.raises((ValueError, TypeError), match=message):
+        beam_search(**(good | numbers | wrong))

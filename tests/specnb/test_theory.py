@@ -57,15 +57,10 @@ def test_count_distribution_and_expected_tokens_are_those_of_all_patterns(alpha:
     assert theory.expected_tokens(float(alpha), gamma) == pytest.approx(float(mean_count(alpha, gamma)), rel=1e-14)
 
 
-@given(alphas, gammas)
+@given(alphas | st.sampled_from([1 - 1e-8, 1 - 1e-12, 1 - 1e-16]), gammas)
 @examples
 def test_expected_tokens_keeps_its_precision_everywhere(alpha: float, gamma: int) -> None:
     assert theory.expected_tokens(alpha, gamma) == pytest.approx(geometric_sum(alpha, gamma), rel=1e-13)
-
-
-@pytest.mark.parametrize("distance", [1e-3, 1e-8, 1e-12, 1e-16])
-def test_expected_tokens_keeps_its_precision_next_to_one(distance: float) -> None:
-    assert theory.expected_tokens(1 - distance, 30) == pytest.approx(geometric_sum(1 - distance, 30), rel=1e-14)
 
 
 def test_expected_tokens_at_its_limits() -> None:
@@ -73,14 +68,6 @@ def test_expected_tokens_at_its_limits() -> None:
     assert theory.expected_tokens(1, [0, 1, 5, INF]).tolist() == [1, 2, 6, INF]
     assert theory.expected_tokens([0, 0.5, 0.75, 1], INF).tolist() == [1, 2, 4, INF]
     assert theory.expected_tokens([0, 0.3, 1], 0).tolist() == [1, 1, 1]
-
-
-@given(alphas, gammas)
-@examples
-def test_the_mean_of_the_count_distribution_is_expected_tokens(alpha: float, gamma: int) -> None:
-    probs = theory.count_distribution(alpha, gamma)
-    assert probs.sum() == pytest.approx(1, abs=1e-14)
-    assert probs @ np.arange(1, gamma + 2) == pytest.approx(float(theory.expected_tokens(alpha, gamma)), rel=1e-13)
 
 
 @given(alphas, gammas, st.integers(1, 12))
@@ -94,11 +81,6 @@ def test_steps_begin_where_sums_of_counts_end(alpha: float, gamma: int, tokens: 
     np.testing.assert_allclose(theory.step_begins(alpha, gamma, tokens), begins, atol=1e-12)
 
 
-def test_plain_decoding_begins_a_step_at_every_token() -> None:
-    assert theory.step_begins(0.5, 0, 4).tolist() == [1, 1, 1, 1]
-    assert theory.step_begins(1.0, 2, 7).tolist() == [1, 0, 0, 1, 0, 0, 1]
-
-
 @given(alphas, st.integers(1, 9))
 @examples
 def test_solve_alpha_inverts_expected_tokens(alpha: float, gamma: int) -> None:
@@ -108,7 +90,7 @@ def test_solve_alpha_inverts_expected_tokens(alpha: float, gamma: int) -> None:
     assert solved == pytest.approx(alpha, abs=1e-10)
 
 
-# Walltime, operations, reads
+# Walltime and operations
 
 
 @given(alphas, gammas, costs)
@@ -118,7 +100,6 @@ def test_walltime_and_operations_are_cost_over_tokens(alpha: float, gamma: int, 
     assert theory.step_cost(gamma, c) == pytest.approx(gamma * c + 1)
     assert theory.walltime_improvement(alpha, gamma, c) == pytest.approx(tokens / (gamma * c + 1), rel=1e-12)
     assert theory.operations_increase(alpha, gamma, c) == pytest.approx((gamma * c + gamma + 1) / tokens, rel=1e-12)
-    assert theory.memory_reads(alpha, gamma) == pytest.approx(1 / tokens, rel=1e-12)
 
 
 def test_walltime_at_its_limits() -> None:
@@ -130,12 +111,11 @@ def test_walltime_at_its_limits() -> None:
     assert theory.walltime_improvement(1, 10**7, 0.25) == pytest.approx(4, rel=1e-6)
 
 
-def test_operations_and_reads_at_their_limits() -> None:
+def test_operations_at_their_limits() -> None:
     assert theory.operations_increase([0, 1], 4, 0).tolist() == [5, 1]
     assert theory.operations_increase([0, 0.5, 1], INF, 0.25).tolist() == [INF, INF, 1.25]
     assert theory.operations_increase([0.5, 1], INF, 0).tolist() == [INF, 1]
     assert theory.operations_increase(1, 10**7, 0.25) == pytest.approx(1.25, rel=1e-6)
-    assert theory.memory_reads([0, 0.75, 1], INF).tolist() == [1, 0.25, 0]
 
 
 def test_verification_that_costs_more_than_one_forward_pass() -> None:
@@ -156,10 +136,6 @@ def test_table_1_to_its_printed_digits(row: dict[str, str]) -> None:
     alpha, gamma = float(row["alpha"]), int(row["gamma"])
     assert f"{theory.operations_increase(alpha, gamma, 0):.2f}" == row["operations"]
     assert f"{theory.walltime_improvement(alpha, gamma, 0):.2f}" == row["speed"]
-
-
-def test_table_1_has_its_six_rows() -> None:
-    assert len(TABLE_1) == 6
 
 
 # The best gamma
@@ -192,10 +168,8 @@ def test_optimal_gamma_stops_at_the_largest() -> None:
 @examples
 def test_corollary_3_9(alpha: float, c: float) -> None:
     """If alpha > c some gamma improves, by (1 + alpha)/(1 + c) at least; if not, none does."""
-    best, guaranteed = theory.best_improvement(alpha, c), theory.guaranteed_improvement(alpha, c)
-    assert guaranteed == pytest.approx(float(theory.walltime_improvement(alpha, 1, c)), rel=1e-12)
-    assert best >= guaranteed * (1 - 1e-12)
-    assert (guaranteed > 1) == (1 + alpha > 1 + c)
+    best = theory.best_improvement(alpha, c)
+    assert best >= (1 + alpha) / (1 + c) * (1 - 1e-12)
     if alpha <= c:
         assert best == pytest.approx(1, abs=1e-12)
     elif alpha - c > 1e-9:
@@ -229,13 +203,11 @@ def test_everything_broadcasts() -> None:
     alpha, gamma, c = np.array([[0.2], [0.9]]), np.array([1, 3, 5]), np.array([[[0.0]], [[0.1]]])
     cases: list[tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]] = [
         (theory.expected_tokens, (alpha, gamma), (2, 3)),
-        (theory.memory_reads, (alpha, gamma), (2, 3)),
         (theory.step_cost, (gamma, c), (2, 1, 3)),
         (theory.walltime_improvement, (alpha, gamma, c), (2, 2, 3)),
         (theory.operations_increase, (alpha, gamma, c), (2, 2, 3)),
         (theory.optimal_gamma, (alpha, c), (2, 2, 1)),
         (theory.best_improvement, (alpha, c), (2, 2, 1)),
-        (theory.guaranteed_improvement, (alpha, c), (2, 2, 1)),
         (theory.oracle_improvement, (alpha, c), (2, 2, 1)),
     ]
     for function, arguments, shape in cases:
@@ -246,19 +218,12 @@ def test_everything_broadcasts() -> None:
             assert together[at] == function(*(argument[at] for argument in spread)), function.__name__
 
 
-def test_count_distribution_puts_the_counts_on_a_new_last_axis() -> None:
-    distributions = theory.count_distribution(np.array([[0.2, 0.5, 1.0]]), 2)
-    assert distributions.shape == (1, 3, 3)
-    assert distributions[0, 1].tolist() == [0.5, 0.25, 0.25]
-    assert distributions[0, 2].tolist() == [0, 0, 1]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: theory.expected_tokens(1.1, 2), r"alpha must lie in \[0, 1\], got 1.1"),
         (lambda: theory.expected_tokens([0.5, -0.1], 2), r"alpha must lie in \[0, 1\], got .*-0.1"),
-        (lambda: theory.guaranteed_improvement(np.nan, 0.1), "got nan"),
+        (lambda: theory.expected_tokens(np.nan, 1), "got nan"),
         (lambda: theory.expected_tokens(0.5, -1), "gamma must be a whole number from 0 .*, got -1"),
         (lambda: theory.walltime_improvement(0.5, 1.5, 0.1), "got 1.5"),
         (lambda: theory.expected_tokens(0.5, np.nan), "got nan"),
@@ -277,3 +242,25 @@ def test_count_distribution_puts_the_counts_on_a_new_last_axis() -> None:
 def test_bad_input_is_named(call: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# Simulated steps
+
+
+def test_simulated_steps_agree_with_the_closed_forms() -> None:
+    """Certain counts where acceptance is certain; means, spreads and standard errors elsewhere, within 4 sigma."""
+    rng = np.random.default_rng(0)
+    for alpha, tokens in ((0.0, 1), (1.0, 5)):
+        assert set(theory.tokens_of_steps(alpha, 4, 100, rng)) == {tokens}
+    times = theory.times_of_steps(4, 0.25, 1.5, 20_000, rng)
+    spread = np.hypot(np.sqrt(4) * 0.125, 0.75)
+    assert times.mean() == pytest.approx(float(theory.step_cost(4, 0.25)) + 0.5, abs=4 * spread / np.sqrt(20_000))
+    assert times.std() == pytest.approx(spread, abs=0.03)
+    repeated = [
+        theory.ratio_of_means(theory.tokens_of_steps(0.7, 3, 400, rng), theory.times_of_steps(3, 0.1, 1, 400, rng))
+        for _ in range(400)
+    ]
+    ratios, errors = np.array(repeated).T
+    want = float(theory.walltime_improvement(0.7, 3, 0.1))
+    assert ratios.mean() == pytest.approx(want, abs=4 * errors.mean() / np.sqrt(400) + 0.005)
+    assert ratios.std() == pytest.approx(errors.mean(), rel=0.15)

@@ -1,4 +1,4 @@
-"""The hint at bfloat16: given where the tokens come from the target in bfloat16, and not for a wrong temperature."""
+"""What may explain a finding: the order of the filters, bfloat16, prompts among the tokens, rows that share noise."""
 
 from __future__ import annotations
 
@@ -15,21 +15,18 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.generate import generate
 from specnb.distributions import Sampling
-from specnb_audit import explanations
-from specnb_audit.auditor import Auditor
+from specnb_audit import Auditor, Engine, audit, explanations
 from specnb_audit.bets import Row
 from specnb_audit.claimed import Claimed, claimed_probs
-from specnb_audit.engine import Engine
 from specnb_audit.explanations import (
-    Remembered,
     audited,
     bfloat16_note,
     dependent_sequences,
+    end_token_note,
     order_note,
     prompt_note,
     rows_alone,
 )
-from specnb_audit.impossible import Impossible
 from specnb_audit.numerics import Numerics, in_dtype
 from specnb_audit.report import Report
 from specnb_audit.run import Settings, audit_completions
@@ -37,7 +34,11 @@ from specnb_audit.setting_names import ENGINE_ORDERS
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
 
 PROMPTS = [[1], [2, 3], [0, 1, 2], [3]] * 30
+
+
 LARGE = Numerics(16, logit=0.5, tv=0.1, tv_mean=0.05, nats=0.05)
+
+
 CROSSED = np.array([1.0, 5.0, 6.2, 6.1])
 
 
@@ -67,33 +68,60 @@ def test_tokens_of_the_target_in_bfloat16_get_the_hint(target: PreTrainedModel) 
     assert note(target, given, measured=LARGE._replace(nats=0.0)) == []
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.9, 1.1])
-def test_other_tokens_do_not_get_it(target: PreTrainedModel, temperature: float) -> None:
-    assert note(target, completions(target, Sampling(temperature))) == []
+@pytest.mark.parametrize(("gain", "hint"), [(math.log(20) + 1e-9, True), (math.log(20) - 1e-9, False)])
+def test_bfloat16_must_be_twenty_times_as_likely(
+    gain: float, hint: bool, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explanations, "_bfloat16_gain", lambda *given: gain)
+    given = [Completion([1], [2, 3])]
+    said = (
+        "numerics as large as those of bfloat16 would explain the e-value (error rate 1e-06), and the target in "
+        "bfloat16 fits the tokens better; if the engine computes in bfloat16, give its dtype (--engine-dtype bfloat16)"
+    )
+    crossed = report(found_after=3, running=CROSSED)
+    assert bfloat16_note(crossed, LARGE, target, Sampling(), given) == [said] * hint
+    short = report(found_after=3, running=np.array([1.0, 5.9, 5.9]))  # short of 1/delta without any numerics
+    assert bfloat16_note(short, LARGE._replace(nats=0.0), target, Sampling(), given) == [said] * hint
+    for other in (
+        report(found_after=3, running=CROSSED, violations={"impossible": 1}),
+        report(found_after=0, running=np.empty(0)),
+        report(found_after=3, running=np.array([1.0, 50.0, 50.0])),
+    ):
+        assert bfloat16_note(other, LARGE, target, Sampling(), given) == []
+    assert bfloat16_note(crossed, LARGE, constant, Sampling(), given) == []
+    assert bfloat16_note(crossed, None, target, Sampling(), given) == []
 
 
 @torch.inference_mode()
-def test_only_the_first_tokens_are_tried(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences up to the one with the last of them, which bounds the time that a hint takes."""
-    given = completions(target)[:4]
-    first = explanations._bfloat16_gain(target, Sampling(), given[:2])
-    assert first != pytest.approx(explanations._bfloat16_gain(target, Sampling(), given))
-    monkeypatch.setattr(explanations, "TRIED", len(given[0].tokens) + 1)
-    assert explanations._bfloat16_gain(target, Sampling(), given) == pytest.approx(first)
-
-
-@pytest.mark.parametrize("peak", [1.0, 4.0])
-def test_near_ties_with_evidence_beside_them_are_not_put_down_to_bfloat16(peak: float) -> None:
-    one = Impossible(0, 1, 5, 0.01, 0.0)
-    words = str(report(numerics_only=True, undeclared=[one], running=np.array([0.0, peak, 0.5, 0.5]), detectable={}))
-    assert ("--engine-dtype bfloat16" in words) == (peak < 2)
-    assert ("compare the settings claimed" in words) == (peak >= 2)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7), Sampling(top_k=1)])
+def test_the_gain_of_bfloat16_is_a_log_likelihood_ratio(target: PreTrainedModel, sampling: Sampling) -> None:
+    """Of the tokens that both make possible."""
+    exact = in_dtype(target, torch.float64)
+    rounded = in_dtype(exact, torch.bfloat16)
+    given, gain, left_out = [Completion([1, 2], [0, 3, 1, 2, 2, 0, 3, 3, 1, 0, 2])], 0.0, 0
+    ids = torch.tensor([[1, 2, *given[0].tokens[:-1]]])
+    p, r = (claimed_probs(model(input_ids=ids, use_cache=False).logits[0, 1:], sampling) for model in (exact, rounded))
+    for at, token in enumerate(given[0].tokens):
+        one, other = float(p[at, token]), float(r[at, token])
+        if one > 0 and other > 0:
+            gain += math.log(other) - math.log(one)
+        else:
+            left_out += 1
+    assert left_out < 11
+    assert left_out > 0 or sampling.top_k is None
+    found = explanations._bfloat16_gain(exact, sampling, [Completion([3], []), *given])
+    assert found == pytest.approx(gain, rel=1e-5, abs=1e-7)
 
 
 # Another order of the filters
 
+
 TABLE = [0.5, 0.3, 0.15, 0.05]  # at temperature 0.5 before top-p 0.9 two of them are kept, after it three
+
+
 SAMPLING = Sampling(0.5, top_p=0.9)
+
+
 HOT = Claimed(0.5, top_p=0.9, order=ENGINE_ORDERS["llama.cpp"])
 
 
@@ -143,84 +171,7 @@ def test_suspicious_sequences_are_tried_first(monkeypatch: pytest.MonkeyPatch) -
         assert bool(order_note(constant, SAMPLING, given, suspicious, 0.01)) == found
 
 
-@pytest.mark.parametrize(("n", "tried"), [(3999, True), (4000, False)])
-def test_orders_are_tried_on_4000_tokens(n: int, tried: bool) -> None:
-    given = texts([0] * n, [2])
-    assert bool(order_note(constant, SAMPLING, given, set(), 1e-6)) == tried
-
-
-def test_the_first_100_000_tokens_are_kept() -> None:
-    """With their prompts; the sequence with the last of them is kept whole, and all are passed on."""
-    given = [Completion([1], [0] * 99_998), None, Completion([], [0, 0]), Completion([], [0]), None]
-    for prompt, kept in (([1], [0, 2]), ([1, 1], [0])):
-        first = Completion(prompt, given[0].tokens)  # type: ignore[union-attr]
-        passed = Remembered([first, *given[1:]])
-        assert list(passed) == [first, *given[1:]]
-        assert passed.completions == [[first, *given[1:]][at] for at in kept]
-
-
-# Rounding in bfloat16
-
-
-@pytest.mark.parametrize(("gain", "hint"), [(math.log(20) + 1e-9, True), (math.log(20) - 1e-9, False)])
-def test_bfloat16_must_be_twenty_times_as_likely(
-    gain: float, hint: bool, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(explanations, "_bfloat16_gain", lambda *given: gain)
-    given = [Completion([1], [2, 3])]
-    said = (
-        "numerics as large as those of bfloat16 would explain the e-value (error rate 1e-06), and the target in "
-        "bfloat16 fits the tokens better; if the engine computes in bfloat16, give its dtype (--engine-dtype bfloat16)"
-    )
-    crossed = report(found_after=3, running=CROSSED)
-    assert bfloat16_note(crossed, LARGE, target, Sampling(), given) == [said] * hint
-    short = report(found_after=3, running=np.array([1.0, 5.9, 5.9]))  # short of 1/delta without any numerics
-    assert bfloat16_note(short, LARGE._replace(nats=0.0), target, Sampling(), given) == [said] * hint
-    for other in (
-        report(found_after=3, running=CROSSED, violations={"impossible": 1}),
-        report(found_after=0, running=np.empty(0)),
-        report(found_after=3, running=np.array([1.0, 50.0, 50.0])),
-    ):
-        assert bfloat16_note(other, LARGE, target, Sampling(), given) == []
-    assert bfloat16_note(crossed, LARGE, constant, Sampling(), given) == []
-    assert bfloat16_note(crossed, None, target, Sampling(), given) == []
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7), Sampling(top_k=1)])
-def test_the_gain_of_bfloat16_is_a_log_likelihood_ratio(target: PreTrainedModel, sampling: Sampling) -> None:
-    """Of the tokens that both make possible."""
-    exact = in_dtype(target, torch.float64)
-    rounded = in_dtype(exact, torch.bfloat16)
-    given, gain, left_out = [Completion([1, 2], [0, 3, 1, 2, 2, 0, 3, 3, 1, 0, 2])], 0.0, 0
-    ids = torch.tensor([[1, 2, *given[0].tokens[:-1]]])
-    p, r = (claimed_probs(model(input_ids=ids, use_cache=False).logits[0, 1:], sampling) for model in (exact, rounded))
-    for at, token in enumerate(given[0].tokens):
-        one, other = float(p[at, token]), float(r[at, token])
-        if one > 0 and other > 0:
-            gain += math.log(other) - math.log(one)
-        else:
-            left_out += 1
-    assert left_out < 11
-    assert left_out > 0 or sampling.top_k is None
-    found = explanations._bfloat16_gain(exact, sampling, [Completion([3], []), *given])
-    assert found == pytest.approx(gain, rel=1e-5, abs=1e-7)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize(("tried", "texts_tried"), [(1, 1), (12, 1), (13, 2), (24, 2), (25, 3)])
-def test_whole_sequences_are_tried(
-    tried: int, texts_tried: int, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = [Completion([at], [0, 1, 2, 3] * 3) for at in range(3)]
-    gains = [explanations._bfloat16_gain(target, Sampling(), [one]) for one in given]
-    assert min(map(abs, gains)) > 1e-3
-    monkeypatch.setattr(explanations, "TRIED", tried)
-    found = explanations._bfloat16_gain(target, Sampling(), given)
-    assert found == pytest.approx(sum(gains[:texts_tried]), rel=1e-3, abs=1e-4)
-
-
-# Dependence
+# Prompts, ends and dependence
 
 
 def test_completions_are_cut_to_what_was_audited() -> None:
@@ -279,35 +230,6 @@ def test_sequences_that_share_noise_have_evidence_of_their_own(
     assert shared_noise({"same-tokens": nothing, "noise-of-texts": gains}) == found
 
 
-def test_any_kind_of_dependence_counts_and_each_alone_must_be_gone() -> None:
-    kinds = {"same-tokens": [[2.5], [0.0], [0.1]], "noise-of-texts": [[0.0], [2.5], [0.1]]}
-    assert shared_noise(kinds) == {0, 1}
-    assert (
-        shared_noise({"same-tokens": [[1.4], [0.0], [0.0]] * 2, "noise-of-texts": [[0.0], [1.4], [0.0]] * 2}) == set()
-    )
-    more = {"same-tokens": [[1.4], [0.0], [0.0]] * 3, "noise-of-texts": [[0.0], [1.4], [0.0]] * 3}
-    assert shared_noise(more) == {0, 1, 3, 4, 6, 7}
-
-
-def test_prompts_within_the_tokens_are_noticed() -> None:
-    """More than half of the sequences, with prompts of two tokens or more; then nothing is said of end tokens."""
-    twice, once, short = Completion([1, 0], [1, 0, 1]), Completion([1, 0], [1, 1, 0]), Completion([1], [1, 1])
-    assert prompt_note([twice, twice, once]) == [
-        "the tokens of 2 of 3 sequences begin with their prompt; give the new tokens only"
-    ]
-    assert prompt_note([twice, once]) == prompt_note([short, short]) == prompt_note([]) == []
-    model = llama()
-    model.config.eos_token_id = 1
-    notes = [
-        audit_completions(Models(model), [one] * 2, Settings(progress=False), Engine(positions=0)).notes
-        for one in (twice, once)
-    ]
-    assert notes == [
-        ["the tokens of 2 of 2 sequences begin with their prompt; give the new tokens only"],
-        ["2 sequences continue after the end token [1]; give eos if it ends them"],
-    ]
-
-
 def test_rows_alone_are_those_without_shared_noise() -> None:
     given = [Completion([at], [0, 1, 2]) for at in range(3)]
     models = Models(constant)
@@ -329,3 +251,43 @@ def test_rows_alone_are_those_without_shared_noise() -> None:
     assert alone([1.0, 1.0, 1.0]) is None  # nobody knows which
     assert alone([0.0, 9.0, 0.0], violations={"wrong-length": 1}) is None  # the diagnosis is another one
     assert alone([0.0, 9.0, 0.0], found_after=None) is None
+
+
+def test_prompts_within_the_tokens_are_noticed() -> None:
+    """More than half of the sequences, with prompts of two tokens or more; then nothing is said of end tokens."""
+    twice, once, short = Completion([1, 0], [1, 0, 1]), Completion([1, 0], [1, 1, 0]), Completion([1], [1, 1])
+    assert prompt_note([twice, twice, once]) == [
+        "the tokens of 2 of 3 sequences begin with their prompt; give the new tokens only"
+    ]
+    assert prompt_note([twice, once]) == prompt_note([short, short]) == prompt_note([]) == []
+    model = llama()
+    model.config.eos_token_id = 1
+    notes = [
+        audit_completions(Models(model), [one] * 2, Settings(progress=False), Engine(positions=0)).notes
+        for one in (twice, once)
+    ]
+    assert notes == [
+        ["the tokens of 2 of 2 sequences begin with their prompt; give the new tokens only"],
+        ["2 sequences continue after the end token [1]; give eos if it ends them"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "tokens", "note"),
+    [
+        (2, [[0, 2, 1], [1, 2], [2]], "1 sequence continues after the end token [2]; give eos if it ends them"),
+        ([3, 2], [[3, 0], [2, 2]], "2 sequences continue after the end token [2, 3]; give eos if it ends them"),
+        (2, [[0, 1, 2], [2], []], None),
+        (None, [[0, 2, 1]], None),
+        ([], [[0, 2, 1]], None),
+    ],
+)
+def test_the_note_on_sequences_that_continue(own: Any, tokens: list[list[int]], note: str | None) -> None:
+    model = llama()
+    model.config.eos_token_id = own
+    given = [Completion([1], one) for one in tokens]
+    assert end_token_note(model, given) == ([] if note is None else [note])
+    assert end_token_note(constant, given) == []
+    settings: dict[str, Any] = {"prompts": [[1]] * len(tokens), "progress": False, "engine": Engine(positions=0)}
+    assert audit(model, tokens, **settings).notes == ([] if note is None else [note])
+    assert audit(model, tokens, eos=1, **settings).notes == []

@@ -1,4 +1,4 @@
-"""The target's numerics: how large they are in each dtype, and that they cause no false alarm."""
+"""The target's rounding errors: how large they are, that they cause no false alarm, and what they explain."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from scipy.stats import norm
 from tiny import gpt2, llama
 from transformers import PreTrainedModel
 
-from specnb.distributions import Sampling
-from specnb.models.loading import TRAINED_PAIR, load_model
+from specnb.distributions import Sampling, standardise, total_variation
 from specnb_audit import numerics
 from specnb_audit.claimed import claimed_probs
+from specnb_audit.engine import Engine
 from specnb_audit.numerics import (
-    ORDERS,
-    OTHER_KERNELS,
-    WEIGHTS,
+    Impossible,
+    ImpossibleTokens,
     Numerics,
     crossing,
     given_numerics,
@@ -45,67 +44,6 @@ def test_the_two_ways_agree_to_the_precision_of_the_dtype() -> None:
         assert 0 <= measured.tv_mean <= measured.tv
         assert 0 <= measured.nats < 0.01
     assert "forward passes over one token differ" in str(half)
-
-
-@torch.inference_mode()
-def test_a_copy_in_another_dtype_is_the_model_loaded_in_it() -> None:
-    tokens = torch.arange(200)[None]
-    copied = in_dtype(load_model(TRAINED_PAIR / "draft", packed=False), torch.bfloat16)
-    loaded = load_model(TRAINED_PAIR / "draft", dtype=torch.bfloat16, packed=False)
-    assert torch.equal(copied(tokens).logits, loaded(tokens).logits)
-
-
-def test_positions_are_bounded() -> None:
-    assert measure_numerics(llama(), TEXTS, positions=4).positions == 4
-    assert measure_numerics(llama(), TEXTS, Sampling(0), positions=100).positions == 12
-
-
-def test_evidence_must_pass_one_over_delta() -> None:
-    log_e = np.array([1.0, 5.0, 20.0, 3.0])
-    assert crossing(log_e, 1e-6, 0.0) == 3
-    assert crossing(log_e, 1e-6, 0.0, before=100) == 103
-    assert crossing(log_e[:2], 1e-6, 0.0) is None
-    assert crossing(log_e, 1e-6, 1.0) is None
-
-
-@pytest.mark.parametrize("spread", [0.02, 0.2])
-def test_numerics_alone_do_not_reject(spread: float) -> None:
-    """Tokens from distributions that differ from p by noise in the logits; the bet is the best there is, r itself."""
-    generator, n, runs, alarms = np.random.default_rng(0), 4000, 100, 0
-    p = generator.dirichlet(np.ones(10))
-    r = p * np.exp(spread * generator.standard_normal(10))
-    r /= r.sum()
-    nats = float((r * np.log(r / p)).sum())
-    for _ in range(runs):
-        log_e = np.log(r / p)[generator.choice(10, p=r, size=n)].cumsum()
-        alarms += crossing(log_e, 0.01, nats) is not None
-    assert alarms <= 7  # eight or more have a chance of 1e-5 at a rate of 0.01
-
-
-@pytest.mark.parametrize("make", [llama, gpt2])
-def test_a_model_that_says_not_to_use_its_cache_is_measured_as_any_other(make: Callable[[], PreTrainedModel]) -> None:
-    """As saved by many training programs, with `use_cache` off in its configuration. GPT-2 then returns no cache."""
-    without = make()
-    without.config.use_cache = False
-    measured = measure_numerics(without, TEXTS, positions=12)
-    assert measured == measure_numerics(make(), TEXTS, positions=12)
-    assert measured.logit < 1e-4
-
-
-def test_two_errors_in_opposite_directions_are_explained_and_no_more() -> None:
-    given = Numerics(16, logit=0.125, tv=0.25, tv_mean=0.0, nats=0.0)
-    assert (given.logit_gap, given.mass_gap) == (0.25, 0.5)
-    assert given._replace(spread=1e-9).mass_gap == OTHER_KERNELS * given.mass_gap
-    assert given.explains(0.25, 0.5)
-    assert not given.explains(0.26, 0.5)
-    assert not given.explains(0.25, 0.51)
-
-
-def test_the_factors_with_numerics_are_a_mean_of_powers_below_one() -> None:
-    """Hoelder's inequality needs orders between 0 and 1, and the mean of supermartingales weights that add up to 1."""
-    assert ((ORDERS > 0) & (ORDERS < 1)).all()
-    assert (WEIGHTS > 0).all()
-    assert WEIGHTS.sum() == pytest.approx(1, abs=1e-12)
 
 
 def test_one_token_at_a_time_gives_the_logits_of_the_whole_pass() -> None:
@@ -163,43 +101,6 @@ def test_the_differences_are_those_computed_by_hand(
     assert found[:6] == pytest.approx(numbers, rel=1e-9, abs=1e-15)
 
 
-def test_which_texts_and_positions_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to four texts that have tokens, 16 positions in all by default."""
-    seen: list[Completion] = []
-
-    def many_and_one(target: object, engine: object, text: Completion) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.append(text)
-        return torch.zeros(len(text.tokens), 4), torch.zeros(len(text.tokens), 4)
-
-    monkeypatch.setattr(numerics, "_many_and_one", many_and_one)
-    texts = [Completion([at], [at] * at) for at in (0, 9, 2, 9, 9, 9)]
-    assert measure_numerics(llama(), texts).positions == 14
-    assert [(one.prompt, len(one.tokens)) for one in seen] == [([9], 4), ([2], 2), ([9], 4), ([9], 4)]
-    seen.clear()
-    assert measure_numerics(llama(), texts, positions=1).positions == 4
-    assert [len(one.tokens) for one in seen] == [1] * 4
-
-
-WHOLE = "the target's forward passes over one token differ from its pass over the whole sequence"
-
-
-@pytest.mark.parametrize(
-    ("dtype", "own", "source"),
-    [
-        (None, True, WHOLE),
-        (torch.float32, True, WHOLE),
-        (torch.bfloat16, False, "forward passes over one token in bfloat16 differ from the target's pass"),
-        (torch.float64, False, "forward passes over one token in float64 differ from the target's pass"),
-    ],
-)
-def test_another_dtype_needs_a_copy_of_the_model(
-    dtype: torch.dtype | None, own: bool, source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, seen = measured_by_hand(monkeypatch, Sampling(), 0.1, positions=2, engine_dtype=dtype)
-    assert [engine for engine, _ in seen] == [own, own]
-    assert found.source == source
-
-
 def test_the_copy_has_the_dtype_and_unrounded_rotary_frequencies() -> None:
     model = llama(dtype=torch.float64)
     before = {name: weights.clone() for name, weights in model.state_dict().items()}
@@ -216,13 +117,6 @@ def test_the_copy_has_the_dtype_and_unrounded_rotary_frequencies() -> None:
     assert in_dtype(gpt2(), torch.bfloat16).dtype == torch.bfloat16  # without such frequencies
 
 
-def test_the_words_on_numerics() -> None:
-    given = Numerics(16, logit=0.0123, tv=0.00456, tv_mean=0.0, nats=0.0)
-    assert str(given) == f"{WHOLE} by up to 0.012 in a logit and 0.0046 in total variation (16 positions)"
-    assert str(given._replace(positions=0, source="as given")) == "as given"
-    assert (given.spread, given.source) == (0.0, WHOLE)
-
-
 def test_the_bounds_that_a_measurement_gives() -> None:
     """Twice the largest difference, or as far apart as two normal errors with twice the spread will ever be."""
     largest = 7.034483825  # of a million normal values, but for a probability of 1e-6
@@ -237,48 +131,158 @@ def test_the_bounds_that_a_measurement_gives() -> None:
             assert not bounds.explains(*further)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("gap", [0.0, 0.3, 2.0])
-def test_a_given_tolerance_as_numerics(temperature: float, gap: float) -> None:
-    """At temperature 0 the distributions are one-hot, and only the gap in a logit counts."""
-    found = given_numerics(gap, Sampling(temperature))
-    ratio = gap / temperature if temperature else 0.0
-    tv = math.tanh(ratio / 4)
-    assert found[:6] == pytest.approx((0, gap / 2, tv, tv, ratio**2 / 8, 0.0), rel=1e-12)
-    assert str(found) == f"the engine's logits are taken to err by up to {gap / 2:.2g}, as given"
-    assert found.logit_gap == pytest.approx(gap)
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_given_tolerance_bounds_what_it_says(temperature: float) -> None:
+    """Logits moved by up to half the tolerance: total variation and divergence stay within the stated bounds."""
+    generator = torch.Generator().manual_seed(0)
+    sampling = Sampling(temperature)
+    numerics = given_numerics(0.3, sampling)
+    logits = torch.randn(200, 6, generator=generator, dtype=torch.float64)
+    signs = torch.randint(2, logits.shape, generator=generator) * 2 - 1
+    p, r = (standardise(each, sampling) for each in (logits, logits + 0.15 * signs))
+    assert float(total_variation(p, r).max()) <= numerics.tv
+    for order in (1.5, 2.0, 8.0):
+        renyi = (r**order * p ** (1 - order)).sum(dim=-1).log() / (order - 1)
+        assert float(renyi.max()) <= order * numerics.nats
+    assert numerics.explains(0.3, 0.0)
+    assert not numerics.explains(0.31, 0.0)
 
 
-@pytest.mark.parametrize("gap", [-0.1, math.inf, math.nan])
-def test_a_tolerance_is_finite(gap: float) -> None:
-    words = f"logit_tolerance is {gap}; it must be 0 or more, in units of logits"
-    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-        given_numerics(gap, Sampling())
+@pytest.mark.parametrize("spread", [0.02, 0.2])
+def test_numerics_alone_do_not_reject(spread: float) -> None:
+    """Tokens from distributions that differ from p by noise in the logits; the bet is the best there is, r itself."""
+    generator, n, runs, alarms = np.random.default_rng(0), 4000, 100, 0
+    p = generator.dirichlet(np.ones(10))
+    r = p * np.exp(spread * generator.standard_normal(10))
+    r /= r.sum()
+    nats = float((r * np.log(r / p)).sum())
+    for _ in range(runs):
+        log_e = np.log(r / p)[generator.choice(10, p=r, size=n)].cumsum()
+        alarms += crossing(log_e, 0.01, nats) is not None
+    assert alarms <= 7  # eight or more have a chance of 1e-5 at a rate of 0.01
 
 
-MIXTURE = {1 - 2**-10: 0.5, 1 / 2: 0.1, 3 / 4: 0.1, 7 / 8: 0.1, 15 / 16: 0.1, 31 / 32: 0.1}
-"""Order of Hoelder's inequality: weight in the mean."""
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_a_model_that_says_not_to_use_its_cache_is_measured_as_any_other(make: Callable[[], PreTrainedModel]) -> None:
+    """As saved by many training programs, with `use_cache` off in its configuration. GPT-2 then returns no cache."""
+    without = make()
+    without.config.use_cache = False
+    measured = measure_numerics(without, TEXTS, positions=12)
+    assert measured == measure_numerics(make(), TEXTS, positions=12)
+    assert measured.logit < 1e-4
 
 
-@pytest.mark.parametrize("nats", [0.0, 0.001, 0.02, 0.5])
-@pytest.mark.parametrize("before", [0, 7])
-def test_the_evidence_beyond_the_numerics_is_the_mean_over_orders(nats: float, before: int) -> None:
-    """With 1/delta on either side of what is left after each token."""
-    log_e = np.array([3.0, 2.0, 9.0, 14.0, 11.0, 20.0])
-    explained = [
-        math.log(sum(weight * math.exp(a * log - (before + at) * nats * a / (1 - a)) for a, weight in MIXTURE.items()))
-        for at, log in enumerate(log_e, 1)
-    ]
-    if not nats:
-        explained = log_e.tolist()
-    for at, value in enumerate(explained):
-        if value <= max([0.0, *explained[:at]]):
-            continue
-        assert crossing(log_e[: at + 1], math.exp(-value + 1e-9), nats, before) == before + at + 1
-        assert crossing(log_e[: at + 1], math.exp(-value - 1e-9), nats, before) is None
-    assert crossing(log_e, 1e-300, nats) is None
-    assert crossing(np.empty(0), 0.1, nats) is None
+# Impossible tokens
 
 
-def test_evidence_of_exactly_one_over_delta_passes_without_numerics() -> None:
-    assert crossing(np.array([0.0, -np.log(0.01)]), 0.01, 0.0) == 2
+NAN = float("nan")
+
+
+NARROW = Numerics(16, logit=0.1, tv=0.05, tv_mean=0.0, nats=0.0)  # up to 0.2 in a logit and 0.1 in mass
+
+
+WIDE = Numerics(16, logit=0.5, tv=0.25, tv_mean=0.0, nats=0.0)  # up to 1 and 0.5
+
+
+@pytest.mark.parametrize(
+    ("gap", "with_both", "without_any", "without_bfloat16", "without_the_engine"),
+    [
+        ((0.2, 0.1), "borderline", "violations", "borderline", "undeclared"),
+        ((0.21, 0.0), "undeclared", "violations", "violations", "undeclared"),
+        ((0.0, 0.11), "undeclared", "violations", "violations", "undeclared"),
+        ((1.0, 0.5), "undeclared", "violations", "violations", "undeclared"),
+        ((1.01, 0.0), "violations", "violations", "violations", "violations"),
+        ((0.0, 0.51), "violations", "violations", "violations", "violations"),
+        ((NAN, NAN), "violations", "violations", "violations", "violations"),
+    ],
+)
+def test_the_class_of_a_token_is_what_explains_its_gaps(
+    gap: tuple[float, float], with_both: str, without_any: str, without_bfloat16: str, without_the_engine: str
+) -> None:
+    one = Impossible(0, 1, 2, *gap)
+    for own, undeclared, name in (
+        (NARROW, WIDE, with_both),
+        (None, None, without_any),
+        (NARROW, None, without_bfloat16),
+        (None, WIDE, without_the_engine),
+    ):
+        asked: list[int] = []
+
+        def measure(given: Numerics | None = undeclared, asked: list[int] = asked) -> Numerics:
+            assert given is not None
+            asked.append(1)
+            return given
+
+        found = ImpossibleTokens(own, None if undeclared is None else measure)
+        assert found.add(one) == found.add(one) == name
+        assert found.listed == {key: [one] * 2 * (key == name) for key in ("violations", "borderline", "undeclared")}
+        assert found.counts == {key: 2 * (key == name) for key in ("violations", "borderline", "undeclared")}
+        assert len(found.gaps) == 2
+        needed = undeclared is not None and gap[0] == gap[0] and name != "borderline"
+        assert asked == [1] * needed  # bfloat16 is measured once, for the first token that needs it
+
+
+@pytest.mark.parametrize(
+    ("gaps", "tokens", "words"),
+    [
+        ([], 10, ""),
+        ([(0.0, 0.0)], 1, "1 of 1 tokens is impossible (100%)"),
+        ([(0.256, 0.123), (0.1, 0.5)], 3000, (
+            "2 of 3,000 tokens are impossible (0.067%), by up to 0.26 in a logit and 0.5 in top-p"
+        )),
+        ([(NAN, NAN), (0.25, NAN)], 123456, "2 of 123,456 tokens are impossible (0.0016%), by up to 0.25 in a logit"),
+        ([(0.0, 2.0)] * 1500, 6000, "1,500 of 6,000 tokens are impossible (25%), by up to 2 in top-p"),
+    ],
+)  # fmt: skip
+def test_the_summary_in_full(gaps: list[tuple[float, float]], tokens: int, words: str) -> None:
+    found = ImpossibleTokens(None, None)
+    for gap in gaps:
+        found.add(Impossible(0, 0, 5, *gap))
+    assert found.summary(tokens) == words
+    assert len(found.listed["violations"]) == min(len(gaps), 100)
+    assert found.counts["violations"] == len(gaps)
+
+
+# What is known of the engine
+
+
+def test_numerics_are_given_or_measured_where_there_is_something_to_measure() -> None:
+    model, texts = llama(), [Completion([1], []), Completion([1], [0, 1, 2])]
+
+    def coin(prefix: tuple[int, ...]) -> list[float]:
+        return [0.5, 0.5]
+
+    for tolerance in (0.0, 0.3):
+        given = Engine(torch.bfloat16, tolerance, positions=4).numerics(model, texts, Sampling(0.5))
+        assert given == (given_numerics(tolerance, Sampling(0.5)), None)
+        assert Engine(None, tolerance, positions=0).numerics(coin, [], Sampling(0.5)) == given
+    for target, completions, positions in ((coin, texts, 4), (model, texts[:1], 4), (model, texts, 0), (model, [], 4)):
+        assert Engine(positions=positions).numerics(target, completions, Sampling()) == (None, None)
+    for positions in (1, 2):
+        numerics, _ = Engine(positions=positions).numerics(model, texts, Sampling(0.5))
+        assert numerics == measure_numerics(model, texts, Sampling(0.5), positions)
+        assert numerics is not None
+        assert numerics.positions == positions
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"logit_tolerance": -1e-9}, ValueError, "logit_tolerance is -1e-09; it must be 0 or more, in units of logits"),
+        ({"logit_tolerance": NAN}, ValueError, "logit_tolerance is nan; it must be 0 or more, in units of logits"),
+        ({"positions": -1}, ValueError, "positions is -1; it must be a whole number from 0"),
+        (
+            {"dtype": torch.int64},
+            TypeError,
+            "dtype is torch.int64; give a dtype of floating point, such as torch.bfloat16, or None",
+        ),
+        (
+            {"dtype": "bfloat16"},
+            TypeError,
+            "dtype is 'bfloat16'; give a dtype of floating point, such as torch.bfloat16, or None",
+        ),
+    ],
+)
+def test_what_cannot_be_said_of_an_engine(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=f"^{re.escape(words)}$"):
+        Engine(**given)

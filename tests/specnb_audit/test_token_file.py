@@ -1,17 +1,17 @@
-"""Files of sequences: what is read, and errors that name the file and the line."""
+"""Sequences from files and pipes of JSON lines: how they are read, and what is said of bad ones."""
 
 from __future__ import annotations
 
 import gzip
-import io
-import json
 import re
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from specnb_audit import token_file
-from specnb_audit.token_file import Sample, Seeds, Sequence, read_line, read_samples, read_tokens
+from specnb_audit.token_file import Sample, Seeds, Sequence, lines_of, read_samples, read_stream, read_tokens
 
 GOOD = '{"prompt": [1], "tokens": [2]}'
 
@@ -20,17 +20,6 @@ def write(folder: Path, content: bytes | str) -> Path:
     file = folder / "tokens.jsonl"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     return file
-
-
-@pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_blank_lines_are_skipped_and_counted(tmp_path: Path, ending: str) -> None:
-    read = read_tokens(write(tmp_path, f"\n{GOOD}\n\n{GOOD}\n".replace("\n", ending)))
-    assert [one.where for one in read] == ["tokens.jsonl, line 2", "tokens.jsonl, line 4"]
-
-
-def test_an_empty_sequence_is_one(tmp_path: Path) -> None:
-    read = read_tokens(write(tmp_path, '{"prompt": [1], "tokens": [], "steps": []}'))
-    assert read == [Sequence("tokens.jsonl, line 1", [1], [], [])]
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c"])
@@ -48,100 +37,60 @@ def test_a_byte_order_mark_and_gzip_make_no_difference(tmp_path: Path) -> None:
     assert read_tokens(write(tmp_path, gzip.compress(b"\xef\xbb\xbf" + GOOD.encode()))) == plain
 
 
+LINE = '{"prompt": [ids], "tokens": [ids]}'
+EITHER = LINE + ' or {"prompt": "words", "text": "words"}'
+INTEGERS = f"is not a list of integers; each line is {LINE}"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (GOOD.encode("latin-1").replace(b"prompt", b"pr\xf6mpt"), "line 2 is not UTF-8 .byte 5 of the line"),
-        ('{"prompt": [1], "prompt": [2], "tokens": [3]}', "line 2: the key 'prompt' is given twice"),
-        ('{"prompt": [1], "tokens": [3], "note": {"a": 1, "a": 2}}', "line 2: the key 'a' is given twice"),
-        ('{"prompt": [1], "tokens": [1' + "0" * 5000 + "]}", "line 2: Exceeds the limit"),
-        ('{"prompt": [1], "tokens": [1' + "0" * 99 + "]}", "line 2: 'tokens' has 1000.*[.][.][.]; the range"),
-        ('{"prompt": [1], "tokens": [9223372036854775808]}', "line 2: 'tokens' has 9223372036854775808"),
-        ('{"prompt": [-1], "tokens": [2]}', "line 2: 'prompt' has -1"),
-        ('{"prompt": [1], "tokens": [2], "steps": [-1, 2]}', "line 2: 'steps' has -1"),
-        ('{"prompt": [1], "tokens": [2], "steps": [2]}', "line 2: steps add up to 2 for 1 tokens"),
-        ('{"prompt": [1], "tokens": [2], "steps": [1]}', "line 2: give steps in all lines or in none"),
-        ('{"prompt": [1], "tokens": [2], "seed": "7"}', "line 2: 'seed' is \"7\"; give an integer"),
-        ('{"prompt": [1], "tokens": [2], "seed": true}', "line 2: 'seed' is true"),
-        ('{"prompt": [1], "tokens": [2], "batch": [3]}', "line 2: 'batch' is .3.; give a number or a name"),
-        ("[" * 100_000, "line 2 is nested too deeply"),
-        (b'{"prompt": [1], "tokens": [2]}\0', "line 2 is not JSON"),
-        ('"' + "a" * 1000 + '"', r"line 2 is \"aaa.*[.][.][.]; each line"),
+        ("{", " is not JSON (.*); each line is .*"),
+        ("[" * 100_000, " is not JSON (.*); each line is .*"),
+        ('{"prompt": [1], "tokens": [1' + "0" * 5000 + "]}", " is not JSON (Exceeds the limit .*); each line is .*"),
+        ("[1, 2]", f" is [1, 2]; each line is {LINE}"),
+        ('  "' + "a" * 59 + '"  ', f' is "{"a" * 56}...; each line is {LINE}'),
+        ('{"tokens": [1]}', f" has no 'prompt'; each line is {LINE}"),
+        ('{"prompt": [1]}', f" has no 'tokens'; each line is {LINE}"),
+        ('{"prompt": [1.0], "tokens": [1]}', f": 'prompt' {INTEGERS}"),
+        ('{"prompt": [1], "tokens": [true]}', f": 'tokens' {INTEGERS}"),
+        ('{"prompt": [1], "tokens": [1], "steps": null}', f": 'steps' {INTEGERS}"),
+        ('{"prompt": [0, -1], "tokens": [1]}', ": 'prompt' has -1; the range is 0 to 2^63 - 1"),
+        (f'{{"prompt": [0], "tokens": [{2**63}]}}', f": 'tokens' has {2**63}; the range is 0 to 2^63 - 1"),
+        (
+            '{"prompt": [1], "tokens": [1, 2], "steps": [1, 2]}',
+            ": steps add up to 3 for 2 tokens; give the number of tokens of each step",
+        ),
+        ('{"prompt": [1], "tokens": [2], "steps": [1]}', ": give steps in all lines or in none"),
+        ('{"prompt": [1], "tokens": [2], "seed": "7"}', ": 'seed' is \"7\"; give an integer, or leave it out"),
+        ('{"prompt": [1], "tokens": [2], "batch": [3]}', ": 'batch' is [3]; give a number or a name, or leave it out"),
+        (b'{"\xff', " is not UTF-8 (byte 3 of the line); save the file as UTF-8"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: bytes | str, words: str) -> None:
-    rest = line if isinstance(line, bytes) else line.encode()
-    with pytest.raises(ValueError, match=f"tokens.jsonl, {words}") as refused:
-        read_tokens(write(tmp_path, GOOD.encode() + b"\n" + rest))
-    assert len(str(refused.value)) < 250
+def test_a_bad_line_is_named_in_a_file_and_in_a_pipe(tmp_path: Path, line: str | bytes, words: str) -> None:
+    bad = line if isinstance(line, bytes) else line.encode()
+    pattern = re.escape(words).replace(r"\.\*", ".*")
+    with pytest.raises(ValueError, match=f"^tokens.jsonl, line 3{pattern}$"):
+        read_tokens(write(tmp_path, f"{GOOD}\n\n".encode() + bad))
+    with pytest.raises(ValueError, match=f"^stdin, line 3{pattern}$"):
+        list(read_stream([GOOD.encode(), b"\n", bad]))
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (GOOD.encode("utf-16"), "tokens.jsonl is UTF-16 or UTF-32; save it as UTF-8"),
-        (GOOD.encode("utf-32"), "tokens.jsonl is UTF-16 or UTF-32"),
-        (gzip.compress(GOOD.encode(), mtime=0)[:-9], "tokens.jsonl is a damaged gzip file"),
-        (b"\x1f\x8b" + b"\xff" * 30, "tokens.jsonl is a damaged gzip file"),
-        (gzip.compress(GOOD.encode(), mtime=0) + b"\x1f", "tokens.jsonl is a damaged gzip file"),
+        (b" \n\t\r\n", f"is empty; each line is {LINE}"),
+        (GOOD.encode("utf-16"), "is UTF-16 or UTF-32; save it as UTF-8"),
+        (gzip.compress(GOOD.encode(), mtime=0)[:-9], "is a damaged gzip file"),
+        (b"\x1f\x8b" + b"\xff" * 30, "is a damaged gzip file"),
+        (GOOD.encode() + b"\n" + b" " * 2000, ", line 2 is longer than 1,000 bytes; each line is one sequence"),
+        (gzip.compress(b" " * 2000), ", line 1 is longer than 1,000 bytes; each line is one sequence"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path: Path, content: bytes, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_bad_file_is_named(tmp_path: Path, content: bytes, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_file, "LONGEST_LINE", 1000)
+    with pytest.raises(ValueError, match=f"^tokens.jsonl,? ?{re.escape(words.removeprefix(','))}|^tokens.jsonl{words}"):
         read_tokens(write(tmp_path, content))
-
-
-def test_the_largest_number_is_read(tmp_path: Path) -> None:
-    assert read_tokens(write(tmp_path, f'{{"prompt": [0], "tokens": [{2**63 - 1}]}}'))[0].tokens == [2**63 - 1]
-
-
-LINE = '{"prompt": [ids], "tokens": [ids]}'
-
-
-def json_error(line: str) -> str:
-    """What Python says of `line`, which depends on its version."""
-    with pytest.raises(json.JSONDecodeError) as refused:
-        json.loads(line)
-    return str(refused.value)
-
-
-EITHER = f'{LINE} or {{"prompt": "words", "text": "words"}}'
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{", f"is not JSON ({json_error('{')}); each line is {LINE}"),
-        ("[1, 2]", f"is [1, 2]; each line is {LINE}"),
-        ('"' + "a" * 58 + '"', f'is "{"a" * 58}"; each line is {LINE}'),
-        ('  "' + "a" * 59 + '"  ', f'is "{"a" * 56}...; each line is {LINE}'),
-        ('{"tokens": [1]}', f"has no 'prompt'; each line is {LINE}"),
-        ('{"prompt": [1]}', f"has no 'tokens'; each line is {LINE}"),
-        ('{"prompt": [1.0], "tokens": [1]}', f": 'prompt' is not a list of integers; each line is {LINE}"),
-        ('{"prompt": [1], "tokens": [true]}', f": 'tokens' is not a list of integers; each line is {LINE}"),
-        ('{"prompt": [1], "tokens": {"1": 1}}', f": 'tokens' is not a list of integers; each line is {LINE}"),
-        ('{"prompt": [1], "tokens": [1], "steps": null}', f": 'steps' is not a list of integers; each line is {LINE}"),
-        ('{"prompt": [0, -1], "tokens": [1]}', ": 'prompt' has -1; the range is 0 to 2^63 - 1"),
-        (f'{{"prompt": [0], "tokens": [{2**63}]}}', f": 'tokens' has {2**63}; the range is 0 to 2^63 - 1"),
-        (f'{{"prompt": [0], "tokens": [{10**59}]}}', f": 'tokens' has {10**59}; the range is 0 to 2^63 - 1"),
-        (f'{{"prompt": [0], "tokens": [{10**60}]}}', f": 'tokens' has 1{'0' * 56}...; the range is 0 to 2^63 - 1"),
-        (
-            '{"prompt": [1], "tokens": [1, 2], "steps": [1, 2]}',
-            ": steps add up to 3 for 2 tokens; give the number of tokens of each step",
-        ),
-        ('{"b": 1, "a": 1, "a": 2, "b": 2}', f": the key 'b' is given twice; each line is {LINE}"),
-        ("[" * 100_000, f"is nested too deeply; each line is {LINE}"),
-        (b'{"\xff', "is not UTF-8 (byte 3 of the line); save the file as UTF-8"),
-    ],
-)  # fmt: skip
-def test_the_whole_message_of_a_bad_line(tmp_path: Path, line: str | bytes, words: str) -> None:
-    """The same from a file and of one line alone."""
-    content = line if isinstance(line, bytes) else line.encode()
-    where = "tokens.jsonl, line 3" if words[0] == ":" else "tokens.jsonl, line 3 "
-    with pytest.raises(ValueError, match=f"^{re.escape(where + words)}$"):
-        read_tokens(write(tmp_path, f"{GOOD}\n\n".encode() + content))
-    with pytest.raises(ValueError, match=f"^{re.escape(where.replace('tokens.jsonl, line 3', 'here') + words)}$"):
-        read_line(content, "here")
 
 
 def test_batch_and_seed_of_a_line(tmp_path: Path) -> None:
@@ -165,51 +114,6 @@ def test_a_repeated_seed_is_one_outside_its_batch() -> None:
     assert seeds.note()[0].startswith("3 sequences repeat a seed")
 
 
-def test_a_line_alone() -> None:
-    assert read_line(b'{"tokens": [0, 9223372036854775807], "prompt": [], "note": 1.5}\n', "here") == Sequence(
-        "here", [], [0, 2**63 - 1], None
-    )
-    assert read_line(b'{"tokens": [5, 6], "prompt": [1], "steps": [0, 2]}', "x").steps == [0, 2]
-
-
-def test_steps_are_in_all_lines_or_in_none(tmp_path: Path) -> None:
-    steps = '{"prompt": [1], "tokens": [2], "steps": [1]}'
-    for good in (GOOD, steps):
-        assert len(read_tokens(write(tmp_path, f"{good}\n{good}"))) == 2
-    for one, other in ((GOOD, steps), (steps, GOOD)):
-        with pytest.raises(ValueError, match=r"^tokens.jsonl, line 3: give steps in all lines or in none$"):
-            read_tokens(write(tmp_path, f"{one}\n{one}\n{other}"))
-
-
-@pytest.mark.parametrize("content", ["", "\n", " \n\t\r\n"])
-def test_an_empty_file_is_refused_with_the_form_of_a_line(tmp_path: Path, content: str) -> None:
-    for read, form in ((read_tokens, LINE), (read_samples, EITHER)):
-        with pytest.raises(ValueError, match=f"^{re.escape(f'tokens.jsonl is empty; each line is {form}')}$"):
-            read(write(tmp_path, content))
-
-
-def test_a_line_may_have_64_mebibytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Less one byte, since a line without an end and one of just this length are not told apart."""
-    assert token_file.LONGEST_LINE == 64 * 1024**2
-    monkeypatch.setattr(token_file, "LONGEST_LINE", len(GOOD) + 2)
-    assert len(read_tokens(write(tmp_path, f"{GOOD}\n{GOOD} "))) == 2
-    words = f"tokens.jsonl, line 2 is longer than {len(GOOD) + 2} bytes; each line is one sequence"
-    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-        read_tokens(write(tmp_path, f"{GOOD}\n{GOOD}  "))
-    monkeypatch.setattr(token_file, "LONGEST_LINE", 1000)
-    with pytest.raises(ValueError, match="line 1 is longer than 1,000 bytes"):
-        read_tokens(write(tmp_path, gzip.compress(b" " * 2000)))
-
-
-def test_a_mark_is_that_of_a_file_and_not_of_a_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="line 2 is not JSON"):
-        read_tokens(write(tmp_path, GOOD.encode() + b"\n\xef\xbb\xbf" + GOOD.encode()))
-    with pytest.raises(ValueError, match="line 2 is not UTF-8"):
-        read_tokens(write(tmp_path, GOOD.encode() + b"\n\xff\xfe"))
-    with pytest.raises(ValueError, match=r"^tokens.jsonl is UTF-16 or UTF-32; save it as UTF-8$"):
-        read_tokens(write(tmp_path, b"\xfe\xff\0{"))
-
-
 @pytest.mark.parametrize("kind", ["is_fifo", "is_char_device"])
 def test_pipes_and_devices_are_refused_before_they_are_read(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,39 +122,6 @@ def test_pipes_and_devices_are_refused_before_they_are_read(
     monkeypatch.setattr(Path, kind, lambda asked: asked == file)
     words = f"{file} is a pipe or a device, which may have no end; give a file (only specnb audit - reads a pipe)"
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-        read_tokens(file)
-
-
-def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
-    for other in (tmp_path, tmp_path / "none"):
-        with pytest.raises(OSError, match=re.escape(str(other))):
-            read_tokens(other)
-
-
-class Broken(io.RawIOBase):
-    """A file on a disk that fails."""
-
-    def __init__(self, error: OSError) -> None:
-        self.error = error
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        raise self.error
-
-
-@pytest.mark.parametrize(("error", "words"), [(OSError(5, "No luck"), "No luck"), (OSError("odd"), "odd")])
-def test_a_file_that_cannot_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, words: str
-) -> None:
-    class Half(io.BufferedReader):
-        def peek(self, size: int = 0) -> bytes:
-            return b"{"
-
-    monkeypatch.setattr(Path, "open", lambda file, mode: Half(Broken(error)))
-    file = tmp_path / "tokens.jsonl"
-    with pytest.raises(ValueError, match=f"^{re.escape(f'{file} cannot be read: {words}')}$"):
         read_tokens(file)
 
 
@@ -271,3 +142,78 @@ def test_texts_are_cut_into_words_with_the_space_before_them(tmp_path: Path) -> 
             read_samples(write(tmp_path, line))
     with pytest.raises(ValueError, match="line 1: 'prompt' is not a list of integers"):
         read_samples(write(tmp_path, '{"prompt": "a"}'))
+
+
+# Pipes
+
+
+def test_the_reader_says_where_it_waits() -> None:
+    """None comes when the lines before it have been read, and before the next line is there."""
+    released = threading.Event()
+
+    def lines() -> Iterator[bytes]:
+        yield GOOD.encode()
+        assert released.wait(60)
+        yield GOOD.encode()
+
+    found: list[int | None] = []
+    for one in read_stream(lines()):
+        found.append(None if one is None else one.tokens[0])
+        if one is None and 2 in found:
+            released.set()
+    assert [one for one in found if one is not None] == [2, 2]
+    assert None in found[found.index(2) :]
+
+
+def test_whatever_ends_the_reading_is_handed_over() -> None:
+    """Also what is no error, such as an interrupt, after the lines before it."""
+
+    def lines() -> Iterator[bytes]:
+        yield GOOD.encode()
+        raise KeyboardInterrupt
+
+    found: list[object] = []
+    with pytest.raises(KeyboardInterrupt):
+        found.extend(one for one in read_stream(lines()) if one is not None)
+    for one in read_stream([GOOD.encode(), GOOD.encode(), b" \n", GOOD.encode()], name="pipe"):
+        if one is not None:
+            found.append(one.where)
+    assert found[-3:] == ["pipe, line 1", "pipe, line 2", "pipe, line 4"]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        ([], []),
+        ([b"one"], [b"one"]),
+        ([b"one\n"], [b"one"]),
+        ([b"\n"], [b""]),
+        ([b"o", b"ne", b"\n", b"two"], [b"one", b"two"]),
+        ([b"one\ntwo\nthree\nfo", b"ur\n\n"], [b"one", b"two", b"three", b"four", b""]),
+        ([b"a" * 60, b"b" * 40, b"c\nd"], [b"a" * 60 + b"b" * 40 + b"c", b"d"]),  # just as long as is allowed
+        ([b"a" * 60, b"b" * 41, b"c\nd"], [b"a" * 60 + b"b" * 41]),
+        ([b"one\n" + b"a" * 60, b"b" * 41, b"c\nd"], [b"one", b"a" * 60 + b"b" * 41]),
+        ([b"a" * 200 + b"\n", b"b"], [b"a" * 200, b"b"]),
+    ],
+)
+def test_lines_of_a_descriptor(chunks: list[bytes], lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from the descriptor in pieces of 64 KiB."""
+    monkeypatch.setattr("specnb_audit.token_file.LONGEST_LINE", 100)
+    rest, asked = iter([*chunks, b""]), set[tuple[int, int]]()
+    monkeypatch.setattr("os.read", lambda *given: asked.add(given) or next(rest))
+    assert list(lines_of(7)) == lines
+    assert asked == {(7, 64 * 1024)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([b"\n", b" "], f"pipe is empty; each line is {LINE}"),
+        ([b"\x1f\x8b"], "pipe is compressed; unpack it first: gzip -dc FILE | specnb audit - ..."),
+        ([GOOD.encode(), b" " * 101], "pipe, line 2 is longer than 100 bytes; each line is one sequence"),
+    ],
+)
+def test_a_bad_pipe_is_named(lines: list[bytes], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_file, "LONGEST_LINE", 100)
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        list(read_stream(lines, "pipe"))

@@ -18,7 +18,7 @@ from specnb.beam import beam_search
 from specnb.distributions import Sampling
 from specnb.drafting.ngram import UniformDrafter
 from specnb.models.loading import Pair, load_pair
-from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import ROOT
 from specnb.rules import token_verification
 from studies.audit_power import audit_comparison, bug_suite, engine_checks
 from studies.audit_power.compared_samples import LENGTH, greedy_mismatch

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import ROOT
 from studies import study
 from studies.__main__ import main
 from studies.study import Study, find, names, run

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from specnb import beam as beam_rules
-from specnb.beam import BeamSettings, Path, Rule, State, advance
+from specnb.beam import Beams, BeamSettings, Path, Rule, advance
 from specnb_audit.bugs.bug import KnownBug
 
 
 def with_functions(**wrong: Any) -> Rule:
     """`advance` with other functions in place of those that it calls."""
 
-    def rule(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+    def rule(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
         with patch.multiple(beam_rules, **wrong):
             return advance(state, log_p, settings)
 
     return rule
 
 
-def one_may_be_missing(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+def one_may_be_missing(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
     """A level is accepted with w - 1 of the beams inside the tree; the one outside is dropped."""
     states = []
     while not state.ended:
@@ -41,7 +41,7 @@ def one_may_be_missing(state: State, log_p: Mapping[Path, Tensor], settings: Bea
     return states
 
 
-def wrong_parents(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+def wrong_parents(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
     """Children keep their scores and tokens, and are attached to the next beam."""
     right = beam_rules.best
 
@@ -52,7 +52,7 @@ def wrong_parents(state: State, log_p: Mapping[Path, Tensor], settings: BeamSett
     return with_functions(best=best)(state, log_p, settings)
 
 
-def scores_not_reordered(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+def scores_not_reordered(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
     """Scores stay where they were while their beams change places."""
     right = beam_rules.best
 
@@ -63,18 +63,18 @@ def scores_not_reordered(state: State, log_p: Mapping[Path, Tensor], settings: B
     return with_functions(best=best)(state, log_p, settings)
 
 
-def one_level_off(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+def one_level_off(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
     """Below the first level a node is given its parent's distribution."""
     shifted = {path: log_p.get(path[:-1], probs) if path not in state.paths else probs for path, probs in log_p.items()}
     return advance(state, shifted, settings)
 
 
-def past_the_end(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+def past_the_end(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
     """The search continues in the tree after its end."""
     return with_functions(is_over=lambda *given: False)(state, log_p, settings)
 
 
-def ties_the_other_way(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+def ties_the_other_way(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
     """Of equal scores the later parent and the higher token come first."""
 
     def best(totals: Tensor, count: int) -> tuple[list[int], list[int], Tensor]:
@@ -86,12 +86,12 @@ def ties_the_other_way(state: State, log_p: Mapping[Path, Tensor], settings: Bea
     return with_functions(best=best)(state, log_p, settings)
 
 
-def without_length_penalty(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+def without_length_penalty(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
     """Beams that end inside the tree are not divided by their length."""
     return advance(state, log_p, replace(settings, length_penalty=0.0))
 
 
-def end_inside(state: State, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[State]:
+def end_inside(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
     """An end token inside the tree is ignored."""
     return advance(state, log_p, replace(settings, eos=()))
 
@@ -103,16 +103,9 @@ class BeamBug(KnownBug):
     rule: Rule
 
 
-_BUGS = [
-    ("one-may-be-missing", "a level is accepted although one beam is not in the tree", one_may_be_missing),
-    ("wrong-parents", "children are attached to the next beam", wrong_parents),
-    ("scores-not-reordered", "scores are not reordered with their beams", scores_not_reordered),
-    ("one-level-off", "below the first level a node has its parent's distribution", one_level_off),
-    ("past-the-end", "the search continues in the tree after its end", past_the_end),
-    ("ties-the-other-way", "of equal scores the later parent and the higher token come first", ties_the_other_way),
-    ("without-length-penalty", "beams that end in the tree have no length penalty", without_length_penalty),
-    ("end-inside", "an end token inside the tree is ignored", end_inside),
-]
-
-BEAM_BUGS = {name: BeamBug(name, description, "-", "beam", rule) for name, description, rule in _BUGS}
+_RULES: tuple[Rule, ...] = (
+    one_may_be_missing, wrong_parents, scores_not_reordered, one_level_off, past_the_end, ties_the_other_way,
+    without_length_penalty, end_inside,
+)  # fmt: skip
+BEAM_BUGS = {one.__name__: BeamBug(one.__name__, str(one.__doc__), "-", "beam", one) for one in _RULES}  # type: ignore[attr-defined]
 """The bugs of speculative beam search by name."""

@@ -1,4 +1,4 @@
-"""One small drafter of each kind of section 3.6 and 6, for the enumerated check and for the real loop."""
+"""A small drafter of each kind, alone and combined, and drafters with planted bugs: what every drafter test runs on."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from drafters_for_tests import VOCAB, near_model, table
-from tiny import ARCHITECTURES
+from tiny import ARCHITECTURES, near_copy
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal, TemplateDrafter
+from specnb.distributions import sample
+from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal
 from specnb.drafting.heads import (
     AttentionDrafter,
     AttentionHead,
@@ -25,8 +25,9 @@ from specnb.drafting.heads import (
     RecurrentHead,
 )
 from specnb.drafting.length import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter, UnlikelySoFar
-from specnb.drafting.model import MixtureDrafter, ModelDrafter
+from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
+from specnb.trees import independent_children
 from studies.drafters.early_exit import early_exit
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
@@ -34,102 +35,66 @@ from studies.drafters.other_vocabulary import OtherVocabularyDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 
 Head = TypeVar("Head", RecurrentHead, AttentionHead, ParallelHeads)
+VOCAB, WIDTH = 4, 8  # of the tiny models
 COUNTED = np.random.default_rng(0).integers(0, VOCAB, 60)
+TWO_DRAFTS = (-1, -1)
+DEPTH_2 = (-1, -1, 0, 0, 1)
+DEEP = (-1, 0, -1, 1, 2, 1)  # depth 3, nodes of different branches in turn
+
+
+def table(seed: int = 0) -> Tensor:
+    """Random next-token probabilities `(VOCAB, VOCAB)` after each token."""
+    return torch.softmax(torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
 class TableDrafter(ChainDrafter):
-    """`TemplateDrafter` as a `ChainDrafter`: can be mixed and stopped."""
-
-    vocab = VOCAB
+    """Samples each draft token from a row of `table`, given the token before."""
 
     def __init__(self, table: Tensor) -> None:
-        self.table = table
+        self.table, self.vocab = table, table.shape[-1]
 
     def distribution(self, context: Context, position: int) -> Tensor:
         return self.table[context.newest]
+
+
+class TableTreeDrafter(Drafter):
+    """A tree, or several independent drafts of one token: each node is sampled given its parent's token."""
+
+    vocab = VOCAB
+
+    def __init__(self, parents: tuple[int, ...]) -> None:
+        self.parents: tuple[int, ...] = parents
+        self.table = table()
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        tokens: list[Tensor] = []
+        distributions: list[Tensor] = []
+        for parent, uniform in zip(self.parents, uniforms.unbind(dim=1), strict=True):
+            distributions.append(self.table[context.newest if parent < 0 else tokens[parent]])
+            tokens.append(sample(distributions[-1], uniform))
+        return Proposal(torch.stack(tokens, dim=1), torch.stack(distributions, dim=1))
 
 
 def chain() -> TableDrafter:
     return TableDrafter(table())
 
 
-WITHOUT_MODEL: dict[str, Callable[[], Drafter]] = {
-    "prompt lookup, recent": lambda: PromptLookupDrafter(VOCAB),
-    "prompt lookup, frequent": lambda: PromptLookupDrafter(VOCAB, longest=1, choose="frequent"),
-    "prompt lookup, proportional": lambda: PromptLookupDrafter(VOCAB, longest=2, choose="proportional"),
-    "suffix": lambda: SuffixDrafter([COUNTED.tolist(), [0, 1, 2]], VOCAB, shortest=1),
-    "suffix, proportional": lambda: SuffixDrafter([COUNTED.tolist()], VOCAB, shortest=1, proportional=True),
-    "uniform": lambda: UniformDrafter(VOCAB),
-    "unigram": lambda: NgramDrafter(NgramModel(COUNTED, 1, VOCAB)),
-    "trigram, backing off": lambda: NgramDrafter(NgramModel(COUNTED, 3, VOCAB, discount=0.0)),
-    "skip-gram": lambda: SkipGramDrafter(COUNTED, 3, VOCAB),
-    "mixture": lambda: MixtureDrafter(PromptLookupDrafter(VOCAB), chain(), weight=0.6),
-    "copy, otherwise a table": lambda: MixtureDrafter(PromptLookupDrafter(VOCAB, shortest=2), chain()),
-    "low confidence": lambda: StoppingDrafter(chain(), LowConfidence(0.4)),
-    "high entropy": lambda: StoppingDrafter(chain(), HighEntropy(0.3, 0.4), at_least=1),
-    "unlikely so far": lambda: StoppingDrafter(chain(), UnlikelySoFar(0.2)),
-    "bandit": lambda: BanditDrafter(chain(), (1, 2, 3), cost_ratio=0.1),
-}
-"""Name -> makes a drafter that depends on the sequence alone."""
-
-WITH_MODEL: dict[str, Callable[[], Drafter]] = {
-    "copy, otherwise a model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, shortest=2), near("llama")),
-    "copy and a model": lambda: MixtureDrafter(PromptLookupDrafter(VOCAB), near("llama"), weight=0.4),
-    "model until unsure": lambda: StoppingDrafter(near("llama"), LowConfidence(0.4)),
-    "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
-    "other vocabulary": lambda: other_vocabulary(),
-    "hierarchical": lambda: HierarchicalDrafter(near("llama"), far("llama"), inner_gamma=2),
-    "attention head": lambda: attending(),
-    "recurrent head": lambda: FeatureDrafter(near_model("llama"), random_head(RecurrentHead(8, 16))),
-    "parallel heads": lambda: ParallelHeadsDrafter(near_model("llama"), random_head(ParallelHeads(8, 16, 2))),
-    "hierarchical over a table": lambda: HierarchicalDrafter(near("gpt2"), TemplateDrafter(table()), inner_gamma=1),
-}
-"""Name -> makes a drafter that has the cache of a model, or reads its features."""
-
-COMBINED: dict[str, Callable[[], Drafter]] = {
-    "stopped twice": lambda: StoppingDrafter(StoppingDrafter(near("gpt2"), LowConfidence(0.4)), UnlikelySoFar(0.3)),
-    "bandit, stopped": lambda: StoppingDrafter(
-        BanditDrafter(near("llama"), (1, 3), 0.1), LowConfidence(0.4), at_least=1
-    ),
-    "stopped, by a bandit": lambda: BanditDrafter(StoppingDrafter(chain(), LowConfidence(0.4)), (1, 3), 0.1),
-    "copy and stopped": lambda: MixtureDrafter(
-        PromptLookupDrafter(VOCAB), StoppingDrafter(near("llama"), UnlikelySoFar(0.5)), weight=0.3
-    ),
-    "copy and bandit": lambda: MixtureDrafter(
-        PromptLookupDrafter(VOCAB, shortest=2), BanditDrafter(near("llama"), (1, 2), 0.1), weight=0.6
-    ),
-    "copy and an attention head": lambda: MixtureDrafter(PromptLookupDrafter(VOCAB), attending(), weight=0.4),
-    "attention head until unsure": lambda: StoppingDrafter(attending(), LowConfidence(0.4)),
-    "attention head, by a bandit": lambda: BanditDrafter(attending(), (1, 3), 0.1),
-    "copy, otherwise another model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, longest=1), far("gpt2")),
-    "other vocabulary, stopped": lambda: StoppingDrafter(other_vocabulary(), LowConfidence(0.4)),
-    "other vocabulary and another model": lambda: MixtureDrafter(other_vocabulary(), near("gpt2"), weight=0.5),
-    "hierarchical over a stopped model": lambda: HierarchicalDrafter(
-        near("llama"), StoppingDrafter(near("gpt2"), LowConfidence(0.3)), inner_gamma=1
-    ),
-    "hierarchical over a mixture": lambda: HierarchicalDrafter(
-        near("llama"), MixtureDrafter(PromptLookupDrafter(VOCAB), near("llama"), weight=0.3), inner_gamma=2
-    ),
-    "hierarchical over a fallback": lambda: HierarchicalDrafter(
-        near("llama"), FallbackDrafter(PromptLookupDrafter(VOCAB, shortest=2), near("llama")), inner_gamma=1
-    ),
-    "hierarchical over another": lambda: HierarchicalDrafter(
-        near("llama"), HierarchicalDrafter(near("llama"), near("llama"), inner_gamma=1), inner_gamma=1
-    ),
-}
-"""Name -> makes a drafter of drafters."""
+def near_model(architecture: str) -> PreTrainedModel:
+    """A draft model that is accepted often."""
+    model = near_copy(ARCHITECTURES[architecture](VOCAB), noise=0.2)
+    model.set_attn_implementation("eager")
+    return model
 
 
 def near(architecture: str) -> ModelDrafter:
-    """A model that the target often agrees with."""
-    model = near_model(architecture)
+    return ModelDrafter(near_model(architecture))
+
+
+def far(architecture: str) -> ModelDrafter:
+    """A model with other weights."""
+    model = ARCHITECTURES[architecture](VOCAB, seed=100, layers=1)
     model.set_attn_implementation("eager")
     return ModelDrafter(model)
-
-
-def attending() -> AttentionDrafter:
-    """An attention head on the states of two layers."""
-    return AttentionDrafter(near_model("llama"), random_head(AttentionHead(8, 16, 2, (0, -1))))
 
 
 def random_head(head: Head) -> Head:
@@ -141,6 +106,18 @@ def random_head(head: Head) -> Head:
     return head
 
 
+def recurrent() -> FeatureDrafter:
+    return FeatureDrafter(near_model("llama"), random_head(RecurrentHead(WIDTH, 16)))
+
+
+def attending(layers: tuple[int, ...] = (0, -1)) -> AttentionDrafter:
+    return AttentionDrafter(near_model("llama"), random_head(AttentionHead(WIDTH, 16, 2, layers)))
+
+
+def parallel(count: int = 2) -> ParallelHeadsDrafter:
+    return ParallelHeadsDrafter(near_model("llama"), random_head(ParallelHeads(WIDTH, 16, count)))
+
+
 def words(vocabulary: str) -> PreTrainedTokenizerFast:
     """A tokenizer whose tokens are these letters, written with spaces between them; the last stands for all others."""
     tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token=vocabulary[-1]))
@@ -150,29 +127,90 @@ def words(vocabulary: str) -> PreTrainedTokenizerFast:
 
 def other_vocabulary() -> OtherVocabularyDrafter:
     """A model that numbers three of the target's four tokens in another order, and lacks the last one."""
-    return OtherVocabularyDrafter(near("llama").model, words("cabz"), words("abcd"), VOCAB)
+    return OtherVocabularyDrafter(near_model("llama"), words("cabz"), words("abcd"), VOCAB)
 
 
-def far(architecture: str) -> ModelDrafter:
-    """A model with other weights."""
-    model = ARCHITECTURES[architecture](VOCAB, seed=100, layers=1)
-    model.set_attn_implementation("eager")
-    return ModelDrafter(model)
+def lookup(shortest: int = 1) -> PromptLookupDrafter:
+    return PromptLookupDrafter(VOCAB, shortest=shortest)
+
+
+CHAINS: dict[str, Callable[[], Drafter]] = {
+    "prompt lookup, recent": lookup,
+    "prompt lookup, frequent": lambda: PromptLookupDrafter(VOCAB, longest=1, choose="frequent"),
+    "prompt lookup, proportional": lambda: PromptLookupDrafter(VOCAB, longest=2, choose="proportional"),
+    "suffix": lambda: SuffixDrafter([COUNTED.tolist(), [0, 1, 2]], VOCAB, shortest=1),
+    "suffix, proportional": lambda: SuffixDrafter([COUNTED.tolist()], VOCAB, shortest=1, proportional=True),
+    "uniform": lambda: UniformDrafter(VOCAB),
+    "trigram, backing off": lambda: NgramDrafter(NgramModel(COUNTED, 3, VOCAB, discount=0.0)),
+    "skip-gram": lambda: SkipGramDrafter(COUNTED, 2, VOCAB),
+    "table": chain,
+    "mixture": lambda: MixtureDrafter(lookup(), chain(), weight=0.6),
+    "copy, otherwise a table": lambda: MixtureDrafter(lookup(shortest=2), chain()),
+    "low confidence": lambda: StoppingDrafter(chain(), LowConfidence(0.4)),
+    "high entropy": lambda: StoppingDrafter(chain(), HighEntropy(0.3, 0.4), at_least=1),
+    "unlikely so far": lambda: StoppingDrafter(chain(), UnlikelySoFar(0.2)),
+    "bandit": lambda: BanditDrafter(chain(), (1, 2, 3), cost_ratio=0.1),
+    "model": lambda: near("llama"),
+    "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
+    "other vocabulary": other_vocabulary,
+    "recurrent head": recurrent,
+    "attention head": attending,
+    "parallel heads": parallel,
+    "copy, otherwise a model": lambda: FallbackDrafter(lookup(shortest=2), near("llama")),
+    "copy, otherwise another model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, longest=1), far("gpt2")),
+    "model until unsure": lambda: StoppingDrafter(near("llama"), LowConfidence(0.4)),
+    "stopped twice": lambda: StoppingDrafter(StoppingDrafter(near("gpt2"), LowConfidence(0.4)), UnlikelySoFar(0.3)),
+    "bandit, stopped": lambda: StoppingDrafter(BanditDrafter(near("llama"), (1, 3), 0.1), LowConfidence(0.4), 1),
+    "stopped, by a bandit": lambda: BanditDrafter(StoppingDrafter(chain(), LowConfidence(0.4)), (1, 3), 0.1),
+    "copy and stopped": lambda: MixtureDrafter(lookup(), StoppingDrafter(near("llama"), UnlikelySoFar(0.5)), 0.3),
+    "copy and bandit": lambda: MixtureDrafter(lookup(2), BanditDrafter(near("llama"), (1, 2), 0.1), weight=0.6),
+    "copy and an attention head": lambda: MixtureDrafter(lookup(), attending(), weight=0.4),
+    "attention head, by a bandit": lambda: BanditDrafter(attending(), (1, 3), 0.1),
+    "other vocabulary and another model": lambda: MixtureDrafter(other_vocabulary(), near("llama"), weight=0.5),
+}
+"""Name -> makes a drafter whose draft tokens are sampled one after the other with the uniforms given."""
+
+HIERARCHICAL: dict[str, Callable[[], Drafter]] = {
+    "hierarchical": lambda: HierarchicalDrafter(near("llama"), far("llama"), inner_gamma=2),
+    "hierarchical over a table": lambda: HierarchicalDrafter(near("gpt2"), chain(), inner_gamma=1),
+    "hierarchical over a stopped model": lambda: HierarchicalDrafter(
+        near("llama"), StoppingDrafter(near("gpt2"), LowConfidence(0.3)), inner_gamma=1
+    ),
+    "hierarchical over a mixture": lambda: HierarchicalDrafter(
+        near("llama"), MixtureDrafter(lookup(), near("llama"), weight=0.3), inner_gamma=2
+    ),
+    "hierarchical over a fallback": lambda: HierarchicalDrafter(
+        near("llama"), FallbackDrafter(lookup(shortest=2), near("llama")), inner_gamma=1
+    ),
+    "hierarchical over another": lambda: HierarchicalDrafter(
+        near("llama"), HierarchicalDrafter(near("llama"), near("llama"), inner_gamma=1), inner_gamma=1
+    ),
+}
+"""Name -> makes a drafter that makes more uniforms of those given, by hashing: no enumeration over them is possible."""
+
+TREES: dict[str, Callable[[], Drafter]] = {
+    "two drafts": lambda: TableTreeDrafter(TWO_DRAFTS),
+    "tree of depth 2": lambda: TableTreeDrafter(DEPTH_2),
+    "tree of a model": lambda: TreeDrafter(near_model("llama"), DEPTH_2, scheme=independent_children),
+    "deep tree of a model": lambda: TreeDrafter(near_model("llama"), DEEP),
+}
+"""Name -> makes a drafter of trees."""
+
+
+def gamma_of(drafter: Drafter) -> int:
+    """The number of draft tokens that tests ask for: 3, or the nodes of a tree."""
+    return len(drafter.parents or (0, 0, 0))
 
 
 # Planted bugs: each a drafter that reports another distribution than the one it sampled from, or drops tokens.
 
 
-class ReportsRaw(Drafter):
+class ReportsRaw(TableDrafter):
     """Samples after temperature 0.5, reports the distribution before it."""
 
-    vocab = VOCAB
-
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        sharp = table() ** 2 / (table() ** 2).sum(dim=-1, keepdim=True)
-        drafted = TemplateDrafter(sharp).propose(context, uniforms).draft_tokens
-        before = torch.cat([context.newest[:, None], drafted[:, :-1]], dim=1)
-        return Proposal(drafted, table()[before])
+        sharp = self.table**2 / (self.table**2).sum(dim=-1, keepdim=True)
+        return reported(TableDrafter(sharp).propose(context, uniforms), context, self.table)
 
 
 class MatchOffByOne(PromptLookupDrafter):
@@ -188,9 +226,8 @@ class WeightsIgnored(MixtureDrafter):
     """Samples from the mixture, reports the second drafter's distribution."""
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        drafted = super().propose(context, uniforms).draft_tokens
         assert isinstance(self.second, TableDrafter)
-        return Proposal(drafted, self.second.table[torch.cat([context.newest[:, None], drafted[:, :-1]], dim=1)])
+        return reported(super().propose(context, uniforms), context, self.second.table)
 
 
 class DiscardsUnlikely(TableDrafter):
@@ -207,16 +244,18 @@ class GreedySoftQ(TableDrafter):
     """Proposes the most probable token, reports the soft distribution."""
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        token, tokens, q = context.newest, [], []
-        for _ in uniforms.unbind(dim=1):
-            q.append(self.table[token])
-            token = q[-1].argmax(dim=-1)
-            tokens.append(token)
-        return Proposal(torch.stack(tokens, dim=1), torch.stack(q, dim=1))
+        certain = torch.nn.functional.one_hot(self.table.argmax(dim=-1), VOCAB).float()
+        return reported(TableDrafter(certain).propose(context, uniforms), context, self.table)
+
+
+def reported(proposal: Proposal, context: Context, table: Tensor) -> Proposal:
+    """The tokens of `proposal` with the distributions of `table`."""
+    before = torch.cat([context.newest[:, None], proposal.draft_tokens[:, :-1]], dim=1)
+    return Proposal(proposal.draft_tokens, table[before])
 
 
 BUGS: dict[str, Callable[[], Drafter]] = {
-    "q reported raw": ReportsRaw,
+    "q reported raw": lambda: ReportsRaw(table()),
     "match off by one": lambda: MatchOffByOne(VOCAB),
     "mixture weights ignored": lambda: WeightsIgnored(UniformDrafter(VOCAB), chain(), weight=0.7),
     "discarded tokens": lambda: DiscardsUnlikely(table()),

@@ -1,8 +1,8 @@
-"""The distribution of the real loop, measured: what `test_engine_law` and `test_engine_mutants` both run.
+"""The distribution of the real loop, measured by sampling.
 
-Many rows of several prompts go through `specnb.decoding.generate.generate` on tiny transformers, with cache, batch
-and several steps; how often each text came out is compared with its enumerated probability, which
-comes from full runs of the target without any cache, in float64.
+Many rows of several prompts go through `specnb.decoding.generate.generate` on tiny transformers, with cache, batch and
+several steps. How often each completion came out is compared with its enumerated probability, which comes from forward
+passes of the target without any cache, in float64.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ SHARP = Sampling(temperature=0.5, top_k=3)
 
 @dataclass(frozen=True)
 class Case:
-    """One setting of the loop; `rows` texts are drawn, equally many from each prompt."""
+    """One setting of the loop; `rows` completions are sampled, equally many of each prompt, a third of them at a time.
+
+    `made_drafter` knows the names of drafters. All other kinds are in tests/specnb/drafting/test_all_drafters.py.
+    """
 
     architecture: str
     drafter: str
@@ -57,7 +60,7 @@ class Case:
 
 
 class Verdict(NamedTuple):
-    """How the emitted texts fit the target's distribution, and the accepted drafts their recorded chances."""
+    """How the completions fit the target's distribution, and acceptance its recorded probabilities."""
 
     probs: Fit
     acceptance: float  # p-value
@@ -69,21 +72,22 @@ class Verdict(NamedTuple):
 
 
 def measure(case: Case, generate: Callable[..., Generation] | None = None) -> Verdict:
-    """Generates, checks the record against the texts (`AssertionError`), and compares both with the theory.
+    """Generates, checks the record against the tokens (`AssertionError`), and compares both with the theory.
 
-    `generate` stands for the loop with a bug in it; what that draws with, it knows itself.
+    `generate` stands for the loop with a bug in it, which knows its sampling settings itself.
     """
-    target = ARCHITECTURES[case.architecture](VOCAB)
+    target = eager(case.architecture)
     target.set_attn_implementation(case.attention)
-    write = generate or partial(loop.generate, sampling=case.sampling)
-    made = write(
+    run = generate or partial(loop.generate, sampling=case.sampling)
+    made = run(
         target.to(case.device),  # type: ignore[arg-type]
         PROMPTS * (case.rows // len(PROMPTS)),
         made_drafter(case),
         gamma=case.gamma,
         max_new_tokens=case.tokens,
         eos=case.eos,
-        seed=zlib.crc32(str(case).encode()),  # every case its own noise
+        seed=zlib.crc32(str(case).encode()),  # a seed of its own for every case
+        batch_size=case.rows // len(PROMPTS),
         progress=False,
     )
     check_record(made)
@@ -112,11 +116,7 @@ def made_drafter(case: Case) -> Drafter | PreTrainedModel | None:
 
 
 class PatchyDrafter(ModelDrafter):
-    """Has nothing to propose at every third place of a text: draft -1, distribution zero.
-
-    Which places is decided by what stands before them; a drafter that took back what it had drawn
-    after seeing it would have to report another distribution.
-    """
+    """Proposes nothing at every third position of a sequence: token -1, q = 0. Decided by the position alone."""
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         draft_tokens, q = super().propose(context, uniforms)
@@ -126,13 +126,13 @@ class PatchyDrafter(ModelDrafter):
 
 
 def fit(case: Case, target: PreTrainedModel, sequences: list[list[int]]) -> tuple[Fit, int]:
-    """Pearson's test over all (prompt, text) cells, and how many cells were left to it.
+    """Pearson's test over all (prompt, completion) cells, and how many cells were left to it.
 
-    A text that the target cannot emit has a cell of its own, with probability zero.
+    All completions that the target cannot emit have one cell, of probability zero.
     """
     counts, distributions = [], []
     for number, prompt in enumerate(PROMPTS):
-        probs = text_distribution(case, target, prompt)
+        probs = completion_distribution(case, target, prompt)
         seen, times = np.unique(codes(sequences[number :: len(PROMPTS)]), return_counts=True)
         observed = dict(zip(seen.tolist(), times.tolist(), strict=True))
         counts += [observed.pop(code, 0) for code in probs] + [sum(observed.values())]
@@ -142,13 +142,13 @@ def fit(case: Case, target: PreTrainedModel, sequences: list[list[int]]) -> tupl
     return goodness_of_fit(np.array(counts), expected, fitted=len(PROMPTS) - 1), cells
 
 
-def text_distribution(case: Case, target: PreTrainedModel, prompt: tuple[int, ...]) -> dict[int, float]:
-    """The probability of each text, by `codes`: `case.tokens` tokens, or fewer up to and with `eos`."""
+def completion_distribution(case: Case, target: PreTrainedModel, prompt: tuple[int, ...]) -> dict[int, float]:
+    """The probability of each completion, by `codes`: `case.tokens` tokens, or fewer up to and with `eos`."""
     joint = joint_distribution(distributions_after(target, prompt, case.tokens, case.sampling), case.tokens)
     probs: dict[int, float] = {}
     for tokens, chance in zip(np.ndindex(*joint.shape), joint.flatten().tolist(), strict=True):
-        text = tokens[: tokens.index(case.eos) + 1] if case.eos in tokens else tokens
-        code = int(codes([list(text)])[0])
+        ended = tokens[: tokens.index(case.eos) + 1] if case.eos in tokens else tokens
+        code = int(codes([list(ended)])[0])
         probs[code] = probs.get(code, 0.0) + chance
     return probs
 
@@ -185,34 +185,36 @@ def assert_rows_do_not_interact(target: PreTrainedModel, make: Callable[[], Draf
 
 
 def codes(sequences: list[list[int]]) -> np.ndarray:
-    """One number for each text, whatever its length."""
+    """One number for each completion, whatever its length."""
     longest = max(map(len, sequences))
-    padded = np.array([[token + 1 for token in text] + [0] * (longest - len(text)) for text in sequences])
+    padded = np.array([[token + 1 for token in tokens] + [0] * (longest - len(tokens)) for tokens in sequences])
     return padded @ (VOCAB + 1) ** np.arange(longest)
 
 
 def acceptance_p_value(record: StepRecord) -> float:
-    """Whether drafts were accepted as often as `beta` says: at each draft tested, the chance given all before.
+    """Whether draft tokens were accepted as often as `beta` says: at each one tested, its probability given all before.
 
-    The differences are martingale increments, so their sum has the summed variance beta (1 - beta).
+    In a tree that is so for the first child of each node. The differences are martingale increments, so their sum has
+    the summed variance beta (1 - beta).
     """
     tested = record.tested
-    hit = np.arange(record.gamma) < record.accepted[..., None]
-    beta = record.beta[tested]
+    if record.parents is not None:
+        tested &= np.array([record.parents.index(parent) == node for node, parent in enumerate(record.parents)])
+    accepted, beta = record.accepted_nodes[tested], record.beta[tested]
     spread = np.sqrt((beta * (1 - beta)).sum())
-    return float(2 * stats.norm.sf(abs((hit[tested] - beta).sum()) / spread)) if spread > 0 else 1.0
+    return float(2 * stats.norm.sf(abs((accepted - beta).sum()) / spread)) if spread > 0 else 1.0
 
 
 def check_record(made: Generation) -> None:
-    """The record tells the same story as the texts, and no text took more target runs than it has tokens."""
+    """The record says of every seventh row what was emitted, and no row took more steps than it has tokens."""
     record = made.record
-    assert record.emitted.sum(axis=1).tolist() == [len(text) for text in made.tokens]
+    assert record.emitted.sum(axis=1).tolist() == [len(tokens) for tokens in made.tokens]
     assert (record.emitted <= record.accepted + 1).all()
-    assert (record.target_passes <= [len(text) for text in made.tokens]).all()
+    assert (record.target_passes <= [len(tokens) for tokens in made.tokens]).all()
     for row in range(0, len(made.tokens), 7):
         emitted: list[int] = []
-        for step in range(record.emitted.shape[1]):
-            accepted = record.draft_tokens[row, step, : record.accepted[row, step]].tolist()
+        for step in range(record.target_passes[row]):
+            accepted = record.draft_tokens[row, step][record.accepted_nodes[row, step]].tolist()
             emitted += [*accepted, int(record.token[row, step])][: record.emitted[row, step]]
         assert emitted == made.tokens[row]
 
@@ -223,21 +225,16 @@ def smaller(case: Case, rows: int) -> Case:
 
 
 FALSE_ALARMS = 1e-6
-
-
-TOP_K = Sampling(temperature=1.0, top_k=3)
-
-
-TOP_P = Sampling(temperature=0.8, top_p=0.9)
-
-
-DEEP = 112_500
-
+TESTS = 60
+"""At least as many as there are: two for each case, here, on the GPU and where the known bugs are found."""
+LEVEL = FALSE_ALARMS / TESTS
+TOP_K, TOP_P = Sampling(top_k=3), Sampling(0.8, top_p=0.9)
+MANY = 112_500
 
 CASES = [
     # Many rows, to find small deviations.
-    Case("gpt2", "sharp", 3, tokens=3, rows=DEEP),
-    Case("llama", "near", 1, tokens=3, eos=1, rows=DEEP),
+    Case("gpt2", "sharp", 3, tokens=3, rows=MANY),
+    Case("llama", "near", 1, tokens=3, eos=1, rows=MANY),
     # Fewer rows, more tokens and settings.
     Case("llama", "near", 3),
     Case("gpt2", "near", 3, eos=1),
@@ -256,33 +253,25 @@ CASES = [
     Case("llama", "model", 3, attention="sdpa"),
 ]
 
-
 GPU_CASES = [Case(name, "sharp", 3, eos=1, attention="sdpa", device="cuda") for name in ARCHITECTURES]
 
 
-TESTS = 60
-"""At least as many as there are: two for each case, here, on the GPU and in `test_engine_mutants`."""
-
-
-LEVEL = FALSE_ALARMS / TESTS
-
-
 def overlap_error(architecture: str, drafter: Callable[[PreTrainedModel], Drafter] = ModelDrafter) -> tuple[float, int]:
-    """The largest difference between a recorded overlap and that of both models run without a cache,
-    and how often all drafts of a step were accepted."""
+    """The largest difference between a recorded overlap and that of both models run without a cache, and how often all
+    draft tokens of a step were accepted."""
     target = ARCHITECTURES[architecture](VOCAB, dtype=torch.float64)
     draft = near_copy(target, noise=0.05)
     prompts = PROMPTS * 4
     made = generate(target, prompts, drafter(draft), gamma=3, max_new_tokens=9, seed=3, progress=False)
     record, worst, fully = made.record, 0.0, 0
     for row, prompt in enumerate(prompts):
-        text = [*prompt]
+        known = [*prompt]
         for step in range(record.target_passes[row]):
             for at in range(record.tested[row, step].sum()):
-                known = [text + record.draft_tokens[row, step, :at].tolist()]
-                exact = overlap(next_distributions(target, known), next_distributions(draft, known))
+                context = [known + record.draft_tokens[row, step, :at].tolist()]
+                exact = overlap(next_distributions(target, context), next_distributions(draft, context))
                 worst = max(worst, abs(float(exact) - record.beta[row, step, at]))
             fully += record.emitted[row, step] == record.gamma + 1
             emitted = record.emitted[row, step]
-            text += made.tokens[row][len(text) - len(prompt) :][:emitted]
+            known += made.tokens[row][len(known) - len(prompt) :][:emitted]
     return worst, fully

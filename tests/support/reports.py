@@ -1,6 +1,9 @@
-"""A small report, made by hand."""
+"""A small report, made by hand, and the comparison of texts with files."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import numpy as np
 
@@ -23,3 +26,11 @@ def report(**changed: object) -> Report:
         "numerics": Numerics(3, 1e-5, 1e-6, 1e-7, 0.0),
     }
     return Report(**(settings | changed))  # type: ignore[arg-type]
+
+
+def require_as_in(file: Path, text: str) -> None:
+    """Compares `text` with `file`; with SPECNB_WRITE_REPORTS=1 writes it: then read the differences."""
+    if os.environ.get("SPECNB_WRITE_REPORTS"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8"), f"differs from {file}"

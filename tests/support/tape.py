@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from specnb.decoding.step import Batch
-from specnb.models.operations import Operation, OperationRecorder
+from studies.batching.operations import Operation, OperationRecorder
 
 WAITS = {"nonzero", "masked_select", "_unique2"}
 """Operations whose result has a size that depends on the values of a tensor. A number read by Python is not found here

@@ -6,12 +6,10 @@ An adapter is a module with one function:
 
 and imports its engine inside that function, so that importing the adapter needs nothing but Python.
 
-    settings        `Settings`, `Request`, `Models`, and the interface `Adapter`
-    tokens_out      the file of tokens: written line by line, continued after an interruption, the same bytes each time
+    adapter         the interface `Adapter`, and `Models`; `Settings` and `Request` are those of `specnb_audit.cli`
     gguf            a Llama model as a GGUF file
     openvino, llama_cpp, mlx_lm, onnxruntime, transformers, vllm    one engine each
     vllm_mended     vLLM's build for CPUs without its known error
-    openai_server   any server with the OpenAI-compatible API that returns token ids: `collect`
 
     python -m studies.engines.adapters openvino --target TARGET --draft DRAFT --prompts prompts.jsonl --out tokens.jsonl
 

@@ -15,14 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from specnb_audit.cli.settings import (
-    Adapter,
-    Models,
-    add_settings,
-    requests,
-    settings_of,
-)
+from specnb_audit.cli.settings import add_settings, requests, settings_of
 from specnb_audit.cli.tokens_out import complete_lines, read_prompts, to_stderr, write_tokens
+from studies.engines.adapters.adapter import Adapter, Models
 
 ENGINES = ("llama_cpp", "mlx_lm", "onnxruntime", "openvino", "transformers", "vllm", "vllm_mended")
 

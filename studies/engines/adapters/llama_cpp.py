@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from specnb_audit.cli.settings import Models, Request, Settings
+from specnb_audit.cli.settings import Request, Settings
+from studies.engines.adapters.adapter import Models
 from studies.engines.adapters.gguf import write_gguf
 
 PACKAGE = "xllamacpp"

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from specnb_audit.cli.settings import Models, Request, Settings
+from specnb_audit.cli.settings import Request, Settings
+from studies.engines.adapters.adapter import Models
 
 PACKAGE = "onnxruntime-genai"
 SUPPORTED = ("none", "draft", "lookup")

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from specnb_audit.cli.settings import Models, Request, Settings, batches
+from specnb_audit.cli.settings import Request, Settings
+from studies.engines.adapters.adapter import Models, batches
 from studies.engines.adapters.gguf import write_gguf
 
 PACKAGE = "openvino-genai"

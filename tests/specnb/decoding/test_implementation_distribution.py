@@ -1,32 +1,44 @@
 """The implementation distribution: completions of the real loop have the target's joint distribution.
 
-Sampling noise is all that is left between the counts and the enumerated distribution, so the tests say how
-often they would be wrong (`FALSE_ALARMS` in all, by Bonferroni) and how small a deviation each of them
-would find with power 0.99 (asserted below each distribution). Numerics are a verdict of their own: the cached
-runs against runs without a cache.
+Only sampling noise is left between the counts and the enumerated distribution, so the tests say how often they would be
+wrong (`FALSE_ALARMS` in all, by Bonferroni) and how small a deviation each of them would find with power 0.99 (asserted
+below each distribution). Numerics are checked apart from it: recorded overlaps, hidden states and kept distributions
+against forward passes without a cache, in float64.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from drafter_kinds import DEEP, DEPTH_2, TREES, TWO_DRAFTS, TableTreeDrafter, chain, gamma_of
 from implementation_distribution import (
     CASES,
-    DEEP,
     GPU_CASES,
     LEVEL,
+    MANY,
     PROMPTS,
     VOCAB,
     Case,
+    completions_p_value,
+    eager,
     made_drafter,
     measure,
     overlap_error,
+    refilled,
 )
-from tiny import ARCHITECTURES, ROUNDING, next_distributions
+from tiny import ARCHITECTURES, ROUNDING, llama, near_copy, next_distributions
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from specnb.decoding.generate import generate
+from specnb.decoding.generate import Study, generate
 from specnb.distributions import total_variation
-from specnb.models.cache import RaggedCache
+from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.model import TreeDrafter
 from specnb.models.cached_model import CachedModel
+from specnb.trees import TokenTree
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -34,7 +46,7 @@ def test_completions_have_the_target_s_joint_distribution(case: Case) -> None:
     verdict = measure(case)
     assert verdict.probs.p_value > LEVEL, verdict
     assert verdict.acceptance > LEVEL, verdict
-    assert verdict.detects(LEVEL) < (0.02 if case.rows == DEEP else 0.08)
+    assert verdict.detects(LEVEL) < (0.02 if case.rows == MANY else 0.08)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -55,6 +67,43 @@ def test_the_tiny_distributions_depend_on_every_token_before(architecture: str) 
         assert total_variation(changed[1:], changed[:-1]).mean() > 0.1
 
 
+def test_the_tested_completions_take_several_steps_and_accept_all_there_is() -> None:
+    case = Case("llama", "sharp", 3)
+    made = refilled(eager("llama"), made_drafter(case), 300, gamma=3)
+    assert (made.record.target_passes > 1).mean() > 0.5
+    for make in TREES.values():
+        drafter = make()
+        record = refilled(eager("llama"), drafter, 900, gamma=gamma_of(drafter)).record
+        assert record.accepted.max() == TokenTree(drafter.parents or ()).depth
+
+
+# Planted bugs of trees; those of chains and of the loop are in tests/specnb_audit/test_known_bugs_in_the_loop.py.
+
+
+def not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CachedModel, "move", lambda *_: None)
+
+
+def siblings_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    visible = TokenTree.visible
+
+    def all_before(tree: TokenTree, first: Tensor, capacity: int) -> Tensor:
+        entry = torch.arange(capacity) - first[:, None]
+        return visible(tree, first, capacity) | ((entry >= 0)[:, None] & (entry[:, None] <= tree.depths[:, None]))
+
+    monkeypatch.setattr(TokenTree, "visible", all_before)
+
+
+@pytest.mark.parametrize("bug", [not_moved, siblings_visible])
+def test_bugs_of_trees_are_found(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    made = refilled(eager("llama"), TableTreeDrafter(DEPTH_2), 3_000, gamma=len(DEPTH_2), seed=6)
+    assert completions_p_value(made, "llama") < LEVEL
+
+
+# Numerics, apart from sampling.
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_recorded_overlaps_are_those_of_uncached_models(architecture: str) -> None:
     worst, fully = overlap_error(architecture)
@@ -65,27 +114,73 @@ def test_recorded_overlaps_are_those_of_uncached_models(architecture: str) -> No
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_one_pass_over_n_tokens_n_passes_over_one_and_uncached_passes_agree(architecture: str, attention: str) -> None:
-    """Numerics apart from sampling: in float64 the three ways to a logit differ by rounding only."""
+    """In float64 the three ways to a logit differ by rounding only."""
     model = ARCHITECTURES[architecture](VOCAB, dtype=torch.float64)
     model.set_attn_implementation(attention)
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCAB, (5, 12)))
     with torch.inference_mode():
         uncached = model(input_ids=tokens, use_cache=False).logits
-        in_one = CachedModel(model, 12).run(tokens, torch.arange(12).expand(5, -1), keep=12)
-        runner = CachedModel(model, 12)
-        singly = [runner.run(tokens[:, [at]], torch.full((5, 1), at), keep=1) for at in range(12)]
-        runner = CachedModel(model, 12)
-        in_blocks = [
-            runner.run(tokens[:, at : at + 4], torch.arange(at, at + 4).expand(5, -1), keep=4) for at in (0, 4, 8)
-        ]
-    assert isinstance(runner.cache, RaggedCache)
-    for logits in (in_one, torch.cat(singly, dim=1), torch.cat(in_blocks, dim=1)):
-        assert (logits - uncached).abs().max() < ROUNDING[attention]
+        for size in (12, 4, 1):
+            runner = CachedModel(model, 12)
+            blocks = torch.arange(12).expand(5, -1).split(size, dim=1)
+            logits = [runner.run(tokens[:, block[0]], block, keep=size) for block in blocks]
+            assert (torch.cat(logits, dim=1) - uncached).abs().max() < ROUNDING[attention]
 
 
-def test_the_tested_completions_take_several_steps() -> None:
-    """The joint distribution spans crops: most rows of a case need more than one step for their tokens."""
-    case = Case("llama", "sharp", 3)
-    target = ARCHITECTURES[case.architecture](VOCAB)
-    made = generate(target, PROMPTS * 100, made_drafter(case), gamma=3, max_new_tokens=case.tokens, progress=False)
-    assert (made.record.target_passes > 1).mean() > 0.5
+class SeesStates(TreeDrafter):
+    """Compares the target's hidden states with those of a forward pass without a cache."""
+
+    hidden_layers = (-1, 0)
+    target: PreTrainedModel
+    checked = 0
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        for row, length in enumerate(context.lengths.tolist()):
+            if length < 16:
+                known = context.tokens[row, :length].tolist()
+                states = self.target(torch.tensor([known]), output_hidden_states=True).hidden_states
+                expected = torch.cat([states[layer] for layer in self.hidden_layers], dim=-1)[0, :-1]
+                assert context.hidden_states is not None
+                assert torch.allclose(context.hidden_states[row, : length - 1], expected, atol=1e-9)
+                self.checked += 1
+        return super().propose(context, uniforms)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_hidden_states_follow_the_accepted_path(architecture: str) -> None:
+    """In refilled rows too."""
+    target = ARCHITECTURES[architecture](dtype=torch.float64)
+    drafter = SeesStates(near_copy(target, 0.1), DEEP)
+    drafter.target = target
+    made = generate(
+        target, PROMPTS * 5, drafter, gamma=len(DEEP), max_new_tokens=9, eos=1, batch_size=2, progress=False
+    )
+    assert made.record.accepted.max() == 3
+    assert drafter.checked > 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [None, chain, *TREES.values()], ids=["nothing", "chain", *TREES])
+def test_the_kept_distributions_are_the_target_s_own(make: Callable[[], Drafter] | None, dtype: torch.dtype) -> None:
+    target = llama(dtype=dtype)
+    draft, gamma = (make(), gamma_of(make())) if make else (None, 0)
+    made = generate(
+        target, PROMPTS * 2, draft, gamma=gamma, max_new_tokens=7, eos=1, batch_size=4, progress=False,
+        study=Study(keep_probs=True),
+    )  # fmt: skip
+    assert made.probs is not None
+    for prompt, tokens, probs in zip(PROMPTS * 2, made.tokens, made.probs, strict=True):
+        assert probs.shape == (len(tokens), VOCAB)
+        assert probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        exact = torch.cat([next_distributions(target, [[*prompt, *tokens[:n]]]) for n in range(len(tokens))])
+        assert (probs - exact).abs().max() < {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]
+
+
+def test_several_drafts_of_one_token_are_a_tree() -> None:
+    """The overlap is recorded for each, and the record says that the second is tested only if the first is rejected."""
+    record = refilled(eager("llama"), TableTreeDrafter(TWO_DRAFTS), 300, gamma=2).record
+    assert record.parents == TWO_DRAFTS
+    assert record.path is not None
+    tested, path = record.tested[record.active], record.path[record.active]
+    assert tested[:, 0].all()
+    assert (tested[:, 1] == (path[:, 0] != 0)).all()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specnb.measure.predict import GPUS, UNPACKING_RIDGE, Target, known_gpu, verify_cost
-from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import ROOT
 
 FAST = (1e9, 1.0)  # arithmetic takes no time
 

@@ -1,9 +1,7 @@
 """A draft with another vocabulary: what it proposes, and what it refuses."""
 
-import pytest
 import torch
-from drafter_kinds import other_vocabulary, words
-from drafters_for_tests import VOCAB, near_model
+from drafter_kinds import other_vocabulary
 
 from specnb.drafting.base import Context
 from specnb.models.cached_model import CachedModel
@@ -52,8 +50,3 @@ def test_a_row_gets_draft_tokens_as_far_as_the_draft_s_context_reaches() -> None
     assert torch.allclose(cut[:2], whole[:2], atol=1e-6)  # after five tokens and after six
     assert not cut[2].any()
     assert not proposed(drafter, 0, 1, 2, 0, 1, 2, 0).any()
-
-
-def test_vocabularies_without_a_common_token_are_refused() -> None:
-    with pytest.raises(ValueError, match="no token in common"):
-        OtherVocabularyDrafter(near_model("llama"), words("wxyz"), words("abcd"), VOCAB)

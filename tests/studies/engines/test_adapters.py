@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from specnb.models.loading import TRAINED_PAIR
-from specnb_audit.cli.settings import SPECULATIONS, Models, Request, Settings
+from specnb_audit.cli.settings import SPECULATIONS, Request, Settings
 from specnb_audit.setting_names import ENGINE_ORDERS
 from specnb_audit.token_file import read_tokens
 from studies.engines.adapters import gguf
 from studies.engines.adapters.__main__ import ENGINES, adapter, main
+from studies.engines.adapters.adapter import Models
 
 
 def test_an_adapter_says_what_it_supports() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from specnb.distributions import Sampling, standardise
 from specnb.models.loading import load_pair
-from specnb.notebook.claims import ROOT
+from specnb.notebook.findings import ROOT
 from specnb_audit.claimed import claimed_probs
 from specnb_audit.cli.tokens_out import read_prompts
 from specnb_audit.token_file import read_tokens

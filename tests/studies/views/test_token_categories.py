@@ -99,7 +99,4 @@ def test_pieces_of_one_character_are_all_of_its_kind() -> None:
     kinds = kinds_of("'\U0001f600'")
     assert len(kinds) > 3
     assert {kind for _, kind in kinds} == {"string"}
-
-
-def test_nothing_has_no_kinds() -> None:
     assert token_categories(TOKENIZER, []) == []

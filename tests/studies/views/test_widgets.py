@@ -31,20 +31,6 @@ def test_areas_are_probabilities() -> None:
     plt.close(figure)
 
 
-def test_sliders_show_the_same_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ipywidgets
-
-    shown: list[Any] = []
-    monkeypatch.setattr(ipywidgets, "interact", lambda show, **given: shown.append((show, given)))
-    monkeypatch.setattr(plt, "show", lambda: None)
-    widgets.one_token(P, Q, NAMES, "c", 0.5, sliders=True)
-    ((show, given),) = shown
-    assert (given["drafted"].value, given["u"].value) == ("c", 0.5)
-    show("c", 0.1)
-    assert plt.gcf().axes[0].get_title() == "draft token c, u = 0.10: accepted"
-    plt.close("all")
-
-
 def test_moving_a_slider_makes_another_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real widgets, driven through their values, as Jupyter does when a reader moves them."""
     import ipywidgets

@@ -1,0 +1,183 @@
+"""The uniform behind a token: its transform, which is uniform under p, and uniforms that were used twice.
+
+The randomised probability integral transform (PIT) U = P(tokens before x in some order) + W P(x), W uniform, is uniform
+on [0, 1] and independent of the past exactly when x was drawn from p (Rosenblatt 1952), for any order that is fixed
+before x is seen. So every density on [0, 1] that is known beforehand is a fair bet: its mean under p is 1.
+
+A sampler that inverts the cumulative distribution over token ids, as `specnb.distributions.sample` does, emits x when
+its uniform lies in x's interval. So a token tells in which interval the uniform was, and what another sample with the
+same uniform would be. These bets need the whole vocabulary in the order of ids, and are computed at the emitted token
+only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[np.float64]
+
+EDGES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+BINS = 16
+LEARNING = (1.0, 10.0, 100.0)
+"""Initial count of each bin. A small one adapts fast; a large one loses little while U is uniform."""
+BLOCK = 64  # tokens of the vocabulary whose masses are summed at once
+
+
+def transform(p: Tensor, score: Tensor, cell: Tensor, w: Array) -> Array:
+    """U `(n,)` of the emitted `cell` `(n,)` under p `(n, C)`, cells ordered by decreasing `score` `(n, C)`.
+
+    Cells with equal scores count as one; `w` `(n,)` are the uniforms W.
+
+    >>> p = torch.tensor([[0.5, 0.3, 0.2]])
+    >>> transform(p, p, torch.tensor([1]), np.array([0.5])).round(6).tolist()
+    [0.65]
+    """
+    emitted = score.gather(-1, cell[:, None])
+    before = torch.where(score > emitted, p, 0.0).sum(dim=-1)
+    tied = torch.where(score == emitted, p, 0.0).sum(dim=-1)
+    u = before.numpy(force=True) + w * tied.numpy(force=True)
+    return np.clip(u, 0.0, 1.0)  # type: ignore[no-any-return]  # numpy returns Any
+
+
+def fixed_bets(u: Array) -> Array:
+    """Densities `(n, bets)` at `u` `(n,)`: uniform below or above each of `EDGES`, and 1 plus or minus Legendre
+    polynomials of degree 1 to 3."""
+    edges = np.array(EDGES)
+    below = u[:, None] < edges
+    x = 2 * u[:, None] - 1
+    polynomials = np.concatenate([x, (3 * x**2 - 1) / 2, (5 * x**3 - 3 * x) / 2], axis=1)  # mean 0, in [-1, 1]
+    return np.concatenate([below / edges, ~below / (1 - edges), 1 + polynomials, 1 - polynomials], axis=1)
+
+
+class Histogram:
+    """Bets that U is distributed as its histogram so far, one for each initial count in `LEARNING`.
+
+    The probability of a bin is (its count + initial count) / (sum over all bins), as in Krichevsky and Trofimov.
+    """
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(BINS)
+
+    def bets(self, u: Array) -> Array:
+        """Densities `(n, len(LEARNING))` at each of `u` `(n,)`; each uses the values before it only."""
+        bins = np.minimum((u * BINS).astype(np.int64), BINS - 1)
+        hits = np.eye(BINS)[bins]
+        total = self.counts + hits.cumsum(axis=0)
+        before = np.take_along_axis(total - hits, bins[:, None], axis=1)
+        n_before = self.counts.sum() + np.arange(len(u))[:, None]
+        self.counts = total[-1] if len(u) else self.counts
+        initial = np.array(LEARNING)
+        return BINS * (before + initial) / (n_before + BINS * initial)  # type: ignore[no-any-return]
+
+
+class Interval(NamedTuple):
+    """The uniforms in [0, 1] that give each token: from `low` to `high`, `(n,)` each."""
+
+    low: Array
+    high: Array
+
+    @property
+    def width(self) -> Array:
+        """The probability of each token."""
+        return self.high - self.low
+
+
+class CumulativeMass:
+    """Masses `(n, vocab)` cumulated over the vocabulary in float64.
+
+    Only sums over blocks are kept; the rest is computed for one token per row. All results are points of one rising
+    sequence, so the intervals of all tokens cover [0, 1] without gaps or overlaps, however they are rounded.
+
+    >>> CumulativeMass(torch.tensor([[0.25, 0.75]])).interval(torch.tensor([1])).low.tolist()
+    [0.25]
+    """
+
+    def __init__(self, mass: Tensor) -> None:
+        self.vocab = mass.shape[-1]
+        short = -self.vocab % BLOCK
+        self.blocks = (torch.nn.functional.pad(mass, (0, short)) if short else mass).unflatten(-1, (-1, BLOCK))
+        rising = self.blocks.double().sum(dim=-1).cumsum(dim=-1)
+        self.starts = torch.nn.functional.pad(rising, (1, 0))  # (n, blocks + 1)
+        self.total = rising[:, -1]
+
+    def ends(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The mass before and after each of `tokens` `(n,)`."""
+        block, position = tokens // BLOCK, tokens % BLOCK
+        inside = torch.nn.functional.pad(self._inside(block), (1, 0))
+        start, stop = (self.starts.gather(-1, at[:, None])[:, 0] for at in (block, block + 1))
+        before, after = (inside.gather(-1, at[:, None])[:, 0] for at in (position, position + 1))
+        is_last = (position == BLOCK - 1) | (tokens == self.vocab - 1)
+        return torch.minimum(start + before, stop), torch.where(is_last, stop, torch.minimum(start + after, stop))
+
+    def find(self, u: Tensor) -> Tensor:
+        """The token `(n,)` in whose interval each of the masses `u` `(n,)` lies."""
+        block = torch.searchsorted(self.starts[:, 1:].contiguous(), u[:, None], right=True)[:, 0]
+        block = block.clamp_max(self.blocks.shape[1] - 1)
+        rest = u - self.starts.gather(-1, block[:, None])[:, 0]
+        position = torch.searchsorted(self._inside(block), rest[:, None], right=True)[:, 0].clamp_max(BLOCK - 1)
+        return (block * BLOCK + position).clamp_max(self.vocab - 1)
+
+    def interval(self, tokens: Tensor) -> Interval:
+        """The interval of each of `tokens` `(n,)`; from 0 to 0 in rows without any mass."""
+        low, high = self.normalised_ends(tokens)
+        return Interval(low.numpy(force=True), high.numpy(force=True))
+
+    def normalised_ends(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """`ends` divided by the total mass of the row."""
+        low, high = self.ends(tokens)
+        total = self.total.where(self.total > 0, 1.0)
+        return low / total, high / total
+
+    def _inside(self, block: Tensor) -> Tensor:
+        rows = torch.arange(len(block), device=block.device)
+        inside: Tensor = self.blocks[rows, block].double().cumsum(dim=-1)
+        return inside
+
+
+def same_uniform_ratio(p_interval: Interval, earlier: Interval, interval: Interval) -> Array:
+    """r(x)/p(x) `(n,)` where r is the distribution of a sample whose uniform is known to lie in `earlier`.
+
+    `interval` is that of x in the cumulative distribution which the sampler may invert (p or q), `p_interval` that in
+    p. 1 where `earlier` is empty: there is no earlier sample.
+    """
+    shared = np.maximum(np.minimum(interval.high, earlier.high) - np.maximum(interval.low, earlier.low), 0.0)
+    known = (earlier.width > 0) & (p_interval.width > 0)
+    # Two divisions: the product of two small widths may underflow.
+    fraction = shared / np.where(known, earlier.width, 1.0)
+    return np.where(known, fraction / np.where(known, p_interval.width, 1.0), 1.0)
+
+
+def within_step_ratios(p: Tensor, q: Tensor, tokens: Tensor, q_mass: CumulativeMass) -> tuple[Array, Array]:
+    """r(x)/p(x) `(n,)` at `tokens` for two bugs of a step of Algorithm 1; p and q `(n, vocab)`, `q_mass` that of q.
+
+    First *one-uniform*: the uniform that rejected the draft token samples from the residual; given the rejection it
+    has the density sum over d of q(d) 1[u > p(d)/q(d)]. Second *shared-noise*: the uniform that sampled the draft
+    token samples from the residual; a draft token d is rejected with q(d) - min(p, q)(d) of its interval.
+    """
+    accepted = torch.minimum(p, q)
+    low, high = CumulativeMass(p - accepted).normalised_ends(tokens)
+    rejected = CumulativeMass(q - accepted)
+
+    def one_uniform(u: Tensor) -> Tensor:
+        mass = u.to(q.dtype)[:, None] * q
+        return mass.sub_(accepted).clamp_min_(0).double().sum(dim=-1)
+
+    def shared_noise(u: Tensor) -> Tensor:
+        draft_token = q_mass.find(u)
+        (start, stop), (before, after) = q_mass.ends(draft_token), rejected.ends(draft_token)
+        width = stop - start
+        fraction = ((u - start) / width.where(width > 0, 1.0)).clamp(0, 1)
+        return before + fraction * (after - before)
+
+    p_token, accepted_token = (probs.gather(-1, tokens[:, None])[:, 0].double() for probs in (p, accepted))
+    ratios = []
+    for cumulative in (one_uniform, shared_noise):
+        recovered = (cumulative(high) - cumulative(low)).clamp_min(0)
+        probs = torch.where(high > low, accepted_token + recovered, accepted_token)
+        ratios.append(torch.where(p_token > 0, probs / p_token.where(p_token > 0, 1.0), 1.0).numpy(force=True))
+    return ratios[0], ratios[1]

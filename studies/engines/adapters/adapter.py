@@ -1,0 +1,58 @@
+"""What an adapter is given, and what it has. Only Python's standard library is imported here, as in all of this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from specnb_audit.cli.settings import Request, Settings
+
+
+@dataclass(frozen=True)
+class Models:
+    """Folders of the target and of the draft model, and a `cache` folder for files converted from them."""
+
+    target: Path
+    draft: Path | None = None
+    cache: Path = Path("build/engines/models")
+
+    def require_draft(self) -> Path:
+        """The draft model's folder. Raises `ValueError` if there is none."""
+        if self.draft is None:
+            raise ValueError("this kind of speculation needs a draft model; give its folder with --draft")
+        return self.draft
+
+    def folder(self, name: str) -> Path:
+        """The folder of the model called `name`, target or draft."""
+        return self.target if name == "target" else self.require_draft()
+
+
+class Adapter(Protocol):
+    """What a module of an engine has.
+
+    PACKAGE      the package on PyPI whose version is the engine's
+    SUPPORTED    the kinds of speculation that it can be asked for
+    generate     yields the tokens that continue each prompt, in the order of the requests
+
+    An adapter that converts models has a function `logits(models, name, prompts)` too: what the engine computes in
+    float32 after each prompt with the converted model called `name`, up to a constant for each prompt. One with rows
+    in the engine's own precision has `default_dtype(target)`, the name of its dtype.
+    """
+
+    PACKAGE: str
+    SUPPORTED: tuple[str, ...]
+
+    def generate(self, models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
+        """The tokens that continue the prompt of each request, without the prompt."""
+
+
+def batches(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
+    """The requests in groups of at most `size`.
+
+    >>> [len(group) for group in batches([Request([1], 1)] * 3, 2)]
+    [2, 1]
+    """
+    for start in range(0, len(requests), size):
+        yield requests[start : start + size]

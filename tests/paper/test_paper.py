@@ -1,0 +1,218 @@
+"""The paper: numbers come from results, what is missing or untrue stops it, and it is the same file each time."""
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import typst
+
+from paper.build import assembled, build, compiled, main
+from specnb.theory import walltime_improvement
+from studies.audit_power.bug_suite import BUG_SUITE, CAP, DELTA
+from studies.speed.pair_speeds import GAMMAS
+
+ROOT = Path(__file__).parent.parent.parent
+PAPER = ROOT / "paper"
+TEXT = (PAPER / "paper.typ").read_text()
+
+# What may have digits in the text: everything else comes from results.
+ALLOWED = {
+    "comment": r"//[^\n]*",
+    "name of a number, a figure or a remark": r"#n(\.[\w-]+)+|\"\d\d_\w+\"|#so\(\"[\w-]+\"\)",
+    "quotation of a source": r"\"[^\"]*\"",
+    "place in a source": r"(Table|Section|Appendix|Equation|Theorem|[Ss]tep) \d+|\bA\.\d",
+    "name": r"\b[A-Za-z]+\d+\b",
+    "level of the intervals": r"95% intervals",
+}
+CONSTANTS = r"(?<![\d.])[012](?![\d.])"  # in mathematics
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A copy of the results and figures."""
+    for folder in ("data/results", "figures"):
+        shutil.copytree(ROOT / folder, tmp_path / "made" / folder)
+    return tmp_path / "made"
+
+
+def asked(folder: Path, source: str, results: Path = ROOT, modules: str = "derived numbers results remarks") -> Any:
+    """The value that the Typst expression `source` has over `results`."""
+    tables = assembled(folder, results)
+    shutil.copytree(results / "data" / "results", folder / "data" / "results", dirs_exist_ok=True)  # of studies, too
+    imports = "".join(f'#import "{name}.typ": *\n' for name in modules.split())
+    (folder / "asked.typ").write_text(f"{imports}#metadata({source}) <value>")
+    file = folder / "asked.typ"
+    return json.loads(typst.query(file, "<value>", field="value", one=True, root=folder, sys_inputs=tables))
+
+
+def typed(text: str) -> list[str]:
+    """Lines of a Typst text that have a digit which is not allowed."""
+    for pattern in ALLOWED.values():
+        text = re.sub(pattern, "", text)
+    text = re.sub(r"\$[^$]*\$", lambda maths: re.sub(CONSTANTS, "", maths.group()), text)
+    return [line for line in text.splitlines() if re.search(r"\d", line)]
+
+
+def test_no_number_is_typed() -> None:
+    assert typed(TEXT) == []
+    slips = ["a speed-up of 2.3", "in 45 cases", "$alpha = 0.76$", "$10^(-6)$", "87% of them"]
+    assert typed("\n".join(slips)) == slips
+
+
+def test_every_number_remark_and_reference_is_used(tmp_path: Path) -> None:
+    named = asked(tmp_path / "n", "n.pairs().map(((part, all)) => (part, all.keys()))")
+    used = re.findall(r"\bn\.([\w-]+\.[\w-]+)", TEXT + (PAPER / "style.typ").read_text())
+    assert {f"{part}.{name}" for part, names in named for name in names} == set(used)
+    assert set(asked(tmp_path / "n", "remarks.keys()")) == set(re.findall(r"#so\(\"([\w-]+)\"\)", TEXT))
+    keys = re.findall(r"^@\w+\{(\w+),", (PAPER / "references.bib").read_text(), flags=re.MULTILINE)
+    assert set(keys) <= set(re.findall(r"@(\w+)", TEXT))
+
+
+def test_no_semicolon_is_swallowed() -> None:
+    """Typst takes a semicolon after an embedded expression for its end and prints none."""
+    assert re.findall(r"#n(?:\.[\w-]+)+;|#so\([^)]*\)\[[^]]*\];", TEXT) == []
+
+
+def test_numbers_are_printed_as_python_does(tmp_path: Path) -> None:
+    draws = random.Random(0)
+    values = [draws.uniform(-1, 1) * 10 ** draws.randint(-3, 6) for _ in range(200)] + [0.0, 0.5, 1.5, 2.5, 12345.5]
+    small = [10 ** draws.uniform(-16, -4) for _ in range(50)]
+    functions = "(fixed(x, 2), fixed(x, 0), count(calc.abs(x)), share(x, digits: 1))"
+    found = asked(tmp_path / "a", f"{tuple(values)}.map(x => {functions})")
+    want = [[f"{x:.2f}", f"{x:.0f}", f"{abs(x):,.0f}", f"{100 * x:.1f}%"] for x in values]
+    assert [[text.replace("\N{MINUS SIGN}", "-") for text in row] for row in found] == [
+        [re.sub(r"^-([0.]+%?)$", r"\1", text) for text in row] for row in want
+    ]
+    found = asked(tmp_path / "a", f"{tuple(small)}.map(x => power(x, digits: 2))")
+    assert [float(text) for text in found] == [float(f"{x:.1e}") for x in small]
+    row = "(value: -0.5, low: -1.0, high: 0.25, x: 2, x_low: 1, x_high: 3)"
+    minus = "\N{MINUS SIGN}"
+    assert asked(tmp_path / "a", f"interval({row}, digits: 1)") == f"{minus}0.5 [{minus}1.0, 0.3]"
+    assert asked(tmp_path / "a", f'interval({row}, name: "x")') == "2.00 [1.00, 3.00]"
+
+
+def test_what_is_written_twice_agrees(tmp_path: Path) -> None:
+    """Settings and formulas that Typst cannot import from the studies."""
+    names = 'gammas: tried-gammas, bugs: column(bugs, "bug"), free: column(walltime, "free")'
+    found = asked(tmp_path / "a", f"(cap: audit.cap, delta: delta, {names})")
+    assert (found["cap"], found["delta"], tuple(found["gammas"])) == (f"{CAP:,}", DELTA, GAMMAS)
+    assert set(found["bugs"]) == {name for name, bug in BUG_SUITE.items() if not bug.lossless}
+    timed = pd.read_csv(ROOT / "data" / "results" / "bench_walltime.csv")
+    timed = timed[timed.machine == timed.machine.iloc[0]]
+    assert found["free"] == pytest.approx(walltime_improvement(timed.alpha, timed.gamma, timed.c))
+
+
+# What `contrary` leaves true: ratios, and counts of which none may be there.
+PLANTED: dict[str, tuple[str, str, object]] = {
+    "layout-decides": ("bench_costs", "ms", 1),
+    "measured-costs-predict-better": ("bench_walltime", "predicted", 9),
+    "a-faster-baseline-gains-less": ("bench_against_transformers", "ms_per_token", 1),
+    "both-readings-keep-the-bound": ("07_readings", "breaks_bound", 1),
+    "narrowing-depends-on-the-draft": ("07_diversity", "high", -1),
+    "the-audit-sees-more": ("16_bug_suite", "vLLM V1", 0),
+    "the-shortest-may-decide": ("10_truncation", "gamma 1", 0.1),
+    "bugs-of-beam-search-show": ("06_every_tree", "different: A.4", 1),
+    "nothing-ran-on-a-gpu": ("beam_speeds", "machine", "NVIDIA H200"),
+}
+REMARKS = re.findall(r"^  ([\w-]+): \(\) =>", (PAPER / "remarks.typ").read_text(), flags=re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def contrary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results that say the opposite: what was larger is smaller, what was found was not, what held is open."""
+    made = tmp_path_factory.mktemp("contrary")
+    shutil.copytree(ROOT / "data" / "results", made / "data" / "results")
+    for file in (made / "data" / "results").glob("*.csv"):
+        table = pd.read_csv(file)
+        for column in table:
+            if table[column].dtype == bool:
+                table[column] = ~table[column]
+            elif pd.api.types.is_float_dtype(table[column]):
+                table[column] = -table[column]
+        if file.stem == "claims":
+            table = table.assign(verdict="open")
+        table.to_csv(file, index=False)
+    for file in (made / "data" / "results").glob("*.numbers.json"):
+        stored = json.loads(file.read_text())
+        for named in stored.values():
+            named.update({name: _contrary(value, at) for at, (name, value) in enumerate(named.items())})
+        file.write_text(json.dumps(stored))
+    return made
+
+
+def _contrary(value: Any, at: int) -> Any:
+    """The other sign, different for equal numbers, and for an interval not around zero."""
+    if isinstance(value, dict):
+        return {"value": 1 - value["value"], "low": 1 - value["high"], "high": 1 - value["low"]}
+    return not value if isinstance(value, bool) else -value - at
+
+
+@pytest.mark.parametrize("remark", REMARKS)
+def test_a_remark_is_true_and_could_be_untrue(tmp_path: Path, contrary: Path, remark: str) -> None:
+    made = contrary
+    if remark in PLANTED:
+        name, column, value = PLANTED[remark]
+        made = tmp_path / "made"
+        shutil.copytree(ROOT / "data" / "results", made / "data" / "results")
+        file = made / "data" / "results" / f"{name}.csv"
+        pd.read_csv(file).assign(**{column: value}).to_csv(file, index=False)
+    assert asked(tmp_path / "a", f'remarks.at("{remark}")()', ROOT, "remarks") is True
+    assert asked(tmp_path / "b", f'remarks.at("{remark}")()', made, "remarks") is False
+
+
+def test_the_committed_paper_is_made_of_the_committed_results_and_is_the_same_each_time() -> None:
+    made = build(ROOT)
+    assert made["paper.pdf"].startswith(b"%PDF")
+    assert made == build(ROOT)
+    for name in sorted(set(made) - {"paper.pdf"}):
+        assert (PAPER / name).read_bytes() == made[name], f"paper/{name} is stale; `make paper`"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("data/results/06_speedup.csv", "", None, "06_speedup.csv"),
+        ("figures/07_quoted.pdf", "", None, "07_quoted.pdf"),
+        ("data/results/03.numbers.json", "gain_limit", "lost", 'stores no number "gain_limit" for oracle-gamma'),
+        ("data/results/01_wrong_rules.csv", "stale_bonus", "bonus", r"01_wrong_rules.csv has 0 rows with (rule: "),
+        ("data/results/06_every_tree.csv", ",0,0,39", ",1,0,39", "no longer true: “two plausible bugs” (bugs-of-beam"),
+    ],
+)
+def test_what_is_missing_or_untrue_stops_it(
+    results: Path, monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str | None, says: str
+) -> None:
+    file = results / name
+    if new is None:
+        file.unlink()
+    else:
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+    monkeypatch.setenv("SPECNB_OUT", str(results))
+    with pytest.raises(SystemExit, match=r"no paper from .*: the paper does not compile") as stopped:
+        main()
+    assert says in str(stopped.value).replace('\\"', '"')
+    assert not (results / "paper").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [('#set text(font: "Nope")\nHi', "nope"), ("#nothing", "nothing"), ("SPACE", "a figure is drawn over a table")],
+)
+def test_errors_warnings_and_a_figure_over_a_table_stop_it(tmp_path: Path, source: str, says: str) -> None:
+    """A wide figure at the page's foot is drawn over a table for which the column has no room left."""
+    page = """#import "style.typ": *
+#show: paper.with(title: [t], authors: "a", abstract: [b])
+#records(((a: "word"),) * 20, (("a", [a]),), [a table])
+#v(SPACE)
+#metadata(none) <wide-top>"""
+    inputs = assembled(tmp_path, ROOT)
+    (tmp_path / "paper.typ").write_text(page.replace("SPACE", "1mm"))
+    compiled(tmp_path, inputs)
+    (tmp_path / "paper.typ").write_text(page.replace("SPACE", "-30mm") if source == "SPACE" else source)
+    with pytest.raises(RuntimeError, match=says):
+        compiled(tmp_path, inputs)

@@ -1,0 +1,116 @@
+"""What every drafter keeps: the target's distribution, enumerated and in the loop; rows that do not interact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from distributions_for_tests import distribution_pair
+from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, gamma_of
+from implementation_distribution import (
+    FALSE_ALARMS,
+    PROMPTS,
+    acceptance_p_value,
+    completions_p_value,
+    eager,
+    refilled,
+)
+from tiny import llama
+from torch import Tensor
+
+from specnb.decoding.generate import generate
+from specnb.distributions import sample
+from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
+
+ALL = CHAINS | HIERARCHICAL | TREES
+PREFIXES = ((0, 1, 0), (3, 1, 2, 3, 1))
+ROWS, GAMMA = 1_500, 2
+LEVEL = FALSE_ALARMS / (2 * len(ALL))
+
+
+class WithStates(Drafter):
+    """`drafter` with hidden states made from the tokens, as there is no target in an enumeration."""
+
+    vocab = VOCAB
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        self.drafter.start(self.seen(context), rows)
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        return self.drafter.propose(self.seen(context), uniforms)
+
+    def seen(self, context: Context) -> Context:
+        width = 8 * len(self.drafter.hidden_layers)
+        states = torch.randn(VOCAB, width, generator=torch.Generator().manual_seed(3))
+        return context._replace(hidden_states=states[context.tokens].cumsum(dim=1))
+
+
+@torch.inference_mode()
+def deviation(drafter: Drafter, prefix: tuple[int, ...], seed: int = 0) -> float:
+    """Total variation between what a step with `drafter` leads to and the target's distribution."""
+    p, _ = distribution_pair("dense", VOCAB, seed)
+    emitted = drafter_step_distribution(WithStates(drafter), p, prefix, GAMMA)
+    return float((completed(emitted, p, GAMMA + 1) - joint_distribution(p, GAMMA + 1)).abs().sum()) / 2
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_step_with_the_drafter_has_the_target_s_joint_distribution(name: str) -> None:
+    for seed, prefix in enumerate(PREFIXES):
+        assert deviation(CHAINS[name](), prefix, seed) < 1e-6  # tables and models are float32
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_enumeration_finds_the_planted_bug(name: str) -> None:
+    assert max(deviation(BUGS[name](), prefix, seed) for seed, prefix in enumerate(PREFIXES)) > 0.005
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CHAINS)
+def test_tokens_are_sampled_from_q_with_the_uniforms_given(name: str) -> None:
+    """In rows of different lengths; what stands after a row means nothing. q sums to 1, or to 0 where nothing is."""
+    lengths, uniforms = torch.tensor([3, 1, 5]), torch.rand(3, 3, generator=torch.Generator().manual_seed(1)).double()
+    proposals = []
+    for filling in (0, VOCAB - 1):
+        tokens = torch.tensor([[0, 1, 0, 0, 0], [2, 0, 0, 0, 0], [3, 1, 2, 3, 1]])
+        tokens = torch.nn.functional.pad(tokens, (0, 8), value=filling)
+        tokens[torch.arange(13) >= lengths[:, None]] = filling
+        drafter = WithStates(CHAINS[name]())
+        drafter.start(Context(tokens, lengths))
+        proposals.append(drafter.propose(Context(tokens, lengths), uniforms))
+    (drafted, q), other = proposals
+    assert torch.equal(drafted, other.draft_tokens)
+    assert torch.equal(q, other.q)
+    assert q.shape == (3, 3, VOCAB)
+    proposed = q.sum(dim=-1) > 0
+    assert torch.equal(drafted, sample(q, uniforms).where(proposed, -1))
+    assert torch.allclose(q.sum(dim=-1)[proposed], torch.ones(()).to(q.dtype), atol=1e-6)
+    assert (q >= 0).all()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in(name: str) -> None:
+    """All together; in two rows, which others take over; and alone."""
+    target, drafter = llama(dtype=torch.float64), ALL[name]()
+    asked: dict[str, Any] = {"gamma": gamma_of(drafter), "max_new_tokens": 8, "eos": 2, "seed": 3, "progress": False}
+    together = generate(target, PROMPTS * 4, drafter, **asked)
+    for batch_size in (2, 1):
+        made = generate(target, PROMPTS * 4, drafter, batch_size=batch_size, **asked)  # it forgets the batch before
+        assert made.tokens == together.tokens
+        assert np.array_equal(made.record.draft_tokens, together.record.draft_tokens)
+        assert np.allclose(made.record.beta, together.record.beta, atol=1e-5)  # the draft models are float32
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_loop_has_the_target_s_distribution(name: str) -> None:
+    architecture, eos = [("llama", None), ("gpt2", 1)][list(ALL).index(name) % 2]
+    drafter = ALL[name]()
+    made = refilled(eager(architecture), drafter, ROWS, gamma=gamma_of(drafter), eos=eos, seed=8)
+    assert completions_p_value(made, architecture, eos) > LEVEL
+    assert name in TREES or acceptance_p_value(made.record) > LEVEL
+    assert made.record.accepted.any()

@@ -1,0 +1,110 @@
+"""Bad arguments of drafters: errors that name what was given and what to do, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from drafter_kinds import VOCAB, WIDTH, attending, far, lookup, near, near_model, recurrent, words
+from tiny import gpt2, llama
+from torch import Tensor
+from transformers import MistralConfig, MistralForCausalLM
+
+from specnb.decoding.generate import generate
+from specnb.drafting.base import Context
+from specnb.drafting.heads import FeatureDrafter, ParallelHeads, RecurrentHead
+from specnb.drafting.length import BanditDrafter, LowConfidence, StoppingDrafter
+from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
+from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
+from studies.drafters.early_exit import early_exit
+from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.hierarchical import HierarchicalDrafter
+from studies.drafters.other_vocabulary import OtherVocabularyDrafter
+from studies.drafters.skip_gram import SkipGramDrafter
+
+FOUR = UniformDrafter(VOCAB)
+SLIDING = MistralConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                        num_attention_heads=2, num_key_value_heads=1, sliding_window=4)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (UniformDrafter, (0,), "vocab is 0"),
+        (NgramModel, ([], 2, 4), "0 tokens are too few to count 2-grams"),
+        (NgramModel, ([0, 1], 2, 4, 2.0), "discount is 2.0"),
+        (NgramModel, ([0, 1], 1, 4, None), "discount is None"),
+        (NgramModel, ([0, 1], 1, 0), "vocab is 0"),
+        (NgramModel, ([0, 1], 0, 5), "order is 0; with 5 tokens it can be 1 to 27"),
+        (NgramModel, ([0, 1], 5, 50_257), "order is 5; with 50257 tokens it can be 1 to 4"),
+        (NgramModel, ([0, 5], 1, 5), "tokens must lie in 0 to 4; they reach from 0 to 5"),
+        (NgramModel, ([-1, 2], 1, 5), "they reach from -1 to 2"),
+        (NgramModel, ([0.5, 1.0], 1, 4), r"tokens is \[0.5, 1.0\]; it must be a list of whole numbers"),
+        (NgramModel, ("0123", 2, 4), "tokens is '0123'; .* encode a text"),
+        (NgramDrafter, ([0, 1, 2],), "model is a list"),
+        (SkipGramDrafter, ([0, 1, 2], 0, 4), "gamma is 0"),
+        (PromptLookupDrafter, (4, 1, 2), "shortest is 2 and longest 1"),
+        (PromptLookupDrafter, (4, 2.5), "longest is 2.5"),
+        (PromptLookupDrafter, (4, 2, 1, "best"), "choose is 'best'; it must be one of recent, frequent, proportional"),
+        (SuffixDrafter, ([[]], 4), "no tokens"),
+        (SuffixDrafter, ([[1, 7]], 4), "token 7; the vocabulary has the tokens 0 to 3"),
+        (SuffixDrafter, ("12", 4), "document 0 is '1'"),
+        (SuffixDrafter, ([1, 2], 4), "document 0 is 1; it must be a list of whole numbers"),
+        (ModelDrafter, (MistralForCausalLM(SLIDING).eval(),), r"MistralForCausalLM .* DynamicSlidingWindowLayer"),
+        (ModelDrafter, (llama(), None), "sampling is None; it must be a specnb.distributions.Sampling"),
+        (TreeDrafter, (llama(), (0, -1)), "it must be an earlier node"),
+        (MixtureDrafter, (FOUR, UniformDrafter(5)), "4 tokens and UniformDrafter 5"),
+        (MixtureDrafter, (FOUR, FOUR, 1.5), "weight is 1.5"),
+        (MixtureDrafter, (llama(), FOUR), "first is a LlamaForCausalLM; .* ChainDrafter: give ModelDrafter"),
+        (MixtureDrafter, (FOUR, SkipGramDrafter([0, 1, 2], 1, 4)), "second is a SkipGramDrafter"),
+        (MixtureDrafter, (FOUR, TreeDrafter(llama(), (-1,))), "second is a TreeDrafter, which proposes a tree"),
+        (StoppingDrafter, (FOUR, LowConfidence(0.1), -1), "at_least is -1"),
+        (StoppingDrafter, (UniformDrafter, LowConfidence(0.1)), "drafter is the class UniformDrafter"),
+        (StoppingDrafter, (FOUR, 0.1), "stop is 0.1; it must be a stopping rule, such as"),
+        (BanditDrafter, (FOUR, (), 0.1), r"lengths are \(\)"),
+        (BanditDrafter, (FOUR, (1, 1), 0.1), r"lengths are \(1, 1\); they must be different"),
+        (BanditDrafter, (FOUR, (1.5, 2), 0.1), r"lengths\[0\] is 1.5"),
+        (BanditDrafter, (FOUR, (1, 2), float("nan")), "cost_ratio is nan"),
+        (FallbackDrafter, (lookup(), llama()), "model is a LlamaForCausalLM; .* ModelDrafter: give ModelDrafter"),
+        (FallbackDrafter, (far("llama"), near("llama")), "copy is a ModelDrafter with a model"),
+        (HierarchicalDrafter, (llama(), FOUR), "large is a LlamaForCausalLM"),
+        (HierarchicalDrafter, (near("llama"), FOUR, 2.5), "inner_gamma is 2.5"),
+        (HierarchicalDrafter, (near("llama"), FOUR, 2, "token"), "rule is 'token'"),
+        (HierarchicalDrafter, (near("llama"), "small"), "small is a str; it must be a drafter"),
+        (HierarchicalDrafter, (near("llama"), attending()), "small .* reads the target's hidden states"),
+        (OtherVocabularyDrafter, (llama(), words("wxyz"), words("abcd"), VOCAB), "no token in common"),
+        (early_exit, ("llama", 1), "target is a str"),
+        (early_exit, (gpt2(5, layers=2), 2), "2 layers are asked for; the target has 2, so give 1 to 1"),
+        (FeatureDrafter, (near_model("llama"), ParallelHeads(WIDTH, 16, 2)), "give one of the class RecurrentHead"),
+        (type(attending()), (near_model("llama"), RecurrentHead(WIDTH, 16)), "give one of the class AttentionHead"),
+        (FeatureDrafter, (near_model("llama"), RecurrentHead(4, 16)), "width 4, and LlamaForCausalLM has 8; give the"),
+        (FeatureDrafter, (near_model("llama"), RecurrentHead(WIDTH, 16).double()), "torch.float64 on cpu, and the"),
+    ],
+)
+def test_bad_arguments_are_refused(make: Callable[..., Any], arguments: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        make(*arguments)
+
+
+def test_heads_need_the_target_s_hidden_states() -> None:
+    context = Context(torch.tensor([[1, 2]]), torch.tensor([2]))
+    for call in (lambda: attending().start(context), lambda: recurrent().propose(context, torch.rand(1, 1))):
+        with pytest.raises(ValueError, match="there are no hidden states; give this drafter to generate"):
+            call()
+
+
+@pytest.mark.parametrize("inside", [lambda drafter: drafter, lambda drafter: MixtureDrafter(drafter, FOUR)])
+def test_nan_in_the_distribution_of_a_draft_token_is_an_error_and_not_the_end_of_the_draft(inside: Any) -> None:
+    class NotANumber(UniformDrafter):
+        def distribution(self, context: Context, position: int) -> Tensor:
+            return super().distribution(context, position) * (float("nan") if position == 1 else 1)
+
+    with pytest.raises(FloatingPointError, match="NaN"):
+        generate(llama(), [[1, 2]], inside(NotANumber(VOCAB)), gamma=3, max_new_tokens=8, progress=False)
+
+
+def test_a_drafter_of_another_vocabulary_is_refused_by_generate() -> None:
+    with pytest.raises(ValueError, match="vocabular"):
+        generate(llama(), [[0, 1]], UniformDrafter(9), progress=False)

@@ -1,0 +1,233 @@
+"""`collect` against a small server on this machine: retries, resuming, refusals, and answers without token ids."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specnb_audit import cli
+from specnb_audit.cli.collect import collect, token_ids
+from specnb_audit.cli.settings import Settings
+from specnb_audit.token_file import read_tokens
+
+many = settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+PROMPTS = [[0, number] for number in range(1, 8)]
+
+
+class Server(ThreadingHTTPServer):
+    """Continues a prompt with its tokens plus 10. The first requests are answered with `failures`, in order."""
+
+    url: str
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.failures: list[int] = []
+        self.requests: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+        self.answer: Callable[[dict[str, Any]], Any] = lambda sent: {
+            "choices": [{"text": "?", "token_ids": [token + 10 for token in sent["prompt"]]}]
+        }
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.reply(200, {"data": [{"id": "small"}]})
+
+    def do_POST(self) -> None:
+        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            failure = self.server.failures.pop(0) if self.server.failures else None
+            self.server.requests.append(sent)
+        self.reply(failure or 200, {"error": "no"} if failure else self.server.answer(sent))
+
+    def reply(self, status: int, answer: Any) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as here:
+        thread = threading.Thread(target=here.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        here.url = f"http://127.0.0.1:{here.server_port}"
+        yield here
+        here.shutdown()
+        thread.join()
+
+
+def expected(prompts: Sequence[Sequence[int]]) -> list[tuple[Sequence[int], list[int]]]:
+    return [(prompt, [token + 10 for token in prompt]) for prompt in prompts]
+
+
+def test_tokens_arrive_in_the_order_of_the_prompts_in_the_audits_format(server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "tokens.jsonl"
+    assert collect(server.url, PROMPTS, out, Settings(temperature=0.7, top_k=40), say=None) == len(PROMPTS)
+    assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
+    sent = server.requests[0]
+    assert (sent["model"], sent["temperature"], sent["top_k"], sent["min_p"]) == ("small", 0.7, 40, 0.0)
+    assert len({one["seed"] for one in server.requests}) == len(PROMPTS)
+
+
+def test_the_command_collects(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "tokens.jsonl"
+    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+    given = ["collect", "--url", server.url, "--prompts", str(prompts), "--out", str(out), "--top-p", "0.9"]
+    assert cli.main([*given, "--extra", '{"ignore_eos": true}']) == 0
+    assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
+    assert (server.requests[0]["top_p"], server.requests[0]["ignore_eos"]) == (0.9, True)
+
+
+def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
+    server.failures = [503, 429]
+    out = tmp_path / "tokens.jsonl"
+    collect(server.url, PROMPTS, out, wait=0.0, parallel=1, say=None)
+    assert len(server.requests) == len(PROMPTS) + 2
+    assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
+
+
+def test_a_server_that_stays_busy_ends_it_and_what_arrived_is_continued(server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "tokens.jsonl"
+    collect(server.url, PROMPTS[:3], out, parallel=1, say=None)
+    server.failures = [503] * 2
+    with pytest.raises(OSError, match=r"failed 2 times.*503"):
+        collect(server.url, PROMPTS, out, parallel=1, retries=1, wait=0.0, say=None)
+    with out.open("a") as file:
+        file.write('{"prompt": [0,')  # a line that was cut off
+    server.requests.clear()
+    assert collect(server.url, PROMPTS, out, parallel=1, say=None) == len(PROMPTS) - 3
+    assert [one["prompt"] for one in server.requests] == PROMPTS[3:]
+    assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
+    assert collect(server.url, PROMPTS, out, say=None) == 0
+
+
+def test_seeds_do_not_depend_on_whether_it_was_continued(server: Server, tmp_path: Path) -> None:
+    collect(server.url, PROMPTS, tmp_path / "whole.jsonl", parallel=1, say=None)
+    whole = [one["seed"] for one in server.requests]
+    server.requests.clear()
+    for end in (2, len(PROMPTS)):
+        collect(server.url, PROMPTS[:end], tmp_path / "parts.jsonl", parallel=1, say=None)
+    assert [one["seed"] for one in server.requests] == whole
+
+
+def test_a_refused_request_is_not_repeated(server: Server, tmp_path: Path) -> None:
+    server.failures = [400]
+    with pytest.raises(ValueError, match="answered 400"):
+        collect(server.url, PROMPTS[:1], tmp_path / "tokens.jsonl", say=None)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": [{"token_ids": [5, 7]}]},
+        {"choices": [{"text": "", "tokens": [5, 7]}]},
+        {"choices": [{"text": ""}], "__verbose": {"tokens": [5, 7]}},
+        {"tokens": [5, 7], "content": ""},
+        {"meta_info": {"output_ids": [5, 7]}},
+    ],
+)
+def test_ids_are_found_where_servers_put_them(answer: dict[str, Any]) -> None:
+    assert token_ids(answer, [0]) == [5, 7]
+
+
+def test_a_server_that_adds_to_the_prompt_is_an_error() -> None:
+    with pytest.raises(ValueError, match="a prompt of 2 tokens, not the 1"):
+        token_ids({"choices": [{"token_ids": [5], "prompt_token_ids": [0, 1]}]}, [1])
+
+
+@pytest.mark.parametrize("old", [b"notes", b'{"prompt": [9], "tokens": [7]}\n', b"\x1f\x8b\x00", b"[1]"])
+def test_a_file_of_something_else_is_never_changed(server: Server, old: bytes, tmp_path: Path) -> None:
+    out = tmp_path / "tokens.jsonl"
+    out.write_bytes(old)
+    with pytest.raises(ValueError, match=r"tokens.jsonl, line 1 is not for prompt 1: the file is of other prompts"):
+        collect(server.url, PROMPTS, out, say=None)
+    assert out.read_bytes() == old
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--url", "http://127.0.0.1:9", "--retries", "0"], "127.0.0.1:9/v1/models failed 1 times"),
+        (["--url", "name"], "is no URL"),
+        (["--count", "-1"], "count is -1; it must be from 0 to 10,000,000"),
+        (["--parallel", "0"], "parallel is 0"),
+        (["--retries", "99"], "retries is 99"),
+        (["--temperature", "-1"], "temperature is -1.0; it must be 0 (greedy) or positive and finite"),
+        (["--top-p", "0"], "top_p is 0.0"),
+        (["--out", "prompts.jsonl"], "is the file of prompts; give another file for the tokens"),
+        (["--prompts", "none.jsonl"], "none.jsonl: No such file or directory"),
+        (["--prompts", "words.jsonl"], "words.jsonl, line 1 is not JSON"),
+        (["--extra", "[1]"], "give a JSON object"),
+    ],
+)
+def test_bad_arguments_of_the_command(
+    server: Server,
+    given: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.jsonl").write_text("[1]\n")
+    Path("words.jsonl").write_text("nothing\n")
+    usual = ["collect", "--url", server.url, "--prompts", "prompts.jsonl", "--out", "tokens.jsonl"]
+    status: object
+    try:
+        status = cli.main([*usual, *given])
+    except SystemExit as left:
+        status = left.code
+    assert status == 2
+    assert words in capsys.readouterr().err
+    assert not Path("tokens.jsonl").exists()
+
+
+answers = st.recursive(
+    st.none() | st.integers(-2, 5) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["choices", "token_ids", "tokens", "__verbose", "meta_info", "text"]), inner)
+    ),
+)
+
+
+@given(answer=answers)
+@many
+def test_whatever_a_server_answers(answer: Any, tmp_path: Path) -> None:
+    """Either ids that can be audited arrive, or one line says what is wrong and the file has nothing."""
+    out = tmp_path / "tokens.jsonl"
+    out.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("urllib.request.urlopen", lambda *given, **more: io.BytesIO(json.dumps(answer).encode()))
+        try:
+            collect("http://localhost", [[1]], out, Settings(), model="m", retries=0, say=None)
+        except ValueError:
+            assert not out.exists() or out.read_bytes() == b""
+        else:
+            assert all(one.tokens for one in read_tokens(out))

@@ -1,0 +1,190 @@
+"""Samplers that are wrong are found, within a stated number of tokens, and exact ones pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from chains import audit_of, mean_distance, sampled_rows, zipf_tables
+from samplers import SAMPLER_BUGS, sample_row, tables
+from scipy.optimize import brentq
+from torch import Tensor
+
+from specnb.distributions import Sampling, sample, standardise
+from specnb.rules import Outcome, token_verification
+from specnb_audit.auditor import Auditor
+from specnb_audit.bets import Row
+from specnb_audit.bugs.distributions import biased, suppressed
+from specnb_audit.claimed import Claimed, claimed_probs
+
+P, Q = zipf_tables()
+TABLES = tables()
+ROWS, LENGTH, RUNS = 8, 125, 5
+LEAST = 3
+"""Of 5 audits that each find the deviation with probability 0.9, two or fewer do with probability 0.9%."""
+WITHIN = {
+    "no residual": 2000, "inverted residual": 400, "greedy draft": 700, "colder draft": 1400, "one uniform": 2500,
+    "constant uniform": 1700, "lenience 0.5": 1700,
+}  # fmt: skip
+"""Tokens within which the bug of each stand-alone sampler is found; the draft's distributions are given."""
+
+
+@pytest.mark.parametrize("name", SAMPLER_BUGS)
+def test_a_broken_sampler_is_found_within_its_tokens_and_diagnosed(name: str) -> None:
+    bug, auditor = SAMPLER_BUGS[name], Auditor()
+    for row in range(WITHIN[name] // 100):
+        auditor.add(sample_row(*TABLES, 100, row, **bug.settings))
+    report = auditor.report()
+    print(name, report.found_after, report.diagnosis)
+    assert report.rejected
+    assert report.diagnosis in bug.alternatives, report.by_alternative
+
+
+def test_the_exact_sampler_of_the_same_tables_passes() -> None:
+    report = audit_of([sample_row(*TABLES, 100, row) for row in range(25)])
+    assert (report.verdict, report.log10_e_peak < 2) == ("not rejected", True)
+
+
+@pytest.mark.parametrize(
+    ("actual", "kind", "within"),
+    [
+        pytest.param(suppressed(P), "token-bias", 2000, id="suppressed token"),
+        pytest.param(biased(P), "token-bias", 6000, id="logit bias"),
+        pytest.param(standardise(P.log(), Sampling(top_p=0.98)), "tail-cut", 2500, id="top-p 0.98"),
+        pytest.param(claimed_probs(P.log(), Claimed(min_p=0.02)), "tail-cut", 2500, id="min-p 0.02"),
+        pytest.param(standardise(P.log(), Sampling(top_k=40)), "tail-cut", 6000, id="top-k 40"),
+    ],
+)
+def test_what_nobody_claimed_is_found(actual: Tensor, kind: str, within: int) -> None:
+    report = audit_of(sampled_rows(actual, P, None, within // 250, 250, seed=1))
+    print(report.found_after, list(report.by_alternative.items())[:3])
+    assert report.rejected
+    assert report.diagnosis == kind
+
+
+class AfterFullAcceptance:
+    """Algorithm 1, whose target is another one in the first position of a step that follows a full acceptance."""
+
+    full = False
+
+    def __call__(self, p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+        if self.full:
+            p = torch.cat([0.5 * (p[:1] + p[:1].roll(1, dims=-1)), p[1:]])
+        outcome = token_verification(p, q, draft_tokens, accept, final)
+        self.full = int(outcome.accepted) == len(draft_tokens)
+        return outcome
+
+
+def test_with_steps_the_audit_sees_where_a_step_is_wrong() -> None:
+    """Only the first token after full acceptance is wrong, as when the bonus token is not in the cache."""
+    p, q = tables(closeness=0.97)
+    rows = [sample_row(p, q, 120, seed, AfterFullAcceptance()) for seed in range(40)]
+    aware, blind = audit_of(rows), audit_of([replace(row, steps=None) for row in rows])
+    assert aware.rejected
+    assert aware.log10_e > blind.log10_e
+    places = aware.breakdown["position in the step"]
+    assert places[0][0] == "0"
+    assert aware.diagnosis is not None
+    assert places[0][2] > 0.8 * aware.by_alternative[aware.diagnosis]
+
+
+@pytest.mark.parametrize("lag", [1, 6])
+def test_a_uniform_used_again_some_positions_later_is_found(lag: int) -> None:
+    """Each uniform serves two tokens, `lag` places apart."""
+    p = TABLES[0]
+    rows = []
+    for number in range(10):
+        fresh = torch.from_numpy(np.random.default_rng([lag, number]).random(200))
+        again = torch.arange(200) // lag % 2 == 1
+        uniforms = fresh.where(~again, fresh.roll(lag))
+        tokens = [0]
+        for u in uniforms:
+            tokens.append(int(sample(p[tokens[-1]], u)))
+        rows.append(Row(tokens[1:], p[tokens[:-1]], prompt=[0]))
+    report = audit_of(rows)
+    assert report.rejected
+    assert report.diagnosis == "noise-of-steps"
+
+
+def rows_of_two_samplers(batch: tuple[str | None, str | None]) -> list[Row]:
+    """Eight times two rows of either sampler in turn; the two of a sampler have the same tokens, two lines apart."""
+    p = torch.full((12, 4), 0.25, dtype=torch.float64)
+    rows = []
+    for seed in range(8):
+        generator = np.random.default_rng(seed)
+        first, second = (generator.integers(4, size=12).tolist() for _ in range(2))
+        rows += [Row(first, p, prompt=(seed, 0), batch=batch[0]), Row(second, p, prompt=(seed, 1), batch=batch[1])]
+        rows += [Row(first, p, prompt=(seed, 2), batch=batch[0]), Row(second, p, prompt=(seed, 3), batch=batch[1])]
+    return rows
+
+
+def test_shared_noise_of_a_batch_is_found_wherever_its_rows_are() -> None:
+    declared, unknown = (audit_of(rows_of_two_samplers(batch)) for batch in (("a", "b"), (None, None)))
+    assert declared.diagnosis in {"same-tokens", "noise-of-texts"}
+    assert unknown.found_after is None
+
+
+def test_a_suspected_model_is_found_sooner_than_by_any_other_bet() -> None:
+    """Noise in the logits without direction: only the likelihood ratio against the noisy model knows it."""
+    p, _ = TABLES
+    generator = torch.Generator().manual_seed(0)
+    noisy = torch.softmax(p.log() + 0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64), dim=-1)
+    rows = sampled_rows(noisy, p, None, 15, 120, seed=0)
+    known = audit_of([replace(row, suspected=noisy[[0, *row.tokens[:-1]]]) for row in rows])
+    assert known.diagnosis == "suspected-model"
+    assert known.found_after is not None
+    assert known.found_after < (audit_of(rows).found_after or known.tokens)
+
+
+# What the report says would have been found
+
+
+Family = Callable[[float], Tensor]
+"""The sampler's distributions `(vocab, vocab)`, given how strong the deviation is: 0 is none."""
+
+
+def tempered(towards: float) -> Family:
+    """The inverse temperature goes from 1 to `towards`."""
+    return lambda strength: torch.softmax(P.log() * (1 + strength * (towards - 1)), dim=-1)
+
+
+def mixed(other: Tensor) -> Family:
+    return lambda strength: (1 - strength) * P + strength * other
+
+
+FAMILIES: dict[str, tuple[str, Family]] = {
+    "temperature below 1": ("sharper", tempered(3.0)),
+    "mixed with the draft": ("draft-leak", mixed(Q)),
+    "mixed with argmax": ("argmax", mixed(torch.nn.functional.one_hot(P.argmax(dim=-1), len(P)).to(P.dtype))),
+}
+
+
+@pytest.fixture(scope="module")
+def detectable() -> dict[str, float]:
+    return audit_of(sampled_rows(P, P, Q, ROWS, LENGTH, seed=100)).detectable
+
+
+def is_found(rows: list[Row]) -> bool:
+    auditor = Auditor()
+    for row in rows:
+        auditor.add(row)
+        if auditor.found_after is not None:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_would_have_been_found_is_found(
+    name: str, detectable: dict[str, float], record_property: Callable[[str, object], None]
+) -> None:
+    """At the total variation printed."""
+    kind, family = FAMILIES[name]
+    printed = detectable[kind]
+    actual = family(brentq(lambda strength: mean_distance(family(strength), P) - printed, 0.0, 1.0))
+    found = sum(is_found(sampled_rows(actual, P, Q, ROWS, LENGTH, seed)) for seed in range(RUNS))
+    record_property("found", found)
+    print(f"{name}: {found} of {RUNS} at a total variation of {printed:.4f}")
+    assert found >= LEAST
