@@ -199,9 +199,7 @@ def test_readme_says_how_fast_the_pair_was_measured_to_be() -> None:
     assert set(drafted.gamma) <= set(GAMMAS)
     lines = re.findall(r"^\| (shipped) \| (compiled|eager) \| ([a-z ]+) \| (.*) \|$", words, flags=re.MULTILINE)
     assert {line[:3] for line in lines} == set(
-        product(
-            ("shipped",), ("compiled", "eager"), ("draft model", "distilled draft model", "attention head")
-        )
+        product(("shipped",), ("compiled", "eager"), ("draft model", "distilled draft model", "attention head"))
     )
     speeds = ["speed_up", "speed_up_low", "speed_up_high"]
     for target, how, drafter, cells in lines:

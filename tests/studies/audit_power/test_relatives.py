@@ -11,7 +11,8 @@ from studies.audit_power import relatives
 from studies.audit_power.relatives import acceptance, kernel, marginals, ranks, surprise
 
 RUNS, TOKENS, VOCAB = 400, 200, 4
-Floats, Integers = NDArray[np.float64], NDArray[np.int_]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int_]
 
 
 def distributions(random: np.random.Generator) -> Floats:
