@@ -35,11 +35,11 @@ Rows: TypeAlias = pd.DataFrame | Iterable[Mapping[str, Any]]
 class Study:
     """A committed table.
 
-    rows         the rows of one item: `rows(item, **settings)`
-    settings     of the committed table
-    small        those that try the code in seconds; for `small_items`, or all
-    items        what is measured apart, in the order of the table: letters, digits, "-", "_" and "."
-    finish       the table, made from the rows of all items; None for the rows themselves
+    rows      the rows of one item: `rows(item, **settings)`
+    settings  of the committed table
+    small     those that try the code in seconds, with `small_items`, or all items
+    items     what is measured apart, in the order of the table: letters, digits, "-", "_" and "."
+    finish    the table, made from the rows of all items; None for the rows themselves
     """
 
     rows: Callable[..., Rows]
@@ -100,18 +100,11 @@ def run(
 
 def record(name: str, by: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a table was made with: commit, date, settings, machine and versions."""
-    return {
-        "study": name,
-        "commit": by,
-        "date": date.today().isoformat(),
-        "settings": settings,
-        "processor": machine(),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "packages": {package: metadata.version(package) for package in PACKAGES},
-    }
+    made: dict[str, Any] = {"study": name, "commit": by, "date": date.today().isoformat(), "settings": settings}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    made |= {"processor": machine(), "threads": torch.get_num_threads(), "device": device}
+    made |= {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
+    return made | {"packages": {package: metadata.version(package) for package in PACKAGES}}
 
 
 def commit() -> str:
