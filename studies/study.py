@@ -51,9 +51,13 @@ class Study:
 
 
 def names() -> list[str]:
-    """The names of all studies: modules of the folders of `studies` that define `STUDY`."""
+    """The names of all studies: modules in the folders of `studies` that define `STUDY`."""
+    return sorted(_folders())
+
+
+def _folders() -> dict[str, str]:
     files = (ROOT / "studies").glob("*/*.py")
-    return sorted(file.stem for file in files if "\nSTUDY = " in file.read_text(encoding="utf-8"))
+    return {file.stem: file.parent.name for file in files if "\nSTUDY = " in file.read_text(encoding="utf-8")}
 
 
 def find(name: str) -> Study:
@@ -62,10 +66,10 @@ def find(name: str) -> Study:
     >>> find("stopping_rules").settings
     {'pairs': 12}
     """
-    if name not in names():
-        raise ValueError(f"no study is called {name!r}; there are {', '.join(names())}")
-    (file,) = (ROOT / "studies").glob(f"*/{name}.py")
-    study: Study = import_module(f"studies.{file.parent.name}.{name}").STUDY
+    folders = _folders()
+    if name not in folders:
+        raise ValueError(f"no study is called {name!r}; there are {', '.join(sorted(folders))}")
+    study: Study = import_module(f"studies.{folders[name]}.{name}").STUDY
     return study
 
 
