@@ -58,7 +58,7 @@ class Budget:
 PRESETS = {
     "cpu": {"target": Budget(steps=1_700, batch=16), "draft": Budget(steps=3_000, batch=16)},
     "gpu": {"target": Budget(steps=6_000, batch=64), "draft": Budget(steps=6_000, batch=64)},
-    "smoke": {"target": Budget(steps=2, batch=2), "draft": Budget(steps=2, batch=2)},
+    "small": {"target": Budget(steps=2, batch=2), "draft": Budget(steps=2, batch=2)},
 }
 
 
@@ -181,7 +181,7 @@ def main() -> None:
             "tokens_seen": budget.steps * budget.batch * CONTEXT,
             "budget": asdict(budget),
         }
-        save(model.cpu(), tokenizer, (ROOT / "build" if preset == "smoke" else DATA) / "pair" / role, note)
+        save(model.cpu(), tokenizer, (ROOT / "build" if preset == "small" else DATA) / "pair" / role, note)
 
 
 if __name__ == "__main__":
