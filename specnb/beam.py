@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -77,7 +77,8 @@ class BeamSettings:
 
     def __post_init__(self) -> None:
         require_whole(width=(self.width, 1), max_new_tokens=(self.max_new_tokens, 1))
-        if not (isinstance(self.length_penalty, Real) and math.isfinite(self.length_penalty)):
+        penalty: Any = self.length_penalty
+        if not (isinstance(penalty, Real) and math.isfinite(penalty)):
             raise ValueError(f"length_penalty is {self.length_penalty!r}; it must be a finite number (1: the mean)")
         if self.early_stopping not in (True, False, "never"):
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")

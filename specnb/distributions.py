@@ -272,3 +272,4 @@ def uniforms(seed: int, rows: Sequence[int], steps: int, gamma: int, device: tor
 
 
 Conditional = Callable[[tuple[int, ...]], Tensor]
+"""From the tokens emitted so far to the float64 distribution `(vocab,)` of the next one."""

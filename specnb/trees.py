@@ -1,27 +1,234 @@
-"""How the children of one node of a draft tree are sampled, and every tree with its probability.
+"""Trees of draft tokens: their shape, where their nodes lie in the cache, and how the children of a node are sampled.
 
-A scheme is a function from q `(..., vocab)`, the drafter's distribution after the node, and the tokens `(...,)` of the
+A tree is given by `parents`: an earlier node for each node, or -1 for the root, which is the newest token of a row. A
+chain is the tree (-1, 0, 1, ...). An *entry* is the root (0) or a node (i + 1 for node i).
+
+The nodes occupy consecutive slots of the cache: the root first, then the draft tokens in their order. The position of a
+node is that of the root plus its depth. A node sees the sequence up to the root, its ancestors and itself.
+
+A scheme is a function from q `(..., vocab)`, the drafter's distribution after a node, and the tokens `(...,)` of the
 children proposed so far to the distribution `(..., vocab)` of the next child; zero where nothing is left to propose.
-The drafter (`specnb.drafting.model`) and the enumeration below call the same function.
-
-The tree of one step: where its nodes lie in the cache, at which positions, and what each of them sees.
-
-The nodes of a tree occupy consecutive slots: the newest token of the row first (the root), then the draft tokens in
-their order. The position of a node is that of the root plus its depth. A node sees the sequence up to the root, its
-ancestors and itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specnb.distributions import Conditional, normalise, one_hot
+from specnb.distributions import normalise, one_hot
 
 Scheme = Callable[[Tensor, Sequence[Tensor]], Tensor]
+Rows = slice | Tensor
+"""An index of nodes or entries: a slice for a chain, which copies nothing."""
+
+
+class Siblings(NamedTuple):
+    """Nodes that a rule visits together: as numbers, as an index, and an index of their parents' entries."""
+
+    numbers: list[int]
+    nodes: Rows
+    parents: Rows
+
+
+class TokenTree:
+    """The tree `parents`, with tables on `device` for the forward pass and for rules, each made when it is first used.
+
+    Raises `ValueError` for parents that do not come before their children.
+
+    >>> TokenTree((-1, -1, 0)).ancestors.int()
+    tensor([[1, 0, 0, 0],
+            [1, 1, 0, 0],
+            [1, 0, 1, 0],
+            [1, 1, 0, 1]], dtype=torch.int32)
+    """
+
+    def __init__(self, parents: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.parents, self.device = tuple(parents), device
+        self.node_depths = node_depths(self.parents)
+        self.depth = max(self.node_depths, default=0)
+        self.is_chain = self.parents == chain(len(self.parents))
+
+    def _table(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    # For the forward pass
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """`(nodes + 1,)`: the depth of each entry, 0 for the root."""
+        return self._table([0, *self.node_depths])
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """`(nodes + 1, nodes + 1)`: whether the second entry is an ancestor of the first, or itself."""
+        found = torch.eye(len(self.parents) + 1, dtype=torch.bool, device="cpu")
+        for node, parent in enumerate(self.parents):
+            found[node + 1] |= found[parent + 1]
+        return found.to(self.device)
+
+    def slots(self, first: Tensor) -> Tensor:
+        """The slots `(rows, nodes + 1)` of all entries; `first` `(rows,)` is the root's."""
+        return first[:, None] + torch.arange(len(self.depths), device=first.device)
+
+    def positions(self, first: Tensor) -> Tensor:
+        """The positions `(rows, nodes + 1)` of all entries."""
+        return first[:, None] + self.depths
+
+    def visible(self, first: Tensor, capacity: int) -> Tensor:
+        """Which of `capacity` slots each entry sees, `(rows, nodes + 1, capacity)`."""
+        entry = torch.arange(capacity, device=first.device) - first[:, None]
+        inside = self.ancestors[:, entry.clamp(0, len(self.parents))].transpose(0, 1)
+        return (inside & (entry <= len(self.parents))[:, None]) | (entry < 0)[:, None]
+
+    # For rules
+
+    @cached_property
+    def parent_entries(self) -> Rows:
+        """The entry of each node's parent."""
+        return slice(0, len(self.parents)) if self.is_chain else self._table([parent + 1 for parent in self.parents])
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """How many earlier siblings each node has."""
+        return [self.parents[:node].count(parent) for node, parent in enumerate(self.parents)]
+
+    @cached_property
+    def by_rank(self) -> list[Siblings]:
+        """The first child of every entry that has one, then the second children, and so on."""
+        return self._grouped(self.ranks)
+
+    @cached_property
+    def by_turns(self) -> list[Siblings]:
+        """The nodes by how many earlier siblings they and their ancestors have: what must be rejected before them."""
+        turns: list[int] = []
+        for rank, parent in zip(self.ranks, self.parents, strict=True):
+            turns.append(rank + (turns[parent] if parent >= 0 else 0))
+        return self._grouped(turns)
+
+    @cached_property
+    def families(self) -> list[Siblings]:
+        """The children of each entry that has any, in their order; `parents` is that one entry."""
+        found = []
+        for parent in sorted(set(self.parents)):
+            numbers = [node for node, own in enumerate(self.parents) if own == parent]
+            found.append(Siblings(numbers, self._table(numbers), self._table([parent + 1])))
+        return found
+
+    @cached_property
+    def paths(self) -> Tensor:
+        """`(nodes + 1, depth)`: the nodes from the root to each entry, then -1."""
+        paths: list[list[int]] = [[]]
+        for node, parent in enumerate(self.parents):
+            paths.append([*paths[parent + 1], node])
+        return self._table([[*path, *[-1] * (self.depth - len(path))] for path in paths])
+
+    def last_from_root(self, passed: Bool[Tensor, "*batch nodes"]) -> Int[Tensor, "*batch"]:
+        """The entry reached from the root by going to the first child that `passed`, as long as there is one.
+
+        >>> passed = torch.tensor([[False, True, True, True], [True, True, False, True]])
+        >>> TokenTree((-1, -1, 0, 1)).last_from_root(passed)
+        tensor([4, 1])
+        """
+        if self.is_chain:
+            return passed.cumprod(dim=-1).sum(dim=-1)
+        chosen = passed & ~(passed.unsqueeze(-2) & self._earlier_siblings).any(dim=-1)
+        reached = (chosen.unsqueeze(-2) | ~self.ancestors[1:, 1:]).all(dim=-1)
+        return (reached * self._numbers).amax(dim=-1)  # an entry has a larger number than those on the way to it
+
+    def first_from_leaves(self, passed: Bool[Tensor, "*batch nodes"]) -> Int[Tensor, "*batch"]:
+        """The first entry that `passed`, every subtree before its node and earlier siblings first; else the root, 0.
+
+        >>> TokenTree((-1, 0, -1)).first_from_leaves(torch.tensor([[True, False, True], [False, False, False]]))
+        tensor([1, 0])
+        """
+        if not self.parents:
+            return passed.sum(dim=-1)
+        if self.is_chain:
+            return (passed * self._numbers).amax(dim=-1)
+        order = self._leaves_last
+        return order[(passed[..., order[1:] - 1] * self._numbers).amax(dim=-1)]
+
+    @cached_property
+    def _numbers(self) -> Tensor:
+        return torch.arange(1, len(self.parents) + 1, device=self.device)
+
+    @cached_property
+    def _earlier_siblings(self) -> Tensor:
+        parents = torch.tensor(self.parents, device="cpu")
+        return (parents == parents[:, None]).tril(-1).to(self.device)
+
+    @cached_property
+    def _leaves_last(self) -> Tensor:
+        """The root's entry, then those of the nodes in the reverse of the order in which they are visited."""
+        return self._table([0, *[node + 1 for node in reversed(leaves_first(self.parents))]])
+
+    def _grouped(self, groups: list[int]) -> list[Siblings]:
+        found = []
+        for group in range(max(groups, default=-1) + 1):
+            numbers = [node for node, own in enumerate(groups) if own == group]
+            whole = slice(0, len(numbers))
+            entries = [self.parents[node] + 1 for node in numbers]
+            indices = (whole, whole) if self.is_chain else (self._table(numbers), self._table(entries))
+            found.append(Siblings(numbers, *indices))
+        return found
+
+
+def chain(gamma: int) -> tuple[int, ...]:
+    """The parents of a chain of `gamma` draft tokens.
+
+    >>> chain(3)
+    (-1, 0, 1)
+    """
+    return tuple(range(-1, gamma - 1))
+
+
+def node_depths(parents: Sequence[int]) -> list[int]:
+    """The depth of each node, 1 for children of the root.
+
+    Raises `ValueError` for a parent that is neither -1 nor an earlier node.
+
+    >>> node_depths((-1, -1, 0, 2))
+    [1, 1, 2, 3]
+    """
+    depths: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(
+                f"parents are {parents}, and node {node} has the parent {parent}; it must be an earlier node, or -1 "
+                "for the root"
+            )
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
+def prefix_of(node: int, parents: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
+    """The tokens from the root to `node`, its own included; () for the root, -1.
+
+    >>> prefix_of(2, (-1, -1, 1), (5, 6, 7))
+    (6, 7)
+    """
+    return () if node < 0 else (*prefix_of(parents[node], parents, tokens), tokens[node])
+
+
+def leaves_first(parents: Sequence[int]) -> list[int]:
+    """All nodes, every subtree before its node, earlier siblings first.
+
+    >>> leaves_first((-1, -1, 0, 0, 1))
+    [2, 3, 0, 4, 1]
+    """
+
+    def below(node: int) -> list[int]:
+        return [found for child, parent in enumerate(parents) if parent == node for found in (*below(child), child)]
+
+    return below(-1)
+
+
+# How the children of a node are sampled
 
 
 def independent_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
@@ -76,112 +283,3 @@ def hub_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
 
 
 SCHEMES: tuple[Scheme, ...] = (independent_children, distinct_children, top_children, hub_children)
-
-
-class DraftTree(NamedTuple):
-    """One possible tree: the `tokens` of its nodes (-1: none), its `probability`, and `q` `(nodes, vocab)`."""
-
-    tokens: tuple[int, ...]
-    probability: float
-    q: Tensor
-
-
-def draft_trees(parents: tuple[int, ...], q: Conditional, scheme: Scheme) -> list[DraftTree]:
-    """Every tree of this shape that can be proposed, with its probability.
-
-    >>> half = lambda prefix: torch.tensor([0.5, 0.5]).double()
-    >>> [(tree.tokens, tree.probability) for tree in draft_trees((-1, -1), half, distinct_children)]
-    [((0, 1), 0.5), ((1, 0), 0.5)]
-    """
-    node_depths(parents)
-    found = [DraftTree((), 1.0, q(()).new_zeros(0, len(q(()))))]
-    for node, parent in enumerate(parents):
-        siblings = [other for other in range(node) if parents[other] == parent]
-        found = [longer for tree in found for longer in _extended(tree, parents, parent, siblings, q, scheme)]
-    return found
-
-
-def prefix_of(node: int, parents: tuple[int, ...], tokens: Sequence[int]) -> tuple[int, ...]:
-    """The tokens from the root to `node`, its own included; () for the root, -1.
-
-    >>> prefix_of(2, (-1, -1, 1), (5, 6, 7))
-    (6, 7)
-    """
-    return () if node < 0 else (*prefix_of(parents[node], parents, tokens), tokens[node])
-
-
-def _extended(
-    tree: DraftTree, parents: tuple[int, ...], parent: int, siblings: list[int], q: Conditional, scheme: Scheme
-) -> list[DraftTree]:
-    prefix = prefix_of(parent, parents, tree.tokens)
-    if -1 in prefix:
-        own = torch.zeros_like(q(()))
-    else:
-        own = scheme(q(prefix), [torch.tensor(tree.tokens[sibling]) for sibling in siblings])
-    rows = torch.cat([tree.q, own[None]])
-    if not own.sum() > 0:
-        return [DraftTree((*tree.tokens, -1), tree.probability, rows)]
-    return [
-        DraftTree((*tree.tokens, x), tree.probability * chance, rows) for x, chance in enumerate(own.tolist()) if chance
-    ]
-
-
-class TokenTree:
-    """A static tree of draft tokens, given by `parents`: an earlier node for each node, or -1 for the root.
-
-    depths        (nodes + 1,)            of the root (0) and each node
-    parent_entry  (nodes,)                entry of each node's parent: 0 for the root, i + 1 for node i
-    ancestors     (nodes + 1, nodes + 1)  whether the second entry is an ancestor of the first, or itself
-
-    Raises `ValueError` for parents that do not come before their children.
-
-    >>> TokenTree((-1, -1, 0)).ancestors.int()
-    tensor([[1, 0, 0, 0],
-            [1, 1, 0, 0],
-            [1, 0, 1, 0],
-            [1, 1, 0, 1]], dtype=torch.int32)
-    """
-
-    def __init__(self, parents: tuple[int, ...], device: torch.device | str = "cpu") -> None:
-        self.parents = parents
-        depths = node_depths(parents)
-        self.depth = max(depths, default=0)
-        self.depths = torch.tensor([0, *depths], device=device)
-        self.parent_entry = torch.tensor([parent + 1 for parent in parents], dtype=torch.int64, device=device)
-        ancestors = torch.eye(len(parents) + 1, dtype=torch.bool)
-        for node, parent in enumerate(parents):
-            ancestors[node + 1] |= ancestors[parent + 1]
-        self.ancestors = ancestors.to(device)
-
-    def slots(self, first: Tensor) -> Tensor:
-        """The slots `(rows, nodes + 1)` of root and nodes; `first` `(rows,)` is the root's."""
-        return first[:, None] + torch.arange(len(self.depths), device=first.device)
-
-    def positions(self, first: Tensor) -> Tensor:
-        """The positions `(rows, nodes + 1)` of root and nodes."""
-        return first[:, None] + self.depths
-
-    def visible(self, first: Tensor, capacity: int) -> Tensor:
-        """Which of `capacity` slots each entry sees, `(rows, nodes + 1, capacity)`."""
-        entry = torch.arange(capacity, device=first.device) - first[:, None]
-        inside = self.ancestors[:, entry.clamp(0, len(self.parents))].transpose(0, 1)
-        return (inside & (entry <= len(self.parents))[:, None]) | (entry < 0)[:, None]
-
-
-def node_depths(parents: tuple[int, ...]) -> list[int]:
-    """The depth of each node, 1 for children of the root.
-
-    Raises `ValueError` for a parent that is neither -1 nor an earlier node.
-
-    >>> node_depths((-1, -1, 0, 2))
-    [1, 1, 2, 3]
-    """
-    depths: list[int] = []
-    for node, parent in enumerate(parents):
-        if not -1 <= parent < node:
-            raise ValueError(
-                f"parents are {parents}, and node {node} has the parent {parent}; it must be an earlier node, or -1 "
-                "for the root"
-            )
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return depths

@@ -21,8 +21,8 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.machine import machine
 from specnb.measure.statistics import Estimate
+from specnb.measure.timing import machine
 from specnb.models.loading import Pair
 from specnb.notebook.findings import ROOT, write
 

@@ -85,12 +85,12 @@ def test_the_pipeline_knows_what_a_notebook_writes(path: Path) -> None:
 def test_the_pipeline_knows_what_a_notebook_reads(path: Path) -> None:
     """Otherwise it would not run again when a table has changed."""
     source = _source(path)
-    named = set(re.findall(r"[\"'](?:\w+/)?(\w+)[\"'.]", source))
+    named, files = (set(re.findall(rf"[\"'](?:\w+/)?(\w+)[\"'{dot}]", source)) for dot in ("", "."))
     tables = [file for folder in ("results", "reference") for file in (ROOT / "data" / folder).glob("*.csv")]
     others = [file for file in tables if not file.stem.startswith(path.stem[:2])]
     declared = set(CONFIG[path.stem].get("reads", [])) - {TOKENS}
     assert {file.relative_to(ROOT).as_posix() for file in others if file.stem in named} <= declared
-    assert {Path(file).name.partition(".")[0] for file in declared} <= named
+    assert {Path(file).name.partition(".")[0] for file in declared} <= files
     assert not re.findall(r"\bROOT\b|corpus\.DATA|read_csv", source), "read data with read_table or data_file"
 
 

@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 from specnb.decoding.record import StepRecord, StepTimer, merge_rows
 from specnb.decoding.request import Request, Tokens, as_list, require_memory, token_lists
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
-from specnb.decoding.step import Batch, TreeBatch
+from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import as_drafter
 from specnb.models.compilation import Captured, Compiled
-from specnb.rules import Rule, TreeRule
+from specnb.rules import Rule
 
 COMPILED_SETTINGS = 8
 """So many compiled batches are kept, each with its own weights."""
@@ -39,8 +39,8 @@ class Study:
                  prompt and the settings, and not on the batch, so one prompt can be generated again alone
     timed        record the seconds of each part of a step; the host then waits for the device after each part
     keep_probs   return the target's distribution of every new token: that many tokens times the vocabulary
-    batch_class  what makes the steps, for a loop that differs from this one: a subclass of `Batch`, the default, or of
-                 `TreeBatch` for a tree. Known bugs are such classes (`specnb_audit.bugs.loop`)
+    batch_class  what makes the steps, for a loop that differs from this one: a subclass of `Batch`, the default. Known
+                 bugs are such classes (`specnb_audit.bugs.loop`)
 
     >>> Study(rows=[3], timed=True)
     Study(rows=[3], timed=True, keep_probs=False, batch_class=None)
@@ -60,7 +60,7 @@ class Generation:
     record  what each step did
     probs   with `Study(keep_probs=True)`, the target's distributions `(len(tokens), vocab)` of each prompt's new tokens
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> made = generate(model, [[0], [1, 2]], max_new_tokens=3)
     >>> [len(tokens) for tokens in made.tokens], made.record.target_passes.tolist()
@@ -81,7 +81,7 @@ def generate(
     gamma: int = 4,
     max_new_tokens: int = 64,
     sampling: Sampling = Sampling(),
-    rule: Rule | TreeRule | None = None,
+    rule: Rule | None = None,
     eos: Tokens = None,
     seed: int = 0,
     batch_size: int | None = None,
@@ -96,8 +96,8 @@ def generate(
                 the target decodes alone
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these
-    rule        the acceptance rule. None is `token_verification` (Algorithm 1), or `recursive_rejection` for a tree:
-                then completions have exactly the target's distribution, whatever the drafter
+    rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
+                siblings: then completions have exactly the target's distribution, whatever the drafter
     seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
                 prompt and the settings, and not on the batch
     batch_size  how many prompts are generated at a time, all by default. When a sequence ends, the next prompt takes
@@ -112,7 +112,7 @@ def generate(
 
     Raises, before anything is run, `ValueError` or `TypeError` for what `Request` refuses: no prompts, an empty prompt,
     tokens outside the vocabulary, numbers out of range, an invalid `sampling`, `rule` or `compile`, a rule that is not
-    exact for the drafter's tree (`specnb.drafting.model.EXACT_SCHEMES`), a context beyond a model's limit, different
+    exact for the drafter's tree (`specnb.rules.PlannedRule.schemes`), a context beyond a model's limit, different
     vocabularies or devices, and a model, cache or drafter that the loop cannot run, encoder-decoder models among them;
     `MemoryError`, naming a batch size that would fit; `RuntimeError` for `compile` without a compiler. Raises during
     generation `FloatingPointError` for a model that produces NaN, `ValueError` or `TypeError` for a drafter whose
@@ -141,7 +141,7 @@ def generate(
         numbers=() if study.rows is None else list(study.rows),
         keep_probs=study.keep_probs,
     )
-    batch_class = study.batch_class or (TreeBatch if isinstance(request.rule, TreeRule) else Batch)
+    batch_class = study.batch_class or Batch
     if compile:
         batch = _compiled(request, draft, batch_class, study.timed and target.device.type == "cuda", progress)
     else:

@@ -21,8 +21,7 @@ from specnb.drafting.base import Drafter, missing_members
 from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
-from specnb.rules import TreeRule, recursive_rejection, token_verification
-from specnb.trees import node_depths
+from specnb.rules import token_verification
 
 Tokens = int | Collection[int] | None
 
@@ -44,7 +43,7 @@ class Request:
     numbers       the number of each prompt, which selects its random streams: 0, 1, ... unless given
     keep_probs    whether the target's distribution of every new token is kept
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> request = Request(model, [[0], [1, 2]], gamma=4, max_new_tokens=3)
     >>> request.gamma, request.rows, request.slots, request.rule.__name__
@@ -78,7 +77,6 @@ class Request:
             "gamma": gamma,
             "max_new_tokens": index(self.max_new_tokens),
             "rule": _rule_for(self.rule, drafter),
-            "seed": index(self.seed),
             "numbers": _numbers_of(self.prompts, self.numbers),
         }
         for name, value in settled.items():
@@ -232,25 +230,17 @@ def _useful_gamma(gamma: int, max_new_tokens: int, drafter: Drafter | None) -> i
             f"gamma is {gamma}, and the tree of {type(drafter).__name__} has {len(drafter.parents)} nodes; "
             f"give gamma={len(drafter.parents)}, or 0 to decode without draft tokens"
         )
-    node_depths(drafter.parents)
     return gamma
 
 
 def _rule_for(rule: Any, drafter: Drafter | None) -> Any:
-    """`rule`, or for None the exact default: `token_verification` for a chain, `recursive_rejection` for a tree."""
-    parents = drafter.parents if drafter is not None else None
+    """`rule`, or for None the exact default, `token_verification`; its recursion over siblings is that for trees."""
     if rule is None:
-        return token_verification if parents is None else recursive_rejection
+        return token_verification
     if not callable(rule) or isinstance(rule, type):
         raise TypeError(f"rule is {shown(rule)}; it must be an acceptance rule of specnb.rules, or such a function")
-    of_trees = isinstance(rule, TreeRule)
-    if drafter is not None and of_trees != (parents is not None):
-        kind, other = ("chain", "rule for chains") if of_trees else ("tree", "TreeRule, such as recursive_rejection")
-        raise TypeError(
-            f"{type(drafter).__name__} proposes a {kind}, and rule is {shown(rule)}; it must be a {other}, or None"
-        )
-    if drafter is not None and parents is not None and drafter.scheme is not None:
-        require_exact(rule, drafter.scheme, parents)
+    if drafter is not None and drafter.parents is not None and drafter.scheme is not None:
+        require_exact(rule, drafter.scheme, drafter.parents)
     return rule
 
 

@@ -25,7 +25,7 @@ from specnb.decoding.request import Request
 from specnb.distributions import Uniforms, overlap, standardise, uniforms
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.models.cached_model import CachedModel, prefill
-from specnb.rules import Outcome, TreeOutcome
+from specnb.rules import Outcome, Rule
 from specnb.trees import TokenTree
 
 IDLE = 0  # value of `State.remaining` for a row that has ended
@@ -129,7 +129,7 @@ class State:
         assert self.path is not None
         self.path[self.rows, self.steps] = path
 
-    def remember(self, proposal: Proposal, outcome: Outcome | TreeOutcome, emitted: Tensor, beta: Tensor) -> None:
+    def remember(self, proposal: Proposal, outcome: Outcome, emitted: Tensor, beta: Tensor) -> None:
         """Writes the step into the record of the rows that have not ended, and counts it."""
         numbers = (outcome.accepted[:, None], outcome.token[:, None], emitted[:, None])
         self.record[self.rows, self.steps] = torch.cat([proposal.draft_tokens, *numbers, beta.double()], dim=1)
@@ -157,8 +157,8 @@ class State:
 class Batch:
     """Rows that are generated together: their state, their caches, and the parts of a step.
 
-    Draft tokens form a chain; `specnb.decoding.step.TreeBatch` is the same for a tree. A subclass may be made of
-    other parts; `generate(study=Study(batch_class=...))` makes its steps:
+    Draft tokens form a chain, or the static tree `drafter.parents`. A subclass may be made of other parts;
+    `generate(study=Study(batch_class=...))` makes its steps:
 
     state_class   makes the state
     runner_class  makes the target with its cache
@@ -170,9 +170,13 @@ class Batch:
     def __init__(self, request: Request) -> None:
         self.drafter: Drafter | None = request.drafter
         self.sampling = request.sampling
-        self.rule: Callable[..., Any] = request.rule
+        self.rule: Rule = request.rule
         self.vocab = request.target.config.vocab_size
         self.state = self.state_class(request)
+        parents = None if self.drafter is None else self.drafter.parents
+        self.tree = None if parents is None else TokenTree(parents, request.target.device)
+        if self.tree is not None:
+            self.state.record_path(self.tree.depth)
         self.runner = self.runner_class(request.target, request.slots)
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, request.rows)
@@ -200,7 +204,7 @@ class Batch:
     @property
     def parents(self) -> tuple[int, ...] | None:
         """The tree of draft tokens; None for a chain."""
-        return None
+        return None if self.tree is None else self.tree.parents
 
     @property
     def context(self) -> Context:
@@ -249,27 +253,45 @@ class Batch:
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
         """The target's logits `(rows, gamma + 1, vocab)` at the newest token and at each draft token."""
-        slots = self.state.lengths[:, None] - 1 + self.state.offsets
+        first = self.state.lengths - 1
+        slots = first[:, None] + self.state.offsets
         newest = self.state.tokens.gather(1, slots[:, :1])
         tokens = torch.cat([newest, draft_tokens.clamp(0, self.vocab - 1)], dim=1)
-        return self.runner.run(tokens, slots, keep=self.state.gamma + 1)
+        if self.tree is None:
+            return self.runner.run(tokens, slots, keep=self.state.gamma + 1)
+        positions, visible = self.tree.positions(first), self.tree.visible(first, self.runner.capacity)
+        return self.runner.run(tokens, slots, keep=self.state.gamma + 1, positions=positions, visible=visible)
 
-    def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome | TreeOutcome:
+    def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:
         """Applies the rule, appends what it accepts, and records the step."""
         if self.drafter is not None:
             draft_tokens = self.checked(draft_tokens, q)
-        accept, final = self.verification_uniforms()
         p = standardise(logits, self.sampling, check=False)
-        proposal = Proposal(draft_tokens, q)
-        outcome = self.rule(p, q, draft_tokens, accept, final)
-        require_outcome(outcome, len(p))
-        beta = overlap(p[:, :-1], q)
+        shape = () if self.tree is None else (self.tree,)
+        outcome = self.rule(p, q, draft_tokens, *self.verification_uniforms(), *shape)
+        require_outcome(outcome, len(p), with_path=self.tree is not None)
+        beta = overlap(p[:, :-1] if self.tree is None else p[:, self.tree.parent_entries], q)
         # A distribution with a NaN is NaN throughout, and so is its overlap with any other.
-        self.state.has_nan |= (p[:, -1, 0] + beta.sum(dim=1)).isnan()
+        last = p[:, -1, 0] if self.tree is None else p[..., 0].sum(dim=1)
+        self.state.has_nan |= (last + beta.sum(dim=1)).isnan()
+        accepted_chain = Proposal(draft_tokens, q)
+        if outcome.path is not None:
+            p, accepted_chain = self.made_a_chain(outcome.path, p, accepted_chain)
         self.state.keep_probs(p)
-        self.state.remember(proposal, outcome, self.state.append(proposal, outcome), beta)
+        emitted = self.state.append(accepted_chain, outcome)
+        self.state.remember(Proposal(draft_tokens, q), outcome, emitted, beta)
         self.state.prepare_next_step()
-        return outcome  # type: ignore[no-any-return]
+        return outcome
+
+    def made_a_chain(self, path: Tensor, p: Tensor, proposal: Proposal) -> tuple[Tensor, Proposal]:
+        """Copies the accepted path of a tree to where a chain lies: in the cache, in p and in the draft tokens."""
+        self.state.keep_path(path)
+        # Entries after the last accepted node are -1. What they select lies behind the row's new length.
+        root, nodes = torch.zeros_like(path[:, :1]), path.clamp_min(0)
+        first = self.state.lengths[:, None]
+        self.runner.move(first + nodes, first + self.state.offsets[: path.shape[1]])
+        along = p.take_along_dim(torch.cat([root, path + 1], dim=1)[..., None], dim=1)
+        return along, Proposal(proposal.draft_tokens.gather(1, nodes), proposal.q)
 
     def verification_uniforms(self) -> tuple[Tensor, Tensor]:
         """The uniforms of this step's rule: `(rows, gamma)` for acceptance, `(rows,)` for the final sample."""
@@ -314,65 +336,20 @@ def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int) -> Non
         )
 
 
-def require_outcome(outcome: Any, rows: int) -> None:
-    """Raises `TypeError` unless a rule returned two int64 tensors `(rows,)`, as `Outcome` and `TreeOutcome` have.
+def require_outcome(outcome: Any, rows: int, with_path: bool = False) -> None:
+    """Raises `TypeError` unless a rule returned an `Outcome` of int64 tensors `(rows,)`, with a path for a tree.
 
     >>> require_outcome(Outcome(torch.tensor([1]), torch.tensor([2])), rows=1)
     """
-    found = [getattr(outcome, name, None) for name in Outcome._fields]
+    found = [getattr(outcome, name, None) for name in Outcome._fields[:2]]
     if not all(isinstance(one, Tensor) and one.dtype == torch.int64 and one.shape == (rows,) for one in found):
         given = [(tuple(one.shape), one.dtype) if isinstance(one, Tensor) else type(one).__name__ for one in found]
         raise TypeError(
             f"the rule returned a {type(outcome).__name__} with accepted and token {given}; it must return an Outcome "
             f"of two int64 tensors of the shape {(rows,)}"
         )
-
-
-class TreeBatch(Batch):
-    """A `Batch` for the static tree `drafter.parents` of gamma nodes."""
-
-    def __init__(self, request: Request) -> None:
-        drafter = request.drafter
-        self.tree = TokenTree((drafter.parents or ()) if drafter is not None else (), request.target.device)
-        super().__init__(request)
-        self.state.record_path(self.tree.depth)
-
-    @property
-    def parents(self) -> tuple[int, ...]:
-        """The tree of draft tokens."""
-        return self.tree.parents
-
-    def run_target(self, draft_tokens: Tensor) -> Tensor:
-        """The target's logits `(rows, gamma + 1, vocab)` at the newest token and at each node."""
-        first = self.state.lengths - 1
-        newest = self.state.tokens.gather(1, first[:, None])
-        return self.runner.run(
-            torch.cat([newest, draft_tokens.clamp(0, self.vocab - 1)], dim=1),
-            self.tree.slots(first),
-            keep=len(self.tree.depths),
-            positions=self.tree.positions(first),
-            visible=self.tree.visible(first, self.runner.capacity),
+    if (getattr(outcome, "path", None) is not None) != with_path:
+        raise TypeError(
+            f"the rule returned {'no' if with_path else 'a'} path of nodes; it must return one for a tree, and None "
+            "for a chain"
         )
-
-    def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> TreeOutcome:
-        """Applies the rule, makes the accepted path a chain, appends it, and records the step."""
-        if self.drafter is not None:
-            draft_tokens = self.checked(draft_tokens, q)
-        p = standardise(logits, self.sampling, check=False)
-        outcome: TreeOutcome = self.rule(p, q, draft_tokens, self.tree.parents, *self.verification_uniforms())
-        require_outcome(outcome, len(p))
-        beta = overlap(p.index_select(1, self.tree.parent_entry), q)
-        self.state.has_nan |= (p[..., 0].sum(dim=1) + beta.sum(dim=1)).isnan()
-
-        # Entries of the path after the last accepted node are -1. What they select lies behind the row's new length.
-        path = outcome.path.clamp_min(0)
-        root = torch.zeros_like(self.state.lengths)[:, None]
-        self.state.keep_probs(p.take_along_dim(torch.cat([root, outcome.path + 1], dim=1)[..., None], dim=1))
-        first_node = self.state.lengths[:, None]
-        self.runner.move(first_node + path, first_node + self.state.offsets[: self.tree.depth])
-        accepted_chain = Proposal(draft_tokens.gather(1, path), q)
-        emitted = self.state.append(accepted_chain, Outcome(outcome.accepted, outcome.token))
-        self.state.keep_path(outcome.path)
-        self.state.remember(Proposal(draft_tokens, q), outcome, emitted, beta)
-        self.state.prepare_next_step()
-        return outcome

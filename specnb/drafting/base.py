@@ -45,7 +45,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from specnb.distributions import sample
-from specnb.rules import Outcome, TreeOutcome
+from specnb.rules import Outcome
 from specnb.trees import Scheme
 
 
@@ -157,11 +157,11 @@ class Drafter(Protocol):
         """
         raise NotImplementedError(f"{type(self).__name__} has no propose(context, uniforms)")
 
-    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+    def update(self, context: Context, outcome: Outcome) -> None:
         """Called at the end of a step: `outcome.accepted` `(rows,)` of the tokens proposed were accepted.
 
-        `context` has the tokens emitted. For a tree, `outcome` is a `TreeOutcome`, whose `path` names the nodes
-        accepted. Rows that have ended get outcomes too; they mean nothing.
+        `context` has the tokens emitted. For a tree, `outcome.path` names the nodes accepted. Rows that
+        have ended get outcomes too; they mean nothing.
         """
         return
 
@@ -229,7 +229,8 @@ def missing_members(drafter: Any) -> list[str]:
 
 def require_part(name: str, drafter: Any, kind: type = ChainDrafter) -> None:
     """Raises `TypeError` unless `drafter`, which is to be part of another drafter, is a `kind` that proposes chains."""
-    if isinstance(drafter, type) or not isinstance(drafter, kind) or missing_members(drafter):
+    suitable = isinstance(drafter, kind) and not isinstance(drafter, type) and not missing_members(drafter)
+    if not suitable:
         given = f"the class {drafter.__name__}" if isinstance(drafter, type) else f"a {type(drafter).__name__}"
         allowed = "drafter" if kind is object else kind.__name__
         advice = ": give ModelDrafter(model, sampling)" if isinstance(drafter, PreTrainedModel) else ""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specnb.arguments import require_number, require_whole
 from specnb.drafting.base import ChainDrafter, Context, Proposal, padded, require_part
-from specnb.rules import Outcome, TreeOutcome
+from specnb.rules import Outcome
 
 StoppingRule = Callable[[Tensor, Tensor], Tensor]
 """`(q, token_probs) -> stop`, see the module."""
@@ -100,7 +100,7 @@ class ShortenedDrafter(ChainDrafter):
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         self.drafter.start(context, rows)
 
-    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+    def update(self, context: Context, outcome: Outcome) -> None:
         self.drafter.update(context, outcome)
 
 
@@ -201,7 +201,7 @@ class BanditDrafter(ShortenedDrafter):
         self.arm = bound.where(self.pulls > 0, math.inf).argmax(dim=1)
         self.limit = self.arms[self.arm]
 
-    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+    def update(self, context: Context, outcome: Outcome) -> None:
         reward = (outcome.accepted + 1) / (1 + self.limit * self.cost_ratio) / self.largest_reward
         rows = torch.arange(len(self.arm), device=self.arm.device)
         self.pulls[rows, self.arm] += 1

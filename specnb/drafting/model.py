@@ -28,15 +28,12 @@ from specnb.drafting.base import (
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.support import require_supported
-from specnb.rules import Outcome, TreeOutcome, TreeRule, best_path_block, k_sequential_tree, spechub_tree
+from specnb.rules import Outcome
 from specnb.trees import (
     SCHEMES,
     Scheme,
     TokenTree,
     distinct_children,
-    hub_children,
-    independent_children,
-    node_depths,
     top_children,
 )
 
@@ -48,7 +45,7 @@ class ModelDrafter(ChainDrafter):
     drafter serves one batch only, so that a CUDA graph may hold its operations. Raises `TypeError` for a model
     that the loop cannot run, and for a `sampling` that is no `Sampling`.
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> drafter = ModelDrafter(model, Sampling(temperature=0))
     >>> context = Context(tokens=torch.tensor([[1, 2, 0, 0, 0, 0]]), lengths=torch.tensor([2]))
@@ -179,32 +176,25 @@ class MixtureDrafter(ChainDrafter):
         both = self.weight * one + (1 - self.weight) * other
         return both.where(has_one & has_other, one.where(has_one, other))
 
-    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+    def update(self, context: Context, outcome: Outcome) -> None:
         self.first.update(context, outcome)
         self.second.update(context, outcome)
 
 
-EXACT_SCHEMES: dict[TreeRule, tuple[Scheme, ...]] = {
-    k_sequential_tree: (independent_children,),
-    best_path_block: (independent_children,),
-    spechub_tree: (hub_children, top_children),
-}
-"""The schemes that a rule is exact for. `recursive_rejection`, `traversal_verification`, `top_k_tree` and
-`exact_match_tree` are exact for all of `SCHEMES`; `greedy_tree` is at temperature 0 only."""
-
-
-def require_exact(rule: TreeRule, scheme: Scheme, parents: tuple[int, ...]) -> None:
-    """Raises `ValueError` for a rule of `EXACT_SCHEMES` and one of `SCHEMES` that it is not exact for.
+def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
+    """Raises `ValueError` for a `PlannedRule` and one of `SCHEMES` that it is not exact for.
 
     A tree in which no node has two children is a chain for every scheme.
 
-    >>> require_exact(best_path_block, independent_children, (-1, -1))
+    >>> from specnb.rules import k_sequential_tree
+    >>> from specnb.trees import independent_children
+    >>> require_exact(k_sequential_tree, independent_children, (-1, -1))
     """
-    known = [schemes for other, schemes in EXACT_SCHEMES.items() if other == rule]
-    if known and scheme in SCHEMES and scheme not in known[0] and len(set(parents)) < len(parents):
+    suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
+    if scheme in SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
         raise ValueError(
             f"this rule is not exact for children sampled by {scheme.__name__}: the output would not have the target's "
-            f"distribution. Give the TreeDrafter scheme={' or '.join(other.__name__ for other in known[0])}, "
+            f"distribution. Give the TreeDrafter scheme={' or '.join(other.__name__ for other in suitable)}, "
             "or another rule, such as recursive_rejection"
         )
 
@@ -216,7 +206,7 @@ class TreeDrafter(ModelDrafter):
     only: it ignores `sampling`. Raises `TypeError` for a model that the loop cannot run, `ValueError` for parents that
     do not come before their children.
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> drafter = TreeDrafter(model, (-1, -1, 0), Sampling())
     >>> context = Context(tokens=torch.tensor([[1, 2, 0, 0, 0, 0]]), lengths=torch.tensor([2]))
@@ -236,8 +226,8 @@ class TreeDrafter(ModelDrafter):
         self.parents: tuple[int, ...] = tuple(parents)
         self.scheme: Scheme = scheme
         self.tree = TokenTree(self.parents, model.device)
-        depths = node_depths(self.parents)
-        self.levels = [[node for node, own in enumerate(depths) if own == depth] for depth in range(1, self.tree.depth)]
+        depths = list(enumerate(self.tree.node_depths))
+        self.levels = [[node for node, own in depths if own == depth] for depth in range(1, self.tree.depth)]
         self.levels = [[node for node in level if node in self.parents] for level in self.levels]  # without leaves
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
@@ -267,9 +257,9 @@ class TreeDrafter(ModelDrafter):
         nodes = range(len(self.parents))
         return Proposal(torch.stack([tokens[i] for i in nodes], dim=1), torch.stack([q[i] for i in nodes], dim=1))
 
-    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+    def update(self, context: Context, outcome: Outcome) -> None:
         """Copies the cache entries of the accepted path to where its tokens are; see `Drafter.update`."""
-        assert isinstance(outcome, TreeOutcome)
+        assert outcome.path is not None
         depth = torch.arange(outcome.path.shape[1], device=outcome.path.device)
         self.runner.move(self.first_node + outcome.path.clamp_min(0), self.first_node + depth)
 

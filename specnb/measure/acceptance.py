@@ -63,8 +63,8 @@ def measure_acceptance(
     `batch` rows, batch x new_tokens x vocab numbers, twice. Raises `ValueError` for a draft model of another
     vocabulary, and what `generate` raises.
 
-    >>> from studies.speed.synthetic import Shape, synthetic_pair
-    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> from specnb import load_pair
+    >>> pair = load_pair(packed=False)
     >>> found = measure_acceptance(pair.target, {"draft": pair.draft}, [[1], [2, 3]], new_tokens=5)
     >>> found.beta["draft"].shape, [len(sequence) for sequence in found.sequences]
     ((2, 5), [6, 7])
@@ -78,39 +78,22 @@ def measure_acceptance(
     found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in drafts}
     for at in tqdm(range(0, len(prompts), batch), desc="sequences", delay=3, leave=False, disable=not progress):
         part = prompts[at : at + batch]
-        written, p = _generate_with_probs(target, part, new_tokens, sampling, seed, list(range(at, at + len(part))))
+        made = generate(
+            target, part, gamma=0, max_new_tokens=new_tokens, sampling=sampling, seed=seed, progress=False,
+            study=Study(rows=range(at, at + len(part)), keep_probs=True),
+        )  # fmt: skip
+        written = [[*prompt, *tokens] for prompt, tokens in zip(part, made.tokens, strict=True)]
+        assert made.probs is not None
+        p, x = torch.stack(made.probs), torch.tensor(made.tokens, device=target.device)[..., None]
         entropy.append(-torch.xlogy(p, p).sum(dim=-1) / np.log(2))
         for name, draft in drafts.items():
             q = distributions_along(draft, written, new_tokens, sampling).to(p.device)
+            accepted_prob = (q.gather(-1, x) / p.gather(-1, x)).clamp_max(1)[..., 0]
             # The sum of a float32 distribution can exceed 1 in its last bits.
-            found[name].append((overlap(p, q).clamp_max(1), _accepted_prob(p, q, written)))
+            found[name].append((overlap(p, q).clamp_max(1), accepted_prob))
         sequences += written
-    beta = {name: _joined([beta for beta, _ in parts]) for name, parts in found.items()}
-    accepted_prob = {name: _joined([accepted for _, accepted in parts]) for name, parts in found.items()}
-    return Acceptance(sequences, _joined(entropy), beta, accepted_prob)
-
-
-def _generate_with_probs(
-    target: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    sampling: Sampling,
-    seed: int,
-    rows: Sequence[int],
-) -> tuple[list[list[int]], Tensor]:
-    """The sequences that the target samples alone, and the p `(rows, new_tokens, vocab)` of their new tokens."""
-    made = generate(
-        target, prompts, gamma=0, max_new_tokens=new_tokens, sampling=sampling, seed=seed, progress=False,
-        study=Study(rows=rows, keep_probs=True),
-    )  # fmt: skip
-    assert made.probs is not None
-    sequences = [[*prompt, *tokens] for prompt, tokens in zip(prompts, made.tokens, strict=True)]
-    return sequences, torch.stack(made.probs)
-
-
-def _accepted_prob(p: Tensor, q: Tensor, sequences: list[list[int]]) -> Tensor:
-    written = torch.tensor([sequence[-p.shape[1] :] for sequence in sequences], device=p.device)[..., None]
-    return (q.gather(-1, written) / p.gather(-1, written)).clamp_max(1)[..., 0]
+    beta, accepted = ({name: _joined([one[at] for one in parts]) for name, parts in found.items()} for at in (0, 1))
+    return Acceptance(sequences, _joined(entropy), beta, accepted)
 
 
 def _joined(parts: Sequence[Tensor]) -> Array:

@@ -107,8 +107,8 @@ def measure_costs(
     more than needed. `compile` as in `generate`; compilation is not timed. Raises `ValueError` for context, largest,
     rows < 1, repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
 
-    >>> from studies.speed.synthetic import Shape, synthetic_pair
-    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> from specnb import load_pair
+    >>> pair = load_pair(packed=False)
     >>> measure_costs(pair, context=8, largest=4, repetitions=3).target.shape
     (3, 4)
     """
@@ -128,8 +128,8 @@ class CostMeter:
 
     The arguments are those of `measure_costs`.
 
-    >>> from studies.speed.synthetic import Shape, synthetic_pair
-    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> from specnb import load_pair
+    >>> pair = load_pair(packed=False)
     >>> meter = CostMeter(pair, 8, (1, 3))
     >>> for _ in range(3):
     ...     meter.round()
@@ -200,7 +200,7 @@ def forward_pass_of(
     `tokens` is `(rows, slots)`. Each call writes the same cache slots again, so it can be repeated. `compile` as in
     `generate`; compilation happens in the first call.
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 32, 32, 2), 64, 32, "cpu", torch.float32)
     >>> with torch.inference_mode():
     ...     forward_pass_of(model, 3, torch.zeros(2, 8, dtype=torch.int64), context=4)().shape

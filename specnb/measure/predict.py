@@ -1,10 +1,8 @@
 """Predict tokens per step and speed-up from what a paper, a log or an issue reports, with a range for what is missing.
 
 Nothing is measured here (`specnb.recommend_gamma` measures). A missing input becomes a range and a line in `missing`.
-
-v(n) from a data sheet: the time of a target forward pass over n tokens per row, in units of one over one token.
-
-A forward pass reads the weights and the cache once, and does arithmetic for every token. Nothing is measured here.
+The time of a target forward pass can come from a GPU's data sheet: it reads the weights and the cache once, and does
+arithmetic for every token.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from specnb.theory import expected_tokens
 
 VerifyCost = Callable[[float], float]
 Pair = tuple[float, float]
+Ends = tuple[float, float, float]  # value, low, high
 
 DEPENDENCE = (0.75, 1.1)  # accepted draft tokens per step over Equation 1's, for the alpha of a whole sequence
 
@@ -93,8 +92,8 @@ def predict(
     draft_passes     draft forward passes per step, where it is not gamma: 1 if all tokens are proposed at once (Medusa)
     Time of a target forward pass over n tokens per row, v(n), the first that is given of:
       verify_cost      a number for the n of this setting, or a function of n
-      gpu              a name in `roofline.GPUS`, as people write it ("8xH100"), or (dense 16-bit teraflop/s, GB/s) of
-                       another device: time of reading the weights plus that of arithmetic (`roofline.verify_cost`)
+      gpu              a name in `GPUS`, as people write it ("8xH100"), or (dense 16-bit teraflop/s, GB/s) of another
+                       device: time of reading the weights plus that of arithmetic (`roofline`)
     verified         draft tokens in one verification, where it is not gamma (a tree; SGLang's count has one more)
     batch            rows that are decoded together
     bytes_per_param  bytes of a stored target parameter: 2 for 16 bit, 1 for 8 bit, about 0.6 for Q4_K_M
@@ -125,7 +124,13 @@ def predict(
     accepted = {"alpha": alpha, "tokens_per_step": tokens_per_step, "acceptance_rate": acceptance_rate}
     tokens = _tokens(gamma, accepted | {"per_position": per_position}, missing)
     c = _cost_ratio(cost_ratio, {"params": params, "layers": layers}, missing)
-    v = _verification(verify_cost, n, gpu, target, missing)
+    if verify_cost is None:
+        ends, source = roofline(n, gpu, target)
+        missing.append(f"verify_cost: {source}")
+    else:
+        given = float(verify_cost(n) if callable(verify_cost) else verify_cost)
+        ends = (_checked("verify_cost", given, 0.01, 1e6),) * 3
+    v = Range(*ends)
     if overhead is None:
         missing.append("overhead: 0 to 0.25 of a target forward pass per step")
     rest = OVERHEAD if overhead is None else Range(*[_checked("overhead", overhead, 0, 1e6)] * 3)
@@ -198,23 +203,14 @@ def _cost_ratio(cost_ratio: float | None, sizes: dict[str, Pair | None], missing
     return Range(math.sqrt(low * high), low, high)
 
 
-def _verification(
-    given: float | VerifyCost | None, n: float, gpu: str | Pair | None, target: Target, missing: list[str]
-) -> Range:
-    if given is not None:
-        return Range(*[_checked("verify_cost", float(given(n) if callable(given) else given), 0.01, 1e6)] * 3)
-    ends, source = verify_cost(n, gpu, target)
-    missing.append(f"verify_cost: {source}")
-    return Range(*ends)
-
-
 def _checked(name: str, value: float, least: float, most: float) -> float:
     if not (math.isfinite(value) and least <= value <= most):
         raise ValueError(f"{name} is {value}; need a number from {least:g} to {most:g}")
     return value
 
 
-Ends = tuple[float, float, float]
+# v(n) from a data sheet.
+
 # fmt: off
 GPUS = {
     "A10": (125, 600), "A10G": (70, 600), "A100-80GB": (312, 2039), "A100-40GB": (312, 1555), "A30": (165, 933),
@@ -244,7 +240,7 @@ UNPACKING_RIDGE = 1.8  # of weights below 8 bits: the worst of data/reference/sm
 
 @dataclass(frozen=True)
 class Target:
-    """What `verify_cost` has to know of the target and of the batch.
+    """What `roofline` has to know of the target and of the batch.
 
     width   bytes of a stored parameter
     active  fraction of the parameters that one token uses; below 1 for a mixture of experts
@@ -258,7 +254,7 @@ class Target:
     cache: float = 0
 
 
-def verify_cost(n: float, gpu: str | tuple[float, float] | None, target: Target) -> tuple[Ends, str]:
+def roofline(n: float, gpu: str | tuple[float, float] | None, target: Target) -> tuple[Ends, str]:
     """(value, low, high) of v(n), and what they were taken from.
 
     value  reading plus arithmetic at the data sheet's figures
@@ -271,7 +267,7 @@ def verify_cost(n: float, gpu: str | tuple[float, float] | None, target: Target)
 
     Raises `ValueError` for a GPU that is not known.
 
-    >>> (value, low, high), source = verify_cost(5, "A100", Target(batch=16))
+    >>> (value, low, high), source = roofline(5, "A100", Target(batch=16))
     >>> print(f"{value:.2f} [{low:.2f}, {high:.2f}], {source}")
     1.38 [1.00, 1.69], roofline of A100-80GB
     """
@@ -303,7 +299,10 @@ def _ridges(gpu: str | tuple[float, float] | None, width: float) -> tuple[Ends, 
         source, ends = "rooflines with ridges from {2:g} to {1:g} tokens", UNKNOWN_RIDGE
         value, best, worst = (at * width / 2 for at in ends)
     else:
-        flops, bandwidth = _figures(gpu)
+        figures = GPUS[known_gpu(gpu)] if isinstance(gpu, str) else tuple(gpu)
+        if len(figures) != 2 or not all(math.isfinite(figure) and figure > 0 for figure in figures):
+            raise ValueError(f"gpu is {gpu}; need a name or two positive numbers, (dense 16-bit teraflop/s, GB/s)")
+        flops, bandwidth = figures
         value = best = 1000 * flops / bandwidth * width / 2
         worst = best / 2
         name = known_gpu(gpu) if isinstance(gpu, str) else f"{flops:g} teraflop/s and {bandwidth:g} GB/s"
@@ -318,15 +317,6 @@ def _ridges(gpu: str | tuple[float, float] | None, width: float) -> tuple[Ends, 
 def _read(tokens: float, active: float) -> float:
     """The expected fraction of all weights that so many tokens use, each of them a fraction `active` of its own."""
     return 1.0 - math.pow(1 - active, tokens)
-
-
-def _figures(gpu: str | tuple[float, float]) -> tuple[float, float]:
-    if isinstance(gpu, str):
-        return GPUS[known_gpu(gpu)]
-    figures = tuple(gpu)
-    if len(figures) != 2 or not all(math.isfinite(figure) and figure > 0 for figure in figures):
-        raise ValueError(f"gpu is {gpu}; need a name or two positive numbers, (dense 16-bit teraflop/s, GB/s)")
-    return figures
 
 
 def known_gpu(name: str) -> str:

@@ -86,7 +86,7 @@ def recommend_gamma(
     Measured: alpha, from the overlap of both distributions along `new_tokens` tokens that the target writes after each
     prompt; c and v(n), from forward passes half-way through such a generation, compiled ones with `compile`. Each gamma
     is then predicted by Theorem 3.8 with v(n). The answer is 0 unless the whole interval of the best prediction is
-    above 1. It holds for this machine, number of threads, dtype and weight layout (`specnb.machine.measured_on`).
+    above 1. It holds for this machine, number of threads, dtype and weight layout.
 
     No speculative generation is timed, so the answer can be wrong where
 
@@ -102,8 +102,8 @@ def recommend_gamma(
     Raises `ValueError` for fewer than 8 prompts or largest < 1, and what `measure_acceptance` and `measure_costs`
     raise.
 
-    >>> from studies.speed.synthetic import Shape, synthetic_pair
-    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> from specnb import load_pair
+    >>> pair = load_pair(packed=False)
     >>> advice = recommend_gamma(pair, [[token] for token in range(8)], largest=3, new_tokens=8, repetitions=3)
     >>> advice.gamma in (0, 1, 2, 3)
     True

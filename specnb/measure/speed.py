@@ -102,8 +102,8 @@ def measure_speeds(
     conditions. The forward pass over the prompt is not timed, since Theorem 3.8 is about long sequences. Raises
     `ValueError` when 0 is not among `gammas` or there are fewer than 3 prompts.
 
-    >>> from studies.speed.synthetic import Shape, synthetic_pair
-    >>> pair = synthetic_pair(0.7, Shape(1, 32, 32, 2), Shape(1, 16, 16, 1), vocab=64, context=64)
+    >>> from specnb import load_pair
+    >>> pair = load_pair(packed=False)
     >>> measure_speeds(pair, [[1], [2], [3]], (0, 2), max_new_tokens=8).seconds.shape
     (3, 2, 3)
     """

@@ -1,4 +1,4 @@
-"""Interleaved timing: what is compared runs in turn, in a new random order in each round.
+"""Interleaved timing: what is compared runs in turn, in a new random order in each round; and on which machine.
 
 A machine that slows down for a while then slows down everything that is compared, and ratios of the times of one round
 stay meaningful.
@@ -6,8 +6,11 @@ stay meaningful.
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -86,3 +89,30 @@ def time_rounds(
     """
     bar = tqdm(list(rounds), desc="timing", delay=3, leave=False, disable=not progress)
     return np.stack([time_round(jobs, clock, order) for jobs in bar])[warm_up:]
+
+
+def machine(device: torch.device = torch.device("cpu")) -> str:
+    """The name of the device; for a processor also the number of its cores.
+
+    >>> machine()  # doctest: +SKIP
+    'AMD EPYC, 2 cores'
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        listed = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except (OSError, UnicodeError):
+        listed = ""
+    names = re.findall(r"^model name\s*: (.*)$", listed, re.MULTILINE)
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
+
+
+def measured_on(dtype: torch.dtype, device: torch.device = torch.device("cpu")) -> str:
+    """The conditions to state beside a speed: machine, threads, version of torch, dtype.
+
+    >>> measured_on(torch.float32)  # doctest: +SKIP
+    'AMD EPYC, 2 cores; 1 thread; torch 2.13.0+cpu; float32'
+    """
+    threads = torch.get_num_threads()
+    name = str(dtype).removeprefix("torch.")
+    return f"{machine(device)}; {threads} thread{'s' * (threads != 1)}; torch {torch.__version__}; {name}"

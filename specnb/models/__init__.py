@@ -1,1 +1,1 @@
-"""Everything that knows transformers: loading, caches, forward passes, weight layouts, synthetic models."""
+"""Everything that knows transformers: loading, caches, forward passes, weight layouts, random models."""

@@ -176,7 +176,7 @@ def why_not_croppable(cache: Any) -> str:
 def cache_bytes(model: PreTrainedModel) -> int:
     """Bytes of the keys and values of one token, in all layers.
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> cache_bytes(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
     64
     """

@@ -19,10 +19,8 @@ class CachedModel:
     `capacity` is the number of slots of each row.
 
     hidden_states  (batch, capacity, width)  what `record_hidden_states` asked for, of the token in each slot, or None
-    fixed_inputs   keyword arguments of every forward pass, tensors `(batch, ...)`. The encoder's output of an
-                   encoder-decoder model belongs here; `specnb.models.support` refuses such models today
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> tokens, slots = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 2]])
     >>> CachedModel(model, capacity=8).run(tokens, slots, keep=2).shape
@@ -36,7 +34,6 @@ class CachedModel:
         self.last_position = (context_limit(model) or capacity) - 1
         self.hidden_layers: tuple[int, ...] = ()
         self.hidden_states: Tensor | None = None
-        self.fixed_inputs: dict[str, Tensor] = {}
 
     def record_hidden_states(self, layers: tuple[int, ...], batch: int) -> None:
         """Keeps the hidden states of `layers`, concatenated, for each slot of `batch` rows from now on.
@@ -76,9 +73,7 @@ class CachedModel:
         """
         self.cache.write_at(slots, rows)
         mask = self.mask(slots) if visible is None else additive_mask(visible, self.model.dtype)
-        more: dict[str, Any] = {name: own if rows is None else own[rows] for name, own in self.fixed_inputs.items()}
-        if self.hidden_layers:
-            more["output_hidden_states"] = True
+        more: dict[str, Any] = {"output_hidden_states": True} if self.hidden_layers else {}
         output = self.model(
             input_ids=tokens,
             # Draft tokens beyond the model's limit are never emitted; they only need a valid index.

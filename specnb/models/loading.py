@@ -1,14 +1,9 @@
 """Load a model or a pair of models of transformers.
 
-Weights are read from safetensors only, and code that comes with a checkpoint is never executed.
-
-Llama models that compute in float64 from end to end.
-
-transformers computes the norms and the rotary angles of Llama in float32 even if the model is in float64. A sum in
-another order, as on another processor, then changes logits by 1e-6. With these two steps in float64 it changes them by
-1e-14, so every processor generates the same sequences and prints the same digits.
-
-The folder of the pair of models that this project trained: in an installed wheel, or in a checkout.
+Weights are read from safetensors only, and code that comes with a checkpoint is never executed. In float64 a Llama
+model computes in float64 from end to end: transformers computes its norms and rotary angles in float32 even then, and a
+sum in another order, as on another processor, changes logits by 1e-6. With these two steps in float64 it changes them
+by 1e-14, so every processor generates the same sequences and prints the same digits.
 """
 
 from __future__ import annotations
@@ -16,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,37 +25,9 @@ from specnb.models.checkpoints import folder_of, require_checksums, require_comp
 from specnb.models.packing import pack
 from specnb.models.support import require_same_vocabulary
 
-
-def find_pair(package: Path, checkout: Path) -> Path:
-    """The folder that holds `target` and `draft`: `package`/_pair if it exists, else `checkout`/data/pair.
-
-    >>> find_pair(Path("nowhere"), Path("clone")).as_posix()
-    'clone/data/pair'
-    """
-    installed = package / "_pair"
-    return installed if (installed / "target").is_dir() else checkout / "data" / "pair"
-
-
-_PACKAGE = Path(str(files("specnb")))
-
-
-TRAINED_PAIR = find_pair(_PACKAGE, _PACKAGE.parent)
-
-
-def is_trained(folder: Path) -> bool:
-    """Whether `folder` is one of the trained pair, so that its checksums are known."""
-    return folder.resolve().parent == TRAINED_PAIR.resolve()
-
-
-def require_pair(folder: Path) -> None:
-    """Raises `FileNotFoundError`, with the ways to get it, if `folder` is one of the trained pair and is missing."""
-    if is_trained(folder) and not folder.is_dir():
-        raise FileNotFoundError(
-            f"the trained pair is not installed: there is no folder {folder}. Install specnb from its wheel, which "
-            "contains the pair, or work in a checkout of the repository with data/pair; or give load_pair two folders, "
-            "or two names on the Hugging Face hub"
-        )
-
+_PACKAGE = Path(__file__).parents[1]
+TRAINED_PAIR = _PACKAGE / "_pair" if (_PACKAGE / "_pair" / "target").is_dir() else _PACKAGE.parent / "data" / "pair"
+"""The folder of the pair of models that this project trained: in an installed wheel, or in a checkout."""
 
 CHECKED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of weights as they are; those of quantised ones have no extremes."""
@@ -97,12 +63,11 @@ def load_pair(
 ) -> Pair:
     """The pair that this project trained, or any two models by folder or by name on the Hugging Face hub.
 
-    `packed` also keeps copies of weights in other layouts where these were measured to be faster on this machine, at
-    first use, in half a second per model (`specnb.models.packing.pack`); the weights then take up to three times the
-    memory. On other devices and in float64 it does nothing. The choice is stored, so one machine generates the same
-    tokens every time. In float32 the last bits of the logits depend on that choice and on the number of rows; for
-    results that must not, use float64 or `packed=False`, the weights as saved. In float64 a Llama model computes in
-    float64 throughout (`specnb.models.loading`), so every processor generates the same sequences.
+    `packed` also keeps copies of weights in other layouts where these are faster on this machine, which is measured in
+    a fraction of a second per model (`specnb.models.packing.pack`); the weights then take up to three times the memory.
+    On other devices and in float64 it does nothing. In float32 the last bits of the logits depend on that measurement
+    and on the number of rows; for results that must not, use float64, in which every processor generates the same
+    sequences, or `packed=False`, the weights as saved.
 
     Raises `OSError` if there is no such model, its weights are not safetensors, or a file of the trained pair is not
     the committed one; `ValueError` if the tensors of a file are not those of the model, if a number in them or in the
@@ -112,10 +77,8 @@ def load_pair(
     >>> pair.tokenizer.decode(pair.encode("To be"))  # doctest: +SKIP
     'To be'
     """
-    for name in (target, draft):
-        require_pair(Path(name))
-    folders = [folder_of(name) for name in (target, draft)]
-    models = [load_model(folder, device, dtype, packed) for folder in folders]
+    folders = [_checked_folder(name) for name in (target, draft)]
+    models = [_load(folder, device, dtype, packed) for folder in folders]
     require_same_vocabulary(models[0], models[1].config.vocab_size)
     tokenizers = [AutoTokenizer.from_pretrained(folder, trust_remote_code=False) for folder in folders]
     if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
@@ -130,11 +93,25 @@ def load_model(
 
     >>> load_model("gpt2", dtype=torch.float64)  # doctest: +SKIP
     """
-    require_pair(Path(name))
+    return _load(_checked_folder(name), device, dtype, packed)
+
+
+def _checked_folder(name: str | Path) -> Path:
+    """The folder of the model `name`, after the checks of its files that need no model."""
+    if Path(name).resolve().parent == TRAINED_PAIR.resolve():
+        if not Path(name).is_dir():
+            raise FileNotFoundError(
+                f"the trained pair is not installed: there is no folder {name}. Install specnb from its wheel, which "
+                "contains the pair, or work in a checkout of the repository with data/pair; or give load_pair two "
+                "folders, or two names on the Hugging Face hub"
+            )
+        require_checksums(Path(name))
     folder = folder_of(name)
-    if is_trained(folder):
-        require_checksums(folder)
     require_safetensors(folder)
+    return folder
+
+
+def _load(folder: Path, device: str, dtype: torch.dtype, packed: bool) -> PreTrainedModel:
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -148,8 +125,8 @@ def load_model(
     _require_finite(folder, model)
     if dtype == torch.float64:
         in_double(model)
-    model.to(torch.device(device))
-    return pack(model.eval()) if packed else model.eval()
+    finished: PreTrainedModel = model.to(torch.device(device)).eval()
+    return pack(finished) if packed else finished
 
 
 def _require_finite(folder: Path, model: PreTrainedModel) -> None:

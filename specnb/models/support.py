@@ -52,7 +52,7 @@ def context_limit(model: PreTrainedModel) -> int | None:
     """The largest number of tokens that `model` has positions for; None if its configuration states no limit.
 
     >>> import torch
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> context_limit(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
     64
     """

@@ -89,7 +89,7 @@ def all_accepted_counted(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Ten
 
 def last_accepted_replaced(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """The last accepted token is dropped, and a token is sampled from p in its place."""
-    accepted, token = token_verification(p, q, draft_tokens, accept, final)
+    accepted, token, _ = token_verification(p, q, draft_tokens, accept, final)
     kept = (accepted - 1).clamp_min(0)
     return Outcome(kept, torch.where(accepted > 0, sample(at_position(p, kept), final), token))
 
@@ -97,7 +97,7 @@ def last_accepted_replaced(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: T
 def improbable_discarded(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """The draft ends before the first draft token whose q is low, as if it had not been sampled."""
     proposed = leading(probability_of(draft_tokens, q) >= DISCARDED, draft_tokens)
-    accepted, token = token_verification(p, q, draft_tokens, accept, final)
+    accepted, token, _ = token_verification(p, q, draft_tokens, accept, final)
     return Outcome(
         torch.minimum(accepted, proposed),
         torch.where(accepted < proposed, token, sample(at_position(p, proposed), final)),

@@ -43,7 +43,7 @@ def residual_not_normalised(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: 
 
 def softmax_of_the_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """After a rejection softmax(max(0, p - q)) is sampled, which is nearly uniform."""
-    accepted, token = token_verification(p, q, draft_tokens, accept, final)
+    accepted, token, _ = token_verification(p, q, draft_tokens, accept, final)
     difference = at_position(p, accepted) - at_position(without_bonus(q), accepted)
     wrong = sample(torch.softmax(difference.clamp_min(0), dim=-1), final)
     return Outcome(accepted, torch.where(accepted < draft_tokens.shape[-1], wrong, token))
@@ -64,7 +64,7 @@ def residual_with_the_first_q(p: Tensor, q: Tensor, draft_tokens: Tensor, accept
 
 def small_differences_dropped(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """The residual leaves out the tokens where p - q is below a tolerance for rounding, unless it would be empty."""
-    accepted, token = token_verification(p, q, draft_tokens, accept, final)
+    accepted, token, _ = token_verification(p, q, draft_tokens, accept, final)
     difference = (at_position(p, accepted) - at_position(without_bonus(q), accepted)).clamp_min(0)
     large = difference.where(difference >= TOLERANCE, 0.0)
     replaced = sample(large.where(large.sum(dim=-1, keepdim=True) > 0, difference), final)
@@ -86,14 +86,14 @@ def last_not_tested(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, 
 
 def bonus_from_draft(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """After full acceptance the bonus token is sampled from the draft's last distribution."""
-    accepted, token = token_verification(p, q, draft_tokens, accept, final)
+    accepted, token, _ = token_verification(p, q, draft_tokens, accept, final)
     is_full = accepted == draft_tokens.shape[-1]
     return Outcome(accepted, torch.where(is_full, sample(q[..., -1, :], final), token))
 
 
 def bonus_argmax(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """After full acceptance the bonus token is the target's most probable token."""
-    accepted, token = token_verification(p, q, draft_tokens, accept, final)
+    accepted, token, _ = token_verification(p, q, draft_tokens, accept, final)
     return Outcome(accepted, torch.where(accepted == draft_tokens.shape[-1], p[..., -1, :].argmax(dim=-1), token))
 
 

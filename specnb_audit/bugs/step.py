@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specnb.distributions import Sampling, normalise, one_hot, residual, sample, standardise
-from specnb.rules import Outcome, exact_match, lenient_verification, token_verification
+from specnb.rules import Outcome, lenient_verification, token_verification
 from specnb_audit.bugs.bug import Bug, Change
 
 LENIENCE = 0.9
@@ -66,6 +66,11 @@ def same_uniform(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, fin
     return token_verification(p, q, draft_tokens, accept[..., :1].expand_as(accept), final)
 
 
+def lenience_left_on(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """Draft tokens are accepted with probability min(1, p / (l q))."""
+    return lenient_verification(LENIENCE)(p, q, draft_tokens, accept, final)
+
+
 def unverified(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """A fraction of the draft tokens is accepted without a test; the others are verified correctly."""
     tested = ((accept - UNVERIFIED) / (1 - UNVERIFIED)).clamp_min(0)
@@ -79,8 +84,8 @@ def p_mutated(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final:
 
 
 def redraw(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """Exact match, but at a mismatch the target's token is sampled a second time."""
-    accepted = exact_match(p, q, draft_tokens, accept, final).accepted
+    """The target's own samples are accepted if they are the draft tokens; at a mismatch it samples a second time."""
+    accepted = leading(draft_tokens == sample(p[..., :-1, :], accept), draft_tokens)
     return Outcome(accepted, sample(at_position(p, accepted), final))
 
 
@@ -163,7 +168,7 @@ def step_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
             sampled=argmax_distribution),
         bug("no-residual", "after a rejection p itself is sampled", "teaching code", rule=no_residual),
         bug("inverted-residual", "after a rejection max(0, q - p) is sampled", "-", rule=inverted_residual),
-        bug("lenience-left-on", f"lenience {LENIENCE} by default", "-", rule=lenient_verification(LENIENCE)),
+        bug("lenience-left-on", f"lenience {LENIENCE} by default", "-", rule=lenience_left_on),
         bug("unverified", f"{UNVERIFIED:.0%} of the draft tokens are accepted without a test", "- (a yardstick)",
             rule=unverified),
         bug("merged-children", "two equal draft tokens become one child of a tree, tested once", "SpecInfer as printed",

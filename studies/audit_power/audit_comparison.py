@@ -14,13 +14,15 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from specnb.distributions import Sampling
+from specnb.distributions import Sampling, sample
 from specnb.models.loading import Pair
-from specnb.rules import exact_match
+from specnb.rules import Outcome
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import Row
 from specnb_audit.bugs.bug import Bug
+from specnb_audit.bugs.step import leading
 from specnb_audit.known_bugs import EXACT, MORE_BUGS, known_bugs
 from studies.audit_power import relatives
 from studies.audit_power.compared_samples import (
@@ -45,7 +47,15 @@ GREEDY = 2000  # tokens of greedy decoding: it is deterministic, only the prompt
 SHORT = 5000  # tokens of audits after the first, which are made if that rejects
 FILTERS = Sampling(top_k=20, top_p=0.9)  # both remove tokens of the small pair
 
-EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", "-", "step", rule=exact_match,
+
+def own_samples_matching(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """Exact match as engines have it: the target samples at every position, and the first mismatch ends the step."""
+    own = sample(p, torch.cat([accept, final[..., None]], dim=-1))
+    accepted = leading(draft_tokens == own[..., :-1], draft_tokens)
+    return Outcome(accepted, own.gather(-1, accepted[..., None])[..., 0])
+
+
+EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", "-", "step", rule=own_samples_matching,
                   lossless=True)  # fmt: skip
 SUITE = {EXACT.name: EXACT, EXACT_MATCH.name: EXACT_MATCH} | known_bugs(FILTERS) | MORE_BUGS
 

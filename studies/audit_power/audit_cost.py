@@ -15,9 +15,8 @@ import pandas as pd
 import torch
 
 from specnb.decoding.generate import generate
-from specnb.machine import machine
 from specnb.measure.statistics import ratio_of_medians
-from specnb.measure.timing import Clock, Job, device_clock, time_rounds
+from specnb.measure.timing import Clock, Job, device_clock, machine, time_rounds
 from specnb.models.loading import Pair, load_pair
 from specnb.notebook import corpus
 from specnb_audit.api import audit

@@ -42,7 +42,7 @@ def emitted(bug: Bug, p: Tensor, q: Tensor, gamma: int, n: int, generator: np.ra
         u = torch.from_numpy(generator.random((count, 2 * gamma + 1)))
         draft_tokens = sample(drafted.expand(count, gamma, -1), u[:, :gamma])
         distributions = target.expand(count, gamma + 1, -1), read.expand(count, gamma, -1)
-        accepted, token = bug.rule(*distributions, draft_tokens, u[:, gamma : 2 * gamma], u[:, -1])
+        accepted, token, _ = bug.rule(*distributions, draft_tokens, u[:, gamma : 2 * gamma], u[:, -1])
         offsets = torch.arange(gamma + 1)
         block = torch.cat([draft_tokens, token[:, None]], dim=1).where(offsets < accepted[:, None], token[:, None])
         blocks.append(block.where(offsets <= accepted[:, None], -1))

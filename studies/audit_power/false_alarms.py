@@ -130,7 +130,7 @@ def resampled(engine: ExactEngine, seed: int, number: int) -> Row:
     u = torch.from_numpy(np.random.default_rng([seed, number]).random((3, len(row.tokens))))
     draft_tokens = sample(row.q, u[0])
     p = probs[:, None].expand(-1, 2, -1)  # the distribution after an accepted draft token is not used
-    accepted, token = token_verification(p, row.q[:, None], draft_tokens[:, None], u[1][:, None], u[2])
+    accepted, token, _ = token_verification(p, row.q[:, None], draft_tokens[:, None], u[1][:, None], u[2])
     tokens = torch.where(accepted > 0, draft_tokens, token)
     emitted = tokens.tolist()
     gaps = cutoff_gaps(emitted, row.p, engine.logits[number], engine.sampling)

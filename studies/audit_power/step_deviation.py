@@ -59,7 +59,7 @@ def deviation_on_points(step: Step, gamma: int, points: int = POINTS) -> float:
         p = torch.stack([step.p(prefix) for prefix in prefixes])
         q = torch.stack([step.q(prefix) for prefix in prefixes[:-1]])
         each_p, each_q, each_draft = (x.expand(points, *x.shape) for x in (p, q, torch.tensor(draft_tokens)))
-        accepted, token = step.rule(each_p, each_q, each_draft, uniforms[:, :-1], uniforms[:, -1])
+        accepted, token, _ = step.rule(each_p, each_q, each_draft, uniforms[:, :-1], uniforms[:, -1])
         each = drafts[tuple(draft_tokens)].expand(points) / points
         probabilities = torch.zeros(gamma + 1, vocab, dtype=torch.float64).index_put(
             (accepted, token), each, accumulate=True

@@ -23,8 +23,7 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.generate import generate
 from specnb.decoding.record import StepRecord
-from specnb.machine import machine
-from specnb.measure.timing import Job, device_clock, time_round
+from specnb.measure.timing import Job, device_clock, machine, time_round
 from specnb.models.loading import load_pair
 from specnb.notebook import corpus
 from studies.batching.batch_layouts import LAYOUTS, Layout, Rows, Sequences

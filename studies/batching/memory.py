@@ -34,7 +34,7 @@ def predicted_peak(
 ) -> int:
     """Bytes, without weights, to generate `new_tokens` tokens in `rows` rows after prompts of `prompt` tokens.
 
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32)
     >>> one, two = (predicted_peak(model, model, rows=rows, prompt=3, new_tokens=5, gamma=2) for rows in (1, 2))
     >>> two == 2 * one

@@ -33,9 +33,8 @@ from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, ParallelHead
 from specnb.drafting.length import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
-from specnb.machine import machine
 from specnb.measure.statistics import Estimate, ratio_of_medians, ratio_of_sums
-from specnb.measure.timing import Job, device_clock, time_rounds
+from specnb.measure.timing import Job, device_clock, machine, time_rounds
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.notebook import corpus
 from studies import study

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specnb.drafting.base import Context, Drafter, Proposal, require_equal_vocabularies, require_part
 from specnb.drafting.model import ModelDrafter
-from specnb.rules import Outcome, TreeOutcome
+from specnb.rules import Outcome
 
 
 def require_reads_tokens(name: str, drafter: Drafter) -> None:
@@ -67,6 +67,6 @@ class FallbackDrafter(Drafter):
             copied.q.to(sampled.q.dtype).where(copies[:, None, None], sampled.q),
         )
 
-    def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+    def update(self, context: Context, outcome: Outcome) -> None:
         self.copy.update(context, outcome)
         self.model.update(context, outcome)

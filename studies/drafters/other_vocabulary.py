@@ -31,7 +31,7 @@ class OtherVocabularyDrafter(ChainDrafter):
 
     >>> from tokenizers import Tokenizer, models
     >>> from transformers import PreTrainedTokenizerFast
-    >>> from studies.speed.shapes import Shape, empty_model
+    >>> from specnb.models.shapes import Shape, empty_model
     >>> own, target = (
     ...     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="a")))
     ...     for words in ({"a": 0, "b": 1, "c": 2}, {"c": 0, "a": 1})

@@ -121,7 +121,7 @@ def deviation(case: Case, seed: int) -> tuple[float, float]:
     emitted = drafter_step_distribution(case.drafter(table), p, PREFIX, GAMMA, case.verification)
     difference = completed(emitted, p, GAMMA + 1) - joint_distribution(p, GAMMA + 1)
     drafts = drafts_of(case.drafter(table), PREFIX, GAMMA)
-    drafted = sum(draft.probability * sum(token >= 0 for token in draft.tokens) for draft in drafts)
+    drafted = float(drafts.probability @ (drafts.tokens >= 0).sum(1).double())
     return float(difference.abs().sum()) / 2, drafted
 
 

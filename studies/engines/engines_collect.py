@@ -34,7 +34,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specnb.distributions import total_variation
-from specnb.machine import machine
+from specnb.measure.timing import machine
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.notebook import corpus
 from specnb.notebook.corpus import DATA

@@ -25,7 +25,8 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 from torch import Tensor
 
-from specnb.multi_draft import SelectionOutcome, SelectionPlan, first_accepted
+from specnb.rules import AtEachNode, PlannedRule
+from specnb.trees import independent_children
 from studies.rules.optimal_acceptance import proposed_sets
 
 Floats = NDArray[np.float64]
@@ -35,25 +36,16 @@ Flow = dict[frozenset[int], dict[int, float]]  # S(x, D) by draft and token
 
 @dataclass(frozen=True)
 class GlobalResolution:
-    """The rule for k independent samples from one q, with the paper's `tolerance` tau (there 1e-3 and 1e-4).
+    """What the rule does with k independent samples from one q, with the paper's `tolerance` tau (there 1e-3 and 1e-4).
 
     Not exact: the paper bounds the 1-norm of the deviation from p by 15 tau (a total variation of 7.5 tau) and the
     acceptance that is missing to the optimum by 10 tau. Takes 2^vocab steps here, where the paper needs fewer.
-
-    >>> p, q = torch.tensor([0.5, 0.5]), torch.tensor([[0.75, 0.25]] * 2)
-    >>> int(GlobalResolution(1e-6)(p, q, torch.tensor([0, 1]), torch.tensor([0.9, 0.9]), torch.tensor(0.5)).token)
-    1
     """
 
     tolerance: float
 
-    def __call__(
-        self, p: Tensor, q: Tensor, draft_tokens: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
-    ) -> SelectionOutcome:
-        return first_accepted(self.plan(p, q, draft_tokens), draft_tokens, accept_uniforms, final_uniform)
-
-    def plan(self, p: Tensor, q: Tensor, draft_tokens: Tensor) -> SelectionPlan:
-        """The `SelectionPlan`, row by row; rows of equal p and q are solved once."""
+    def __call__(self, p: Tensor, q: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """See `specnb.rules.Selection`; row by row, rows of equal p and q are solved once."""
         k = draft_tokens.shape[-1]
         rows = zip(p.reshape(-1, p.shape[-1]), q.reshape(-1, *q.shape[-2:]), draft_tokens.reshape(-1, k), strict=True)
         accept, left = [], []
@@ -62,10 +54,20 @@ class GlobalResolution:
             flow, residual = transport(probs, tuple(q_row[0].tolist()), k, self.tolerance)
             accept.append(_in_turn(flow[frozenset(tokens.tolist())], tokens.tolist()))
             left.append(residual if sum(residual) > 0 else probs)
-        return SelectionPlan(
+        return (
             torch.tensor(accept, dtype=p.dtype).reshape(draft_tokens.shape),
             torch.tensor(left, dtype=p.dtype).reshape(p.shape),
         )
+
+
+def global_resolution(tolerance: float) -> PlannedRule:
+    """The rule with this tolerance.
+
+    >>> p, q = torch.tensor([[0.5, 0.5]] * 3), torch.tensor([[0.75, 0.25]] * 2)
+    >>> global_resolution(1e-6)(p, q, torch.tensor([0, 1]), torch.tensor([0.9, 0.9]), torch.tensor(0.5), (-1, -1)).path
+    tensor([1])
+    """
+    return PlannedRule(AtEachNode(GlobalResolution(tolerance)), schemes=(independent_children,))
 
 
 @lru_cache(maxsize=4096)

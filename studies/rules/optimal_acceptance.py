@@ -1,4 +1,4 @@
-"""The best that any exact rule can do: linear programs, solved by HiGHS with the dual checked, and a closed form.
+"""The best that any exact rule can do: linear programs, solved by HiGHS with the dual checked.
 
 - Several draft tokens for one position: the optimal transport from tuples of draft tokens to the target's token that
   maximises the probability that the token is one of the tuple (Sun et al., SpecTr, arXiv 2310.15141; Khisti et al.,
@@ -18,7 +18,7 @@ optimum can no longer be proved to 1e-9.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations, product
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -29,9 +29,8 @@ from scipy.sparse import coo_array
 from torch import Tensor
 
 from specnb.distributions import Conditional
-from specnb.draft_schemes import DraftTuple
-from specnb.enumeration import joint_distribution
-from specnb.trees import DraftTree, prefix_of
+from specnb.enumeration import Drafts, joint_distribution
+from specnb.trees import prefix_of
 
 TOLERANCE = 1e-9
 SCALE = 1e4  # of all rows: HiGHS drops coefficients below 1e-9, which improbable sequences have
@@ -54,14 +53,14 @@ Sets = dict[frozenset[int], float]
 Tree = frozenset[tuple[int, ...]]
 
 
-def optimal_selection(p: Tensor, drafts: Sequence[DraftTuple]) -> Optimum:
+def optimal_selection(p: Tensor, drafts: Drafts) -> Optimum:
     """The largest probability with which an exact rule can accept one of several draft tokens.
 
-    p is `(vocab,)`; `drafts` lists every tuple with its probability. Maximises the flow from tuples to the tokens in
-    them, at most the tuple's probability out of each and at most p(x) into each.
+    p is `(vocab,)`; `drafts` lists every tree of depth 1. Maximises the flow from the trees to the tokens in them, at
+    most the probability of each tree out of it and at most p(x) into each token.
 
     >>> import torch
-    >>> from specnb.draft_schemes import independent
+    >>> from studies.rules.merged_drafts import independent
     >>> p, q = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.75, 0.25]).double()
     >>> round(optimal_selection(p, independent(q, 1)).value, 9)
     0.75
@@ -69,9 +68,9 @@ def optimal_selection(p: Tensor, drafts: Sequence[DraftTuple]) -> Optimum:
     Raises `RuntimeError` if the program is not solved to 1e-9.
     """
     sets: Sets = {}
-    for draft in drafts:
-        tokens = frozenset(x for x in draft.tokens if x >= 0)
-        sets[tokens] = sets.get(tokens, 0.0) + draft.probability
+    for draft, chance in zip(drafts.tokens.tolist(), drafts.probability.tolist(), strict=True):
+        tokens = frozenset(x for x in draft if x >= 0)
+        sets[tokens] = sets.get(tokens, 0.0) + chance
     return optimal_cover(p, sets)
 
 
@@ -112,20 +111,6 @@ def proposed_sets(q: Tensor, k: int, replacement: bool = True) -> Sets:
     return found
 
 
-def optimal_independent(p: Tensor, q: Tensor, k: int) -> float:
-    """The same for k independent samples from q, in closed form: the smallest p(S) + 1 - q(S)^k over token sets S.
-
-    The cut dual of the program above (Hu et al.); for k = 2 it is the optimum of Khisti et al. Takes 2^vocab steps.
-
-    >>> import torch
-    >>> optimal_independent(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]), 1)
-    0.75
-    """
-    vocab = len(p)
-    sets = [list(s) for size in range(vocab + 1) for s in combinations(range(vocab), size)]
-    return min(float(p[s].sum()) + 1 - float(q[s].sum()) ** k for s in sets)
-
-
 def optimal_block(p: Conditional, q: Conditional, gamma: int) -> Optimum:
     """The largest expected number of accepted draft tokens of any exact rule for a chain of `gamma`.
 
@@ -142,7 +127,7 @@ def optimal_chains(p: Conditional, q: Conditional, gamma: int, k: int) -> Optimu
 
     >>> import torch
     >>> p, q = (lambda _: torch.tensor([0.5, 0.5]).double()), (lambda _: torch.tensor([0.75, 0.25]).double())
-    >>> round(optimal_chains(p, q, 1, 2).value, 9)  # as `optimal_independent`
+    >>> round(optimal_chains(p, q, 1, 2).value, 9)
     0.9375
     """
     chains = list(product(range(len(p(()))), repeat=gamma))
@@ -171,13 +156,13 @@ def optimal_tree(p: Conditional, trees: Mapping[Tree, float], depth: int) -> Opt
     return _maximum(np.array(gain), entries, np.array([*trees.values(), *target]), equal=True)
 
 
-def drafted_trees(trees: Sequence[DraftTree], parents: tuple[int, ...]) -> dict[Tree, float]:
-    """The trees of `specnb.trees.draft_trees` as `optimal_tree` takes them."""
+def drafted_trees(drafts: Drafts, parents: tuple[int, ...]) -> dict[Tree, float]:
+    """The trees of `specnb.enumeration.draft_trees` as `optimal_tree` takes them."""
     found: dict[Tree, float] = {}
-    for tree in trees:
-        paths = [prefix_of(node, parents, tree.tokens) for node in range(len(parents))]
+    for tokens, chance in zip(drafts.tokens.tolist(), drafts.probability.tolist(), strict=True):
+        paths = [prefix_of(node, parents, tokens) for node in range(len(parents))]
         nodes = frozenset(path for path in paths if -1 not in path)
-        found[nodes] = found.get(nodes, 0.0) + tree.probability
+        found[nodes] = found.get(nodes, 0.0) + chance
     return found
 
 

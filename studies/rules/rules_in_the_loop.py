@@ -39,17 +39,15 @@ from specnb.models.loading import Pair, load_pair
 from specnb.rules import (
     Outcome,
     Rule,
-    TreeRule,
-    best_path_block,
     block_verification,
-    exact_match_tree,
+    exact_match,
     k_sequential_tree,
     recursive_rejection,
     token_verification,
-    top_k_tree,
     traversal_verification,
 )
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
+from studies.rules.best_draft import best_path_block
 from studies.rules.tree_shape import best_tree
 from studies.speed.pairs import prompts_of
 from studies.study import Study, columns
@@ -62,7 +60,7 @@ TWO_CHAINS = (-1, -1, 0, 1, 2, 3, 4, 5)
 class Method(NamedTuple):
     """A rule, and the draft tokens that it verifies; no rule is plain decoding."""
 
-    rule: Rule | TreeRule | None
+    rule: Rule | None
     parents: tuple[int, ...] | None = None
     scheme: Scheme = distinct_children
 
@@ -78,7 +76,7 @@ def methods(tree: tuple[int, ...], top: tuple[int, ...], temperature: float) -> 
         "plain": Method(None),
         "token, chain": Method(token_verification),
         "block, chain": Method(block_verification),
-        "q = 1, top-k tree": Method(top_k_tree, top, top_children),
+        "q = 1, top-k tree": Method(exact_match, top, top_children),
         "traversal, top-k tree": Method(traversal_verification, top, top_children),
     }
     if temperature == 0:  # all samples are equal, and rules differ on trees of distinct tokens only
@@ -89,7 +87,7 @@ def methods(tree: tuple[int, ...], top: tuple[int, ...], temperature: float) -> 
         "best path, two chains": Method(best_path_block, TWO_CHAINS, independent_children),
         "recursive, tree": Method(recursive_rejection, tree),
         "traversal, tree": Method(traversal_verification, tree),
-        "exact match, tree": Method(exact_match_tree, tree),
+        "exact match, tree": Method(exact_match, tree),
     }
 
 

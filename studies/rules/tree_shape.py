@@ -7,7 +7,7 @@ over its nodes of the product of the rates along their paths. The recursion here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -76,25 +76,3 @@ def expected_accepted(parents: Sequence[int], rates: Sequence[float]) -> float:
         rate = rates[rank] if rank < len(rates) else 0.0
         reached.append(rate * (reached[parent] if parent >= 0 else 1.0))
     return sum(reached)
-
-
-def fastest_tree(
-    rates: Sequence[float], verify_cost: Callable[[int], float], cost_ratio: float, largest: int, deepest: int
-) -> tuple[TreeShape, float]:
-    """The tree with the largest predicted speed-up over plain decoding, and that speed-up.
-
-    A step emits 1 + accepted tokens and costs v(nodes + 1) + c depth, in target forward passes over one token:
-    `verify_cost` is v and `cost_ratio` c (`specnb.measure.cost`). No tree at all has the speed-up 1.
-
-    >>> fastest_tree([0.8], verify_cost=lambda n: 1.0, cost_ratio=0.1, largest=4, deepest=4)[0].parents
-    (-1, 0, 1, 2)
-    """
-    found = [(1.0, TreeShape((), 0.0))]
-    for depth in range(1, deepest + 1):
-        for nodes in range(depth, largest + 1):
-            shape = best_tree(rates, nodes, depth)
-            levels = max(node_depths(shape.parents), default=0)
-            cost = verify_cost(len(shape.parents) + 1) + cost_ratio * levels
-            found.append(((1 + shape.accepted) / cost, shape))
-    speedup, shape = max(found, key=lambda one: one[0])
-    return shape, speedup

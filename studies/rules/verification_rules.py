@@ -31,16 +31,17 @@ import torch
 from torch import Tensor
 
 from specnb.distributions import Conditional
-from specnb.draft_schemes import most_probable
 from specnb.enumeration import (
+    Drafts,
     Emissions,
-    asked_tree_distribution,
     completed,
+    draft_trees,
     expected_accepted,
     joint_distribution,
-    planned_selection,
+    step_distribution,
 )
-from specnb.trees import Scheme, draft_trees, independent_children, node_depths
+from specnb.trees import Scheme, independent_children, node_depths
+from studies.rules.merged_drafts import hub_pairs, most_probable, selected
 from studies.rules.optimal_acceptance import (
     drafted_trees,
     optimal_block,
@@ -55,7 +56,6 @@ from studies.rules.rule_catalogue import (
     ChainRule,
     SelectionRule,
     TreeMethod,
-    hub,
 )
 from studies.rules.rule_families import FAMILIES, TRAINED, conditionals_of
 from studies.study import Study
@@ -92,7 +92,7 @@ def chain_rows(
     for family, vocab, gamma, chosen in cases:
         best = [optimal_block(p, q, gamma).value for p, q in chosen]
         for name, rule in CHAIN_RULES.items():
-            steps = [rule.emissions(p, q, gamma) for p, q in chosen]
+            steps = [step_distribution(rule.rule, p, q, gamma) for p, q in chosen]
             label = {"kind": "chain", "rule": name, "draft_tokens": gamma, "vocab": vocab, "family": family}
             yield label | _summary(rule, *_of_steps(steps, chosen, gamma), best)
 
@@ -111,9 +111,7 @@ def tree_rows(
             for name, method in methods.items():
                 if method.scheme not in optima:
                     optima[method.scheme] = [_optimum(p, q, parents, method.scheme) for p, q in chosen]
-                steps = [
-                    asked_tree_distribution(method.rule, method.plan, p, q, parents, method.scheme) for p, q in chosen
-                ]
+                steps = [step_distribution(method.rule, p, q, parents, scheme=method.scheme) for p, q in chosen]
                 label = {"kind": "tree", "rule": name, "draft_tokens": len(parents), "vocab": vocab, "family": family}
                 found = label | {"shape": shape}
                 yield found | _summary(method, *_of_steps(steps, chosen, depth), optima[method.scheme])
@@ -157,12 +155,15 @@ def _selection_rows(
     chosen: list[tuple[Tensor, Tensor]], k: int, label: dict[str, object]
 ) -> Iterator[dict[str, object]]:
     optima: dict[object, list[float]] = {}
+    drafts: dict[object, list[Drafts]] = {}
     for name, rule in SELECTION_RULES.items():
-        if (rule.proposed is most_probable and k > len(chosen[0][0])) or (rule.proposed is hub and k != 2):
+        if (rule.proposed is most_probable and k > len(chosen[0][0])) or (rule.proposed is hub_pairs and k != 2):
             continue
         if rule.proposed not in optima:
             optima[rule.proposed] = [optimal_selection(p, rule.proposed(q, k)).value for p, q in chosen]
-        done = [planned_selection(rule.plan, p, rule.tested(q, k)) for p, q in chosen]
+        if rule.tested not in drafts:
+            drafts[rule.tested] = [rule.tested(q, k) for _, q in chosen]
+        done = [selected(rule.rule, p, tested) for (p, _), tested in zip(chosen, drafts[rule.tested], strict=True)]
         distances = [float((emitted - p).abs().sum()) / 2 for (emitted, _), (p, _) in zip(done, chosen, strict=True)]
         found = {"kind": "several", "rule": name, "draft_tokens": k} | label
         yield found | _summary(rule, distances, [accepted for _, accepted in done], optima[rule.proposed])

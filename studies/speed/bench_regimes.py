@@ -15,8 +15,9 @@ from specnb.distributions import Sampling
 from specnb.measure.cost import measure_costs, mid_generation
 from specnb.measure.speed import measure_speeds
 from specnb.models.loading import Pair, load_pair
+from specnb.models.shapes import Shape
 from studies.speed.pairs import PROMPT_TOKENS, prompts_of
-from studies.speed.shapes import DRAFT, TARGET, Shape
+from studies.speed.shapes import DRAFT, TARGET
 from studies.speed.synthetic import synthetic_pair
 from studies.study import Study, columns, conditions
 

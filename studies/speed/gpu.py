@@ -18,9 +18,10 @@ from specnb.decoding.generate import forget_compiled
 from specnb.measure.speed import measure_speeds
 from specnb.measure.statistics import ratio_of_medians
 from specnb.models.loading import Pair, load_pair
+from specnb.models.shapes import Shape
 from studies.speed.bench_against_transformers import specnb_generate, time_generators, transformers_generate
 from studies.speed.pairs import prompts_of
-from studies.speed.shapes import DRAFT, HUNDREDTH, PUBLISHED, Shape
+from studies.speed.shapes import DRAFT, HUNDREDTH, PUBLISHED
 from studies.speed.synthetic import synthetic_pair
 from studies.study import Study, columns, conditions
 

@@ -31,9 +31,8 @@ from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, load_head
 from specnb.drafting.model import ModelDrafter
-from specnb.machine import machine
 from specnb.measure.statistics import ratio_of_sums
-from specnb.measure.timing import Job, device_clock, time_rounds
+from specnb.measure.timing import Job, device_clock, machine, time_rounds
 from specnb.models.loading import TRAINED_PAIR, Pair, load_model, load_pair
 from specnb.models.packing import pack
 from studies import study

@@ -23,7 +23,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from specnb.distributions import Sampling, overlap, standardise
 from specnb.models.loading import Pair
 from specnb.models.packing import pack
-from studies.speed.shapes import DRAFT, TARGET, Shape, empty_model
+from specnb.models.shapes import Shape, empty_model
+from studies.speed.shapes import DRAFT, TARGET
 
 INDEPENDENT_STD = 2.5  # standard deviation of the independent logits; with weight 0 the models overlap by 0.08
 PROBES = 1024  # contexts on which `weight` is set

@@ -265,7 +265,7 @@ def test_the_last_positions_can_be_searched() -> None:
     ],
 )
 def test_bad_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:
-    good = {"target": llama(VOCAB), "prompt": PROMPT, "draft": llama(VOCAB)}
+    good: dict[str, Any] = {"target": llama(VOCAB), "prompt": PROMPT, "draft": llama(VOCAB)}
     numbers = {"width": 3, "draft_width": 4, "gamma": 2, "max_new_tokens": 4}
     with pytest.raises((ValueError, TypeError), match=message):
         beam_search(**(good | numbers | wrong))

@@ -88,7 +88,6 @@ def test_exactness_is_rejected_from_an_e_value_of_1_over_delta_on() -> None:
 # Ends, lengths, and impossible tokens
 
 
-@pytest.mark.parametrize("prefix", [0, 3])
 @pytest.mark.parametrize(
     ("pieces", "eos", "most", "violations", "found_after", "audited_tokens"),
     [
@@ -96,28 +95,19 @@ def test_exactness_is_rejected_from_an_e_value_of_1_over_delta_on() -> None:
         ([[0, 1, 2]], None, None, {}, None, 3),
         # Ends
         ([[0, 3]], 3, None, {}, None, 2),
-        ([[3]], 3, None, {}, None, 1),
-        ([[0, 3, 1]], 3, None, {"after-the-end": 1}, 3, 2),
         ([[3, 3, 3]], 3, None, {"after-the-end": 2}, 2, 1),
         ([[0, 2, 3, 1]], [3, 2], None, {"after-the-end": 2}, 3, 2),
-        ([[0, 3], [1, 2]], 3, None, {"after-the-end": 2}, 3, 2),
         ([[0, 3], [], [1], [2]], 3, None, {"after-the-end": 2}, 3, 2),
         ([[0], [1, 3, 0]], 3, None, {"after-the-end": 1}, 4, 3),
         # Lengths
-        ([[0, 1]], None, 2, {}, None, 2),
-        ([[0, 1, 2]], None, 2, {"wrong-length": 1}, 3, 3),
         ([[0, 1, 2, 0]], None, 2, {"wrong-length": 1}, 3, 4),
         ([[0]], None, 2, {"wrong-length": 1}, 1, 1),
         ([[]], None, 2, {"wrong-length": 1}, 0, 0),
-        ([[0], [1]], None, 2, {}, None, 2),
-        ([[0, 1], [2]], None, 2, {"wrong-length": 1}, 3, 3),
         ([[0], [1, 2, 0], [1, 2]], None, 2, {"wrong-length": 1}, 3, 6),
         ([[0], [1], []], None, 3, {"wrong-length": 1}, 2, 2),
         # Both: an end token may end a sequence early, and no later than its length
         ([[0, 3]], 3, 4, {}, None, 2),
         ([[0, 1, 3]], 3, 3, {}, None, 3),
-        ([[0, 1, 3]], 3, 2, {"wrong-length": 1}, 3, 3),
-        ([[0, 3, 1]], 3, 2, {"after-the-end": 1}, 3, 2),
         ([[0, 1, 2, 3, 1]], 3, 2, {"after-the-end": 1, "wrong-length": 1}, 3, 4),
         ([[0, 3], [1, 1, 1]], 3, 3, {"after-the-end": 3}, 3, 2),
     ],
@@ -129,9 +119,9 @@ def test_ends_and_lengths(
     violations: dict[str, int],
     found_after: int | None,
     audited_tokens: int,
-    prefix: int,
 ) -> None:
-    """Of one sequence in pieces, alone or after `prefix` flawless sequences."""
+    """Of one sequence in pieces, after three flawless ones."""
+    prefix = 3
     p = torch.full((9, 4), 0.25, dtype=torch.float64)
     flawless = [0] * ((most or 2) - 1) + [3 if eos else 0]
     rows = [Row(flawless, p[: len(flawless)])] * prefix
@@ -361,8 +351,6 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object], message:
 
 
 HALF = torch.full((2, 2), 0.5, dtype=torch.float64)
-
-
 SHAPES = "for 2 tokens and p (2, 2); each needs one distribution per token, all over the same vocabulary"
 
 

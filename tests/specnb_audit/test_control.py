@@ -102,23 +102,6 @@ def test_the_control_is_audited_with_the_same_bets_and_shown() -> None:
     assert alone.control is None
 
 
-@pytest.mark.parametrize(
-    ("here", "there", "tolerance", "outcome"),
-    [
-        (5, 5, 1.0, "not rejected"),  # within the tolerance
-        (5, 6, None, "rejected"),  # the control rejects too
-        (5, 0, None, "rejected"),
-    ],
-)
-def test_impossible_tokens_of_the_control(here: int, there: int, tolerance: float | None, outcome: str) -> None:
-    one, other = ([Completion([], [1] * count + [0] * (100 - count))] for count in (here, there))
-    engine = Engine(torch.float32, tolerance, control=other)
-    report = audit_completions(Models(sharp, Sampling(0)), one, Settings(progress=False), engine)
-    assert report.verdict == outcome
-    assert report.control is not None
-    assert report.control.control.verdict == ("not rejected" if tolerance or not there else "rejected")
-
-
 def test_impossible_tokens_as_in_a_control_that_is_explained_are_excused() -> None:
     """The control's are within the numerics of bfloat16, and those of speculation are up to twice as large."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def everything() -> dict[str, Any]:
         own[::5] = 0  # nothing was drafted there
         whole = {"p": p[before], "q": own, "raw": q[before], "suspected": normalise(p[before] ** 0.9)}
         for start, stop in ((0, 17), (17, 44)) if number % 2 else ((0, 44),):
-            part = {name: probs[start:stop] for name, probs in whole.items()}
+            part: dict[str, Any] = {name: probs[start:stop] for name, probs in whole.items()}
             steps = [1, 3] * 4 + [1] if stop == 17 else [3] * 9 if start else [4] * 11
             rows.append(
                 Row(tokens[1:][start:stop], **part, prompt=[number % 3, tokens[0]][: number % 4 + 1], steps=steps,
@@ -75,7 +76,8 @@ def filters() -> dict[str, Any]:
     found = {}
     for order in permutations(FILTERS):
         for values in ((0.6, 4, 0.8, 0.2), (2.0, 3, 0.6, 0.45), (1.0, None, 0.9, 0.0)):
-            claimed = Claimed(*values, order)
+            temperature, top_k, top_p, min_p = values
+            claimed = Claimed(temperature, top_k, top_p, min_p, order)
             gaps = [list(cutoff_gap(logits, claimed, token)) for token in range(6)]
             found[f"{values} {order}"] = [claimed_probs(logits, claimed).tolist(), gaps]
     return found
@@ -105,7 +107,7 @@ def numerics() -> dict[str, Any]:
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "everything": everything,
-    **{name: lambda name=name: broken(name) for name in ("no residual", "one uniform", "lenience 0.5")},
+    **{name: partial(broken, name) for name in ("no residual", "one uniform", "lenience 0.5")},
     "filters": filters,
     "comparison": comparison,
     "numerics": numerics,

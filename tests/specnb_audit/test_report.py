@@ -19,11 +19,7 @@ FOLDER = Path(__file__).parent / "reports"
 """What is said in each of `CASES`. With SPECNB_WRITE_REPORTS=1 these files are written instead of compared; read their
 differences before you commit them."""
 NEAR = Impossible(0, 1, 5, 0.25, 0.0)
-
-
 CROSSED = np.array([1.0, 5.0, 7.0, 6.5])
-
-
 BOTH = {"argmax": np.array([0.0, 1.0, 9.0, 8.0]), "sharper": np.array([0.0, 1.0, 2.0, 3.5])}
 
 
@@ -34,116 +30,55 @@ def control(**changes: Any) -> ControlComparison:
 
 CASES: dict[str, dict[str, Any]] = {
     "nothing found": {"detectable": {"sharper": math.nan, "argmax": 0.123, "flatter": 0.01}, "notes": ["one", "two"]},
-    "no kind would have been found": {
-        "detectable": {"sharper": math.nan},
-        "numerics": None,
-        "tokens": 1,
-        "sequences": 2000,
-    },
-    "suspicious from an e-value of 100 on": {
-        "running": np.array([0.0, 2.0, 1.0, 1.0]),
-        "detectable": {},
-        "numerics": None,
-    },
-    "rejected": {
-        "found_after": 3,
-        "running": CROSSED,
-        "running_by_alternative": BOTH,
-        "breakdown": {"token": [("3", 1, 2.0), ("7", 2, 6.0), ("8", 1, 1.0), ("9", 1, 4.0)]},
-    },
-    "violations": {
-        "found_after": 1,
-        "running": np.full(4, np.inf),
+    "no kind would have been found": {"detectable": {"sharper": math.nan}, "numerics": None, "tokens": 1,
+        "sequences": 2000},
+    "suspicious from an e-value of 100 on": {"running": np.array([0.0, 2.0, 1.0, 1.0]), "detectable": {},
+        "numerics": None},
+    "rejected": {"found_after": 3, "running": CROSSED, "running_by_alternative": BOTH,
+        "breakdown": {"token": [("3", 1, 2.0), ("7", 2, 6.0), ("8", 1, 1.0), ("9", 1, 4.0)]}},
+    "violations": {"found_after": 1, "running": np.full(4, np.inf),
         "violations": {"impossible": 1000, "wrong-length": 1},
         "impossible": [NEAR._replace(position=at) for at in range(6)],
         "borderline": [NEAR._replace(sequence=1, position=at) for at in range(6)],
-        "undeclared": [NEAR._replace(sequence=2, position=at) for at in range(6)],
-        "impossible_summary": "so many",
-        "breakdown": {"token": [("7", 2, 6.0)]},
-        "numerics": None,
-    },
+        "undeclared": [NEAR._replace(sequence=2, position=at) for at in range(6)], "impossible_summary": "so many",
+        "breakdown": {"token": [("7", 2, 6.0)]}, "numerics": None},
     "violations without tokens": {"found_after": 0, "tokens": 0, "violations": {"wrong-length": 1}, "numerics": None},
-    "a violation beside evidence": {
-        "found_after": 1,
-        "violations": {"wrong-length": 1},
-        "running_by_alternative": BOTH,
-        "numerics": None,
-    },
-    "many kinds of many families": {
-        "found_after": 1,
-        "running": np.full(4, 60.0),
-        "running_by_alternative": {
-            name: np.full(4, value)
-            for name, value in (("argmax", 50.1), ("shifted", 60.0), ("redraw", 55.0), ("one-uniform", 50.0))
-        },
-        "numerics": None,
-    },
-    "large e-values of two families": {
-        "found_after": 1,
-        "running": np.full(4, 60.0),
+    "a violation beside evidence": {"found_after": 1, "violations": {"wrong-length": 1},
+        "running_by_alternative": BOTH, "numerics": None},
+    "many kinds of many families": {"found_after": 1, "running": np.full(4, 60.0),
+        "running_by_alternative": {name: np.full(4, value) for name, value in (
+            ("argmax", 50.1), ("shifted", 60.0), ("redraw", 55.0), ("one-uniform", 50.0)
+        )},
+        "numerics": None},
+    "large e-values of two families": {"found_after": 1, "running": np.full(4, 60.0),
         "running_by_alternative": {name: np.full(4, 60.0) for name in ("argmax", "sharper", "shifted")},
-        "numerics": None,
-    },
-    "rows that share noise": {
-        "found_after": 1000,
-        "running": CROSSED,
-        "running_by_alternative": {"same-tokens": np.full(4, 9.0)},
-        "rows_alone": report(tokens=2000, sequences=1500),
-        "numerics": None,
-    },
-    "one row that shares no noise": {
-        "found_after": 1,
-        "running": CROSSED,
+        "numerics": None},
+    "rows that share noise": {"found_after": 1000, "running": CROSSED,
+        "running_by_alternative": {"same-tokens": np.full(4, 9.0)}, "rows_alone": report(tokens=2000, sequences=1500),
+        "numerics": None},
+    "one row that shares no noise": {"found_after": 1, "running": CROSSED,
         "running_by_alternative": {"same-tokens": np.full(4, 9.0)},
         "rows_alone": report(tokens=1, numerics_only=True, detectable={"argmax": 0.25, "sharper": 0.125}),
-        "numerics": None,
-    },
-    "rows that share noise, and a few tokens without": {
-        "found_after": 1,
-        "running": CROSSED,
+        "numerics": None},
+    "rows that share noise, and a few tokens without": {"found_after": 1, "running": CROSSED,
         "running_by_alternative": {"same-tokens": np.full(4, 9.0)},
-        "rows_alone": report(tokens=9, sequences=2, detectable={"argmax": float("nan")}),
-        "numerics": None,
-    },
+        "rows_alone": report(tokens=9, sequences=2, detectable={"argmax": float("nan")}), "numerics": None},
     "an e-value that the numerics explain": {"numerics_only": True, "running": CROSSED, "detectable": {}},
-    "near ties of an unknown dtype": {"numerics_only": True, "undeclared": [NEAR], "detectable": {}, "numerics": None},
-    "near ties and evidence beside them": {
-        "numerics_only": True,
-        "undeclared": [NEAR],
-        "running": CROSSED,
-        "detectable": {},
+    "near ties of an unknown dtype": {"numerics_only": True, "undeclared": [NEAR], "detectable": {},
+        "numerics": None},
+    "near ties and evidence beside them": {"numerics_only": True, "undeclared": [NEAR], "running": CROSSED,
+        "detectable": {}, "numerics": None},
+    "near ties as in the control": {"numerics_only": True, "undeclared": [NEAR], "detectable": {}, "numerics": None,
+        "control": control(control=report(impossible_summary="as many"))},
+    "near ties unlike the control's": {"numerics_only": True, "undeclared": [NEAR], "detectable": {},
         "numerics": None,
-    },
-    "near ties as in the control": {
-        "numerics_only": True,
-        "undeclared": [NEAR],
-        "detectable": {},
+        "control": control(control=report(tokens=1, impossible_summary="fewer"), alike=False, p_value=0.5)},
+    "rejected, with a control": {"found_after": 3, "running": CROSSED, "running_by_alternative": BOTH,
         "numerics": None,
-        "control": control(control=report(impossible_summary="as many")),
-    },
-    "near ties unlike the control's": {
-        "numerics_only": True,
-        "undeclared": [NEAR],
-        "detectable": {},
-        "numerics": None,
-        "control": control(control=report(tokens=1, impossible_summary="fewer"), alike=False, p_value=0.5),
-    },
-    "rejected, with a control": {
-        "found_after": 3,
-        "running": CROSSED,
-        "running_by_alternative": BOTH,
-        "numerics": None,
-        "control": control(shared=["argmax", "shifted"], only_here=["impossible"], undecided=["sharper"]),
-    },
-    "numerics only, with a kind that the control shares": {
-        "numerics_only": True,
-        "running": CROSSED,
-        "running_by_alternative": BOTH,
-        "numerics": None,
-        "detectable": {},
-        "control": control(shared=["argmax"]),
-    },
-}
+        "control": control(shared=["argmax", "shifted"], only_here=["impossible"], undecided=["sharper"])},
+    "numerics only, with a kind that the control shares": {"numerics_only": True, "running": CROSSED,
+        "running_by_alternative": BOTH, "numerics": None, "detectable": {}, "control": control(shared=["argmax"])},
+}  # fmt: skip
 
 
 def made(changes: dict[str, Any]) -> Report:

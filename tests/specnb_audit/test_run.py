@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -190,15 +189,6 @@ def test_what_was_audited_before_an_interrupt_counts() -> None:
     assert interrupted([], max_new_tokens=1).notes == ["interrupted after 0 tokens"]  # of the wrong length
     with pytest.raises(KeyboardInterrupt):
         interrupted([])
-    assert not audit_distributions(rows([0]), progress=False).interrupted
-
-    def none() -> Iterator[Row]:
-        yield from ()
-        raise KeyboardInterrupt
-
-    before = Auditor()
-    audit_distributions(rows([0, 1], [1]), before, progress=False)
-    assert audit_distributions(none(), before, progress=False).sequences == 2
 
 
 def completions(*tokens: list[int]) -> list[Completion]:
@@ -280,26 +270,6 @@ def test_an_interrupt_before_and_after_the_last_token(monkeypatch: pytest.Monkey
     assert (half.notes, half.control) == ([words], None)
 
 
-def interrupting(after: int, given: Iterable[Any]) -> Iterator[Any]:
-    """The first elements, and then Ctrl-C."""
-    yield from islice(given, after)
-    raise KeyboardInterrupt
-
-
-def test_an_interrupt_in_the_control_is_one_of_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Part of a control would be compared as if it were all of it."""
-    both = completions([0, 1, 1], [1, 0])
-    whole = run.audit_distributions
-
-    def part(given: Iterable[Row], auditor: Auditor, **settings: Any) -> Report:
-        return whole(given if "expected" in settings else interrupting(1, given), auditor, **settings)
-
-    monkeypatch.setattr(run, "audit_distributions", part)
-    report = audit_completions(Models(coin), both, Settings(progress=False), Engine(control=both))
-    assert report.interrupted
-    assert report.control is None
-
-
 # Explanations
 
 
@@ -358,12 +328,11 @@ def test_rows_that_share_noise_are_left_out_of_a_second_audit(monkeypatch: pytes
     assert (other.notes, other.rows_alone) == ([], None)  # no dependence was found
 
 
-@pytest.mark.parametrize(("expected", "of"), [(None, ""), (5000, " of 5,000")])
-def test_lines_of_progress(expected: int | None, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """After half a second, then every 10, and at the rejection once."""
     now, said = [100.0], list[str]()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    with run.shown(said.append, expected) as show:
+    with run.shown(said.append, 5000) as show:
         for at, given in [
             (100.4, (10, 0.0, None)),
             (100.5, (20, -0.5, None)),
@@ -377,8 +346,8 @@ def test_lines_of_progress(expected: int | None, of: str, monkeypatch: pytest.Mo
             now[0] = at
             show(*given)
     assert said == [
-        f"audited 20{of} tokens, e = 10^-0.5",
-        f"audited 4,000{of} tokens, e = 10^1.2",
-        f"audited 4,010{of} tokens, e = 10^6.5; rejected after 3,999",
-        f"audited 4,040{of} tokens, e = infinite; rejected after 3,999",
+        "audited 20 of 5,000 tokens, e = 10^-0.5",
+        "audited 4,000 of 5,000 tokens, e = 10^1.2",
+        "audited 4,010 of 5,000 tokens, e = 10^6.5; rejected after 3,999",
+        "audited 4,040 of 5,000 tokens, e = infinite; rejected after 3,999",
     ]

@@ -107,5 +107,5 @@ _RULES: tuple[Rule, ...] = (
     one_may_be_missing, wrong_parents, scores_not_reordered, one_level_off, past_the_end, ties_the_other_way,
     without_length_penalty, end_inside,
 )  # fmt: skip
-BEAM_BUGS = {one.__name__: BeamBug(one.__name__, str(one.__doc__), "-", "beam", one) for one in _RULES}  # type: ignore[attr-defined]
+BEAM_BUGS = {one.__name__: BeamBug(one.__name__, str(one.__doc__), "-", "beam", one) for one in _RULES}
 """The bugs of speculative beam search by name."""

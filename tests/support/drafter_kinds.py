@@ -11,7 +11,7 @@ from tiny import ARCHITECTURES, near_copy
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from specnb.distributions import sample
@@ -34,7 +34,7 @@ from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.other_vocabulary import OtherVocabularyDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 
-Head = TypeVar("Head", RecurrentHead, AttentionHead, ParallelHeads)
+Head = TypeVar("Head", bound=nn.Module)
 VOCAB, WIDTH = 4, 8  # of the tiny models
 COUNTED = np.random.default_rng(0).integers(0, VOCAB, 60)
 TWO_DRAFTS = (-1, -1)

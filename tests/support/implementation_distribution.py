@@ -38,7 +38,7 @@ SHARP = Sampling(temperature=0.5, top_k=3)
 
 @dataclass(frozen=True)
 class Case:
-    """One setting of the loop; `rows` completions are sampled, equally many of each prompt, a third of them at a time.
+    """One setting of the loop; `rows` completions are sampled, equally many of each prompt.
 
     `made_drafter` knows the names of drafters. All other kinds are in tests/specnb/drafting/test_all_drafters.py.
     """
@@ -87,7 +87,6 @@ def measure(case: Case, generate: Callable[..., Generation] | None = None) -> Ve
         max_new_tokens=case.tokens,
         eos=case.eos,
         seed=zlib.crc32(str(case).encode()),  # a seed of its own for every case
-        batch_size=case.rows // len(PROMPTS),
         progress=False,
     )
     check_record(made)

@@ -44,7 +44,7 @@ def sample_row(
         ahead = p[[text[-1], *draft_tokens]]
         accept = torch.rand(GAMMA, generator=generator, dtype=torch.float64)
         final = torch.rand((), generator=generator, dtype=torch.float64)
-        accepted, token = rule(ahead, torch.stack(distributions), torch.tensor(draft_tokens), accept, final)
+        accepted, token, _ = rule(ahead, torch.stack(distributions), torch.tensor(draft_tokens), accept, final)
         text += [*draft_tokens[: int(accepted)], int(token)]
         steps.append(int(accepted) + 1)
     steps[-1] -= len(text) - 1 - n
@@ -56,7 +56,7 @@ def _rejecting(replace: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     """Algorithm 1 that samples from `replace(p, q)` after a rejection."""
 
     def rule(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-        accepted, token = token_verification(p, q, draft_tokens, accept, final)
+        accepted, token, _ = token_verification(p, q, draft_tokens, accept, final)
         if int(accepted) == len(draft_tokens):
             return Outcome(accepted, token)
         return Outcome(accepted, sample(replace(p[accepted], q[accepted]), final))

@@ -23,7 +23,7 @@ from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context
 from specnb.drafting.model import ModelDrafter, TreeDrafter
-from specnb.rules import best_path_block, exact_match, recursive_rejection, token_verification
+from specnb.rules import exact_match, k_sequential_tree, recursive_rejection, token_verification
 from specnb.trees import distinct_children, independent_children
 
 
@@ -126,9 +126,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": TableTreeDrafter((1, -1)), "gamma": 2}, "node 0 has the parent 1; it must be an earlier node"),
     ({"rule": "token"}, "rule is 'token'; it must be an acceptance rule of specnb.rules, or such a function"),
     ({"rule": Sampling}, "it must be an acceptance rule of specnb.rules, or such a function"),
-    ({"rule": recursive_rejection}, "ModelDrafter proposes a chain, and rule is"),
-    ({"draft": TREE, "gamma": 2, "rule": exact_match}, "TableTreeDrafter proposes a tree, and rule is"),
-    ({"draft": TreeDrafter(DRAFT, TWO_DRAFTS, scheme=distinct_children), "gamma": 2, "rule": best_path_block}, "exact"),
+    (
+        {"draft": TreeDrafter(DRAFT, TWO_DRAFTS, scheme=distinct_children), "gamma": 2, "rule": k_sequential_tree},
+        "exact",
+    ),
 ]
 
 
@@ -196,11 +197,12 @@ def test_the_default_rule_is_the_exact_one_for_the_kind_of_draft_tokens() -> Non
         for rule in (exact_match, recursive_rejection):
             assert request_for(drafter=drafter, gamma=0, rule=rule).rule is rule
     independent = TreeDrafter(DRAFT, TWO_DRAFTS, scheme=independent_children)
-    assert request_for(drafter=independent, gamma=2, rule=best_path_block).rule is best_path_block
+    assert request_for(drafter=independent, gamma=2, rule=k_sequential_tree).rule is k_sequential_tree
 
 
 def test_there_are_no_more_rows_than_prompts() -> None:
     assert [request_for(batch_size=size).rows for size in (None, 1, 2, 3, 9)] == [3, 1, 2, 3, 3]
+    assert request_for(drafter=Restarting(DRAFT), batch_size=3).rows == 3, "no row is refilled"
 
 
 @pytest.mark.parametrize("compiled", [True, "graph"])

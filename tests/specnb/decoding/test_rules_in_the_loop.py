@@ -22,25 +22,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.decoding.generate import Generation, Study, generate
-from specnb.decoding.step import TreeBatch
+from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import ModelDrafter, TreeDrafter
 from specnb.rules import (
     Outcome,
+    PlannedRule,
     Rule,
-    TreeOutcome,
-    TreeRule,
-    best_path_block,
-    block_plan,
     block_verification,
-    exact_match_tree,
-    greedy_tree,
+    exact_match,
+    greedy_verification,
     k_sequential_tree,
-    longest_accepted,
     recursive_rejection,
     spechub_tree,
-    top_k_tree,
     traversal_verification,
 )
 from specnb.trees import (
@@ -51,6 +46,7 @@ from specnb.trees import (
     top_children,
 )
 from specnb_audit.api import audit
+from studies.rules.best_draft import best_path_block
 
 ROWS = 2_400
 TREE = (-1, -1, 0, 0, 1)
@@ -61,7 +57,7 @@ TWO_CHAINS = (-1, -1, 0, 1)
 class Loop:
     """A rule, and the drafter that it is used with."""
 
-    rule: Rule | TreeRule
+    rule: Rule
     parents: tuple[int, ...] | None = TREE
     scheme: Scheme = distinct_children
     noise: float = 0.2  # of the draft model's weights
@@ -80,19 +76,19 @@ LOOPS = {
     "recursive, independent": Loop(recursive_rejection, TREE, independent_children),
     "recursive, without replacement": Loop(recursive_rejection),
     "recursive, top-k": Loop(recursive_rejection, TREE, top_children),
-    "q = 1": Loop(top_k_tree, TREE, top_children),
+    "q = 1": Loop(exact_match, TREE, top_children),
     "k-sequential": Loop(k_sequential_tree, (-1, -1, -1, 0), independent_children),
     "SpecHub": Loop(spechub_tree, (-1, -1, 0, 0), hub_children),
     "traversal": Loop(traversal_verification),
     "traversal, top-k": Loop(traversal_verification, (-1, -1, 0, 0), top_children),
     "best path": Loop(best_path_block, TWO_CHAINS, independent_children),
-    "exact match": Loop(exact_match_tree),
+    "exact match": Loop(exact_match),
 }
 LEVEL = FALSE_ALARMS / len(LOOPS)
 
 
 def made_by(
-    case: Loop, architecture: str = "llama", rule: Rule | TreeRule | None = None, rows: int = ROWS, **more: Any
+    case: Loop, architecture: str = "llama", rule: Rule | None = None, rows: int = ROWS, **more: Any
 ) -> Generation:
     target = eager(architecture)
     return refilled(target, case.drafter(target), rows, gamma=case.gamma, rule=rule or case.rule, seed=11, **more)
@@ -118,11 +114,11 @@ def test_a_step_is_static(name: str) -> None:
     target, case = llama(dtype=torch.float64), LOOPS[name]
     asked: dict[str, Any] = {"gamma": case.gamma, "max_new_tokens": 8, "seed": 4, "rule": case.rule, "progress": False}
     plain = generate(target, PROMPTS, case.drafter(target), **asked)
-    replayed = generate(target, PROMPTS, case.drafter(target), **asked, study=Study(batch_class=taped(TreeBatch)))
+    replayed = generate(target, PROMPTS, case.drafter(target), **asked, study=Study(batch_class=taped(Batch)))
     assert replayed.tokens == plain.tokens
 
 
-@pytest.mark.parametrize("rule", [greedy_tree, recursive_rejection, top_k_tree, traversal_verification])
+@pytest.mark.parametrize("rule", [greedy_verification, recursive_rejection, exact_match, traversal_verification])
 def test_at_temperature_0_trees_give_the_greedy_sequence(rule: Rule) -> None:
     target = llama(dtype=torch.float64)
     asked: dict[str, Any] = {"max_new_tokens": 10, "sampling": Sampling(temperature=0), "progress": False}
@@ -146,49 +142,40 @@ def test_the_audit_accepts_the_output(name: str) -> None:
 # Planted bugs, in the loop
 
 
-def best_of_tokens(
-    p: Tensor, q: Tensor, draft_tokens: Tensor, parents: tuple[int, ...], accept: Tensor, final: Tensor
-) -> TreeOutcome:
+def sorted_siblings(p: Tensor, q: Tensor, draft_tokens: Tensor, *rest: Any) -> Outcome:
     """Children are tested in the order of their ids: the tokens of two siblings change places."""
     swapped = draft_tokens.clone()
     swapped[..., :2] = draft_tokens[..., :2].sort(dim=-1).values
-    return recursive_rejection(p, q, swapped, parents, accept, final)
+    return recursive_rejection(p, q, swapped, *rest)
 
 
-def path_off_by_one(
-    p: Tensor, q: Tensor, draft_tokens: Tensor, parents: tuple[int, ...], accept: Tensor, final: Tensor
-) -> TreeOutcome:
+def path_off_by_one(p: Tensor, *rest: Any) -> Outcome:
     """The path names the node before the accepted one."""
-    outcome = recursive_rejection(p, q, draft_tokens, parents, accept, final)
-    return TreeOutcome(*outcome[:2], torch.where(outcome.path > 0, outcome.path - 1, outcome.path))
+    outcome = recursive_rejection(p, *rest)
+    assert outcome.path is not None
+    return outcome._replace(path=torch.where(outcome.path > 0, outcome.path - 1, outcome.path))
 
 
-def bonus_after_the_root(
-    p: Tensor, q: Tensor, draft_tokens: Tensor, parents: tuple[int, ...], accept: Tensor, final: Tensor
-) -> TreeOutcome:
+def bonus_after_the_root(p: Tensor, q: Tensor, draft_tokens: Tensor, *rest: Any) -> Outcome:
     """The last token is sampled as if nothing had been accepted."""
-    outcome = recursive_rejection(p, q, draft_tokens, parents, accept, final)
-    return outcome._replace(
-        token=exact_match_tree(p, q, torch.full_like(draft_tokens, -1), parents, accept, final).token
-    )
+    nothing = recursive_rejection(p, q * 0, torch.full_like(draft_tokens, -1), *rest)
+    return recursive_rejection(p, q, draft_tokens, *rest)._replace(token=nothing.token)
 
 
-def no_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """Block verification that recovers from p itself."""
-    return longest_accepted(block_plan(p, q, draft_tokens)._replace(recovered=p), accept, final)
+no_residual = PlannedRule(lambda p, *rest: block_verification.plan(p, *rest)._replace(after=p), up=True)
 
 
 @pytest.mark.parametrize(
     ("name", "bug"),
     [
-        ("recursive, without replacement", TreeRule(path_off_by_one)),
-        ("recursive, without replacement", TreeRule(bonus_after_the_root)),
-        ("recursive, without replacement", TreeRule(best_of_tokens)),
-        ("recursive, independent", TreeRule(path_off_by_one)),
-        ("k-sequential", TreeRule(bonus_after_the_root)),
+        ("recursive, without replacement", path_off_by_one),
+        ("recursive, without replacement", bonus_after_the_root),
+        ("recursive, without replacement", sorted_siblings),
+        ("recursive, independent", path_off_by_one),
+        ("k-sequential", bonus_after_the_root),
         ("block", no_residual),
     ],
     ids=["path", "bonus", "order", "path of a tree of samples", "bonus of k-sequential", "residual of block"],
 )
-def test_bugs_are_found(name: str, bug: Rule | TreeRule) -> None:
+def test_bugs_are_found(name: str, bug: Rule) -> None:
     assert completions_p_value(made_by(replace(LOOPS[name], noise=1.0), rule=bug), "llama") < LEVEL

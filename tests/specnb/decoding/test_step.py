@@ -24,14 +24,13 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.generate import Study, generate
 from specnb.decoding.request import Request
-from specnb.decoding.step import Batch, State, TreeBatch
+from specnb.decoding.step import Batch, State
 from specnb.distributions import Sampling, Uniforms, uniforms
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.rules import (
     Outcome,
     Rule,
-    TreeOutcome,
     exact_match,
     greedy_verification,
     rejection_sampling,
@@ -88,12 +87,11 @@ def test_replaying_the_operations_of_one_step_gives_the_whole_completion(
     """What a CUDA graph would do: operations on memory, without Python."""
     target = make(dtype=torch.float64)
     tree = TableTreeDrafter(DEPTH_2)
-    drafters: list[tuple[Any, int, type[Batch]]] = [(near_copy(target, noise=0.3), 3, Batch), (None, 0, Batch)]
-    drafters.append((tree, len(DEPTH_2), TreeBatch))
-    for draft, gamma, batch_class in drafters:
+    drafters: list[tuple[Any, int]] = [(near_copy(target, noise=0.3), 3), (None, 0), (tree, len(DEPTH_2))]
+    for draft, gamma in drafters:
         asked: dict[str, Any] = {**ASKED, "gamma": gamma, "sampling": sampling, "eos": [2]}
         plain = generate(target, PROMPTS, draft, **asked)
-        replayed = generate(target, PROMPTS, draft, **asked, study=Study(batch_class=taped(batch_class)))
+        replayed = generate(target, PROMPTS, draft, **asked, study=Study(batch_class=taped(Batch)))
         assert replayed.tokens == plain.tokens
         assert (replayed.record.draft_tokens == plain.record.draft_tokens).all()
         assert np.allclose(replayed.record.beta, plain.record.beta, rtol=0, atol=1e-12)
@@ -183,7 +181,7 @@ def test_torch_s_default_device_makes_no_difference_to_a_step() -> None:
 
 def tree_batch() -> Batch:
     request = Request(TARGET, PROMPTS, TableTreeDrafter(DEPTH_2), gamma=len(DEPTH_2), max_new_tokens=5, eos=[2])
-    return TreeBatch(request)
+    return Batch(request)
 
 
 # The parts of a step.
@@ -217,7 +215,7 @@ def test_a_drafter_is_told_which_rows_begin_and_what_became_of_its_tokens() -> N
         def start(self, context: Context, rows: Tensor | None = None) -> None:
             told.append((None if rows is None else rows.tolist(), context.lengths.tolist()))
 
-        def update(self, context: Context, outcome: Outcome | TreeOutcome) -> None:
+        def update(self, context: Context, outcome: Outcome) -> None:
             told.append((outcome.accepted.tolist(), context.lengths.tolist()))
 
     batch = batch_of(drafter=Listening(table()))

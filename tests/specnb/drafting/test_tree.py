@@ -11,21 +11,13 @@ from torch import Tensor
 from specnb.decoding.generate import generate
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context, Proposal
-from specnb.drafting.model import EXACT_SCHEMES, TreeDrafter
-from specnb.enumeration import asked_tree_distribution, completed, joint_distribution
+from specnb.drafting.model import TreeDrafter
+from specnb.enumeration import completed, joint_distribution, step_distribution
 from specnb.rules import (
-    TreePlan,
-    TreePlanner,
-    TreeRule,
-    best_path_block,
-    best_path_thresholds,
-    exact_match_tree,
+    exact_match,
     k_sequential_tree,
     recursive_rejection,
-    recursive_thresholds,
     spechub_tree,
-    top_k_tree,
-    traversal_thresholds,
     traversal_verification,
 )
 from specnb.trees import (
@@ -37,6 +29,7 @@ from specnb.trees import (
     prefix_of,
     top_children,
 )
+from studies.rules.best_draft import best_path_block
 
 SHAPES = [(-1, -1), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 1, 2, 1)]
 PROMPTS = ((0,), (3, 1), (2, 0, 1, 3))
@@ -114,30 +107,22 @@ def test_parents_are_checked() -> None:
         TreeDrafter(llama(), (0, -1))
 
 
-def matching_thresholds(p: Tensor, q: Tensor, tokens: Tensor, parents: tuple[int, ...]) -> TreePlan:
-    """Every uniform of `exact_match_tree` meets the cumulative sums of p after its node."""
-    return TreePlan(p[..., 1:, :].cumsum(-1)[..., :-1], p[..., :1, :])
-
-
-RULES: dict[TreeRule, TreePlanner] = {
-    recursive_rejection: recursive_thresholds,
-    traversal_verification: traversal_thresholds,
-    exact_match_tree: matching_thresholds,
-    best_path_block: best_path_thresholds,
-} | {rule: rule.function.thresholds for rule in (k_sequential_tree, top_k_tree, spechub_tree)}  # type: ignore[attr-defined]
+RULES = (
+    recursive_rejection, traversal_verification, exact_match, best_path_block, k_sequential_tree, spechub_tree,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_rule_is_refused_for_the_schemes_that_the_enumeration_finds_it_wrong_for(scheme: Scheme) -> None:
     target, prompt = llama(), [[0, 1]]
-    for rule, thresholds in RULES.items():
+    for rule in RULES:
         deviation = 0.0
         for seed in range(2):
             p, q = distribution_pair("dense", 3, seed)
-            emitted = asked_tree_distribution(rule, thresholds, p, q, (-1, -1), scheme)
+            emitted = step_distribution(rule, p, q, (-1, -1), scheme=scheme)
             deviation += float((completed(emitted, p, 2) - joint_distribution(p, 2)).abs().sum()) / 2
         drafter = TreeDrafter(target, (-1, -1), scheme=scheme)
-        assert (deviation < 1e-12) == (scheme in EXACT_SCHEMES.get(rule, (scheme,))), (rule, deviation)
+        assert (deviation < 1e-12) == (scheme in rule.schemes), (rule, deviation)
         if deviation < 1e-12:
             generate(target, prompt, drafter, gamma=2, max_new_tokens=2, rule=rule, progress=False)
         else:

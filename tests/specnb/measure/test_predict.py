@@ -1,17 +1,20 @@
 """Predictions agree with the closed forms, stay in their ranges, and refuse impossible inputs with a clear message."""
 
 import math
+from itertools import combinations, product
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specnb.measure.predict import GPUS, predict
+from specnb.measure.predict import GPUS, UNPACKING_RIDGE, Target, known_gpu, predict, roofline
+from specnb.notebook.findings import ROOT
 from specnb.theory import expected_tokens, walltime_improvement
 
-FRACTION = st.floats(0, 1)
-GAMMA = st.integers(1, 32)
+FRACTION, GAMMA = st.floats(0, 1), st.integers(1, 32)
+FAST = (1e9, 1.0)  # teraflop/s and GB/s: arithmetic takes no time
 
 
 @given(alpha=FRACTION, gamma=GAMMA, c=st.floats(0, 2))
@@ -19,6 +22,8 @@ def test_with_free_verification_the_value_is_theorem_3_8(alpha: float, gamma: in
     found = predict(alpha=alpha, gamma=gamma, cost_ratio=c, verify_cost=1.0, overhead=0.0)
     assert found.speedup.value == pytest.approx(float(walltime_improvement(alpha, gamma, c)))
     assert found.limits["verification"] == found.limits["overhead"] == pytest.approx(1)
+    assert found.tokens.value == pytest.approx(float(expected_tokens(alpha, gamma)))
+    assert 1 <= found.tokens.low <= found.tokens.value <= found.tokens.high + 1e-9 <= gamma + 1 + 1e-6
 
 
 @given(
@@ -28,15 +33,9 @@ def test_with_free_verification_the_value_is_theorem_3_8(alpha: float, gamma: in
     layers=st.one_of(st.none(), st.tuples(st.integers(1, 100), st.integers(1, 100))),
 )  # fmt: skip
 def test_the_value_lies_in_its_range_whatever_is_missing(
-    tokens: float,
-    batch: int,
-    gpu: str | None,
-    width: float,
-    cache: float,
-    active: float,
-    params: tuple[float, float] | None,
-    layers: tuple[int, int] | None,
-) -> None:
+    tokens: float, batch: int, gpu: str | None, width: float, cache: float, active: float,
+    params: tuple[float, float] | None, layers: tuple[int, int] | None,
+) -> None:  # fmt: skip
     found = predict(
         tokens_per_step=tokens, gamma=8, batch=batch, gpu=gpu, bytes_per_param=width, cache_ratio=cache,
         active=active, params=params, layers=layers,
@@ -47,119 +46,144 @@ def test_the_value_lies_in_its_range_whatever_is_missing(
     assert len(found.missing) == 3
 
 
-@given(rates=st.lists(FRACTION, min_size=1, max_size=10))
-def test_three_ways_to_report_one_run_agree(rates: list[float]) -> None:
+@given(rates=st.lists(st.floats(0.01, 1), min_size=1, max_size=10))
+def test_the_ways_to_report_one_run_agree(rates: list[float]) -> None:
     rates = sorted(rates, reverse=True)
-    total = math.fsum(rates)
-    by_position = predict(per_position=rates, gpu="A10")
-    by_rate = predict(acceptance_rate=min(total / len(rates), 1), gamma=len(rates), gpu="A10")
-    by_length = predict(tokens_per_step=min(1 + total, len(rates) + 1), gamma=len(rates), gpu="A10")
-    assert by_position.speedup.value == pytest.approx(by_rate.speedup.value)
-    assert by_position.speedup.value == pytest.approx(by_length.speedup.value)
+    gamma, total = len(rates), math.fsum(rates)
+    by_position = predict(per_position=rates, gpu="A10").speedup.value
+    rate, length = min(total / gamma, 1), min(1 + total, gamma + 1)
+    for reported in (
+        {"acceptance_rate": rate, "gamma": gamma},
+        {"tokens_per_step": length, "gamma": gamma},
+        {"tokens_per_step": length, "acceptance_rate": rate},  # gamma follows
+    ):
+        assert predict(**reported, gpu="A10").speedup.value == pytest.approx(by_position)  # type: ignore[arg-type]
 
 
-@given(alpha=FRACTION, gamma=GAMMA)
-def test_alpha_alone_leaves_the_tokens_uncertain(alpha: float, gamma: int) -> None:
-    tokens = predict(alpha=alpha, gamma=gamma, cost_ratio=0, verify_cost=1, overhead=0).tokens
-    assert tokens.value == pytest.approx(float(expected_tokens(alpha, gamma)))
-    assert 1 <= tokens.low <= tokens.value <= tokens.high + 1e-9 <= gamma + 1 + 1e-6
+def speed(**inputs: Any) -> float:
+    return predict(**{"tokens_per_step": 3, "gamma": 4, "cost_ratio": 0, "overhead": 0, **inputs}).speedup.value
 
 
-def test_larger_batches_gain_less_and_long_contexts_gain_it_back() -> None:
-    def at(batch: int, cache: float = 0.0) -> float:
-        found = predict(tokens_per_step=3, gamma=5, cost_ratio=0.05, gpu="H100", batch=batch, cache_ratio=cache)
-        return found.speedup.value
+def test_batches_contexts_and_widths_of_weights_count() -> None:
+    batches = [speed(gpu="H100", batch=batch) for batch in (1, 16, 64, 256)]
+    assert batches == sorted(batches, reverse=True)
+    assert speed(gpu="H100", batch=256, cache_ratio=0.5) > batches[-1]
+    widths = [speed(batch=8, bytes_per_param=width) for width in (4, 2, 1, 0.5)]
+    assert widths == sorted(widths, reverse=True)
 
-    assert at(1) > at(16) > at(64) > at(256)
-    assert at(256, cache=0.5) > at(256)
+
+def test_a_step_is_draft_passes_a_verification_and_overhead() -> None:
+    assert speed(verify_cost=lambda n: n / 4) == pytest.approx(3 / (5 / 4))  # the draft tokens and the newest one
+    assert speed(verify_cost=lambda n: n / 4, verified=7) == pytest.approx(3 / (8 / 4))
+    assert speed(verify_cost=1, cost_ratio=0.2) == pytest.approx(3 / 1.8)
+    assert speed(verify_cost=1, cost_ratio=0.2, draft_passes=1) == pytest.approx(3 / 1.2)
+    known = predict(tokens_per_step=3, gamma=4, cost_ratio=0.1, verify_cost=1, overhead=0.5)
+    assert known.speedup.low == known.speedup.value == known.speedup.high == pytest.approx(3 / 1.9)
+    assert known.missing == ()
 
 
 def test_a_limit_is_how_much_faster_decoding_would_be_without_it() -> None:
     given: dict[str, float] = {
-        "gamma": 4,
-        "tokens_per_step": 2.5,
-        "cost_ratio": 0.1,
-        "verify_cost": 1.5,
-        "overhead": 0.2,
-    }
-    ideal: dict[str, dict[str, float]] = {
-        "acceptance": {"tokens_per_step": 5},
-        "drafting": {"cost_ratio": 0},
-        "verification": {"verify_cost": 1},
+        "gamma": 4, "tokens_per_step": 2.5, "cost_ratio": 0.1, "verify_cost": 1.5, "overhead": 0.2,
+    }  # fmt: skip
+    ideal = {
+        "acceptance": {"tokens_per_step": 5}, "drafting": {"cost_ratio": 0}, "verification": {"verify_cost": 1},
         "overhead": {"overhead": 0},
-    }
+    }  # fmt: skip
     made = predict(**given)  # type: ignore[arg-type]
     for name, changed in ideal.items():
         without = predict(**{**given, **changed})  # type: ignore[arg-type]
         assert made.limits[name] == pytest.approx(without.speedup.value / made.speedup.value)
     assert made.limited_by == "acceptance"
-
-
-@pytest.mark.parametrize(("verified", "passed"), [(None, 5), (7, 8)])
-def test_a_verification_is_over_the_draft_tokens_and_the_newest_one(verified: float | None, passed: float) -> None:
-    made = predict(gamma=4, verified=verified, tokens_per_step=3, cost_ratio=0, overhead=0, verify_cost=lambda n: n / 4)
-    assert made.speedup.value == pytest.approx(3 / (passed / 4))
-
-
-def test_a_drafter_that_proposes_all_its_tokens_at_once_pays_for_one_forward_pass() -> None:
-    chain = predict(gamma=4, tokens_per_step=3, cost_ratio=0.2, verify_cost=1, overhead=0)
-    block = predict(gamma=4, tokens_per_step=3, cost_ratio=0.2, verify_cost=1, overhead=0, draft_passes=1)
-    assert chain.speedup.value == pytest.approx(3 / 1.8)
-    assert block.speedup.value == pytest.approx(3 / 1.2)
-    assert block.limits["drafting"] == pytest.approx(1.2)
-
-
-@given(gamma=st.integers(1, 20), rate=st.floats(0.01, 1))
-def test_gamma_follows_from_the_acceptance_length_and_the_acceptance_rate(gamma: int, rate: float) -> None:
-    both = predict(tokens_per_step=1 + gamma * rate, acceptance_rate=rate, gpu="A10")
-    by_rate = predict(acceptance_rate=rate, gamma=gamma, gpu="A10")
-    assert both.speedup.value == pytest.approx(by_rate.speedup.value)
-
-
-def test_the_width_of_the_weights_counts_without_a_gpu_too() -> None:
-    def at(width: float) -> float:
-        return predict(tokens_per_step=3, gamma=8, cost_ratio=0, batch=8, bytes_per_param=width).speedup.value
-
-    assert at(4) > at(2) > at(1) > at(0.5)
-
-
-def test_what_is_given_is_used_instead_of_the_roofline() -> None:
-    known = predict(tokens_per_step=3, gamma=4, cost_ratio=0.1, verify_cost=lambda n: n / 5, overhead=0.0)
-    assert known.speedup.value == pytest.approx(3 / 1.4)
-    assert known.speedup.low == known.speedup.value == known.speedup.high
-    assert known.missing == ()
     assert predict(tokens_per_step=3, gamma=4, cost_ratio=5, verify_cost=1, overhead=0).limited_by == "drafting"
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"gamma": 4}, "exactly one of alpha, .*got none"),
-        ({"gamma": 4, "alpha": 0.5, "acceptance_rate": 0.5}, "got alpha, acceptance_rate"),
-        ({"alpha": 0.5}, "gamma is missing"),
-        ({"alpha": 1.5, "gamma": 4}, "alpha is 1.5; need a number from 0 to 1"),
-        ({"alpha": math.nan, "gamma": 4}, "alpha is nan"),
-        ({"alpha": 0.5, "gamma": 2.5}, "must be a whole number"),
-        ({"alpha": 0.5, "gamma": 0}, "gamma is 0"),
-        ({"tokens_per_step": 6, "gamma": 4}, "from 1 to 5"),
-        ({"tokens_per_step": 0.9, "gamma": 4}, "from 1 to 5"),
-        ({"per_position": [0.5, 0.6]}, "multiplied up"),
-        ({"per_position": [0.5], "gamma": 3}, "need gamma = 3 fractions"),
-        ({"alpha": 0.5, "gamma": 4, "gpu": "A200"}, "known are A10.*give .dense 16-bit teraflop/s, GB/s."),
-        ({"alpha": 0.5, "gamma": 4, "gpu": (100, 0)}, "a name or two positive numbers"),
-        ({"alpha": 0.5, "gamma": 4, "gpu": (100,)}, "a name or two positive numbers"),
-        ({"alpha": 0.5, "gamma": 4, "active": 0}, "active is 0; need a number from 0.0001 to 1"),
-        ({"alpha": 0.5, "gamma": 4, "draft_passes": -1}, "draft_passes is -1"),
-        ({"tokens_per_step": 2.5}, "gamma is missing.*tokens_per_step and acceptance_rate"),
-        ({"tokens_per_step": 1, "acceptance_rate": 0.0}, "gamma does not follow"),
-        ({"tokens_per_step": 2, "acceptance_rate": 0.5, "gamma": 4}, "got tokens_per_step, acceptance_rate"),
-        ({"alpha": 0.5, "gamma": 4, "params": (0, 1)}, "two positive numbers"),
-        ({"alpha": 0.5, "gamma": 4, "layers": (32,)}, "two positive numbers"),
-        ({"alpha": 0.5, "gamma": 4, "batch": 0}, "batch is 0"),
-        ({"alpha": 0.5, "gamma": 4, "cost_ratio": -1}, "cost_ratio is -1"),
-        ({"alpha": 0.5, "gamma": 4, "verify_cost": math.inf}, "verify_cost is inf"),
-    ],
-)
+VALID = {"alpha": 0.5, "gamma": 4}
+RATE = {"tokens_per_step": 2, "acceptance_rate": 0.5}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"gamma": 4}, "exactly one of alpha, .*got none"),
+    (VALID | {"acceptance_rate": 0.5}, "got alpha, acceptance_rate"),
+    (RATE | {"gamma": 4}, "got tokens_per_step, acceptance_rate"),
+    ({"alpha": 0.5}, "gamma is missing"),
+    ({"tokens_per_step": 2.5}, "gamma is missing.*tokens_per_step and acceptance_rate"),
+    (RATE | {"acceptance_rate": 0.0}, "gamma does not follow"),
+    (VALID | {"alpha": 1.5}, "alpha is 1.5; need a number from 0 to 1"),
+    (VALID | {"alpha": math.nan}, "alpha is nan"),
+    (VALID | {"gamma": 2.5}, "must be a whole number"),
+    (VALID | {"gamma": 0}, "gamma is 0"),
+    ({"tokens_per_step": 6, "gamma": 4}, "from 1 to 5"),
+    ({"per_position": [0.5, 0.6]}, "multiplied up"),
+    ({"per_position": [0.5], "gamma": 3}, "need gamma = 3 fractions"),
+    (VALID | {"gpu": "A200"}, "known are A10.*give .dense 16-bit teraflop/s, GB/s."),
+    (VALID | {"gpu": (100, 0)}, "a name or two positive numbers"),
+    (VALID | {"gpu": (100,)}, "a name or two positive numbers"),
+    (VALID | {"active": 0}, "active is 0; need a number from 0.0001 to 1"),
+    (VALID | {"draft_passes": -1}, "draft_passes is -1"),
+    (VALID | {"params": (0, 1)}, "two positive numbers"),
+    (VALID | {"layers": (32,)}, "two positive numbers"),
+    (VALID | {"batch": 0}, "batch is 0"),
+    (VALID | {"cost_ratio": -1}, "cost_ratio is -1"),
+    (VALID | {"verify_cost": math.inf}, "verify_cost is inf"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), REFUSED)
 def test_impossible_inputs_are_refused(inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         predict(**inputs)
+
+
+# v(n) from a data sheet.
+
+
+@given(n=st.floats(1, 100), rows=st.integers(1, 300))
+def test_a_dense_model_reads_its_weights_once_whatever_the_number_of_tokens(n: float, rows: int) -> None:
+    assert roofline(n, FAST, Target(batch=rows))[0] == pytest.approx((1, 1, 1))
+
+
+def test_time_is_reading_plus_arithmetic_at_the_figures_of_the_device() -> None:
+    (value, low, high), _ = roofline(5, (100, 1000), Target())  # ridge 100, and 50 at half the peak
+    assert (value, low, high) == pytest.approx((1.05 / 1.01, 1, 1.1 / 1.02))
+    by_figures, source = roofline(9, GPUS["H100"], Target(batch=32))
+    assert roofline(9, "H100", Target(batch=32))[0] == by_figures
+    assert source == "roofline of 989 teraflop/s and 3350 GB/s"
+
+
+@pytest.mark.parametrize(("experts", "chosen", "tokens"), [(4, 1, 3), (4, 2, 2), (5, 2, 3)])
+def test_tokens_that_choose_their_experts_independently_read_more_of_them(
+    experts: int, chosen: int, tokens: int
+) -> None:
+    choices = list(combinations(range(experts), chosen))
+    used = [len(set().union(*drawn)) for drawn in product(choices, repeat=tokens)]
+    mean = sum(used) / len(used) / chosen
+    ends, _ = roofline(tokens, FAST, Target(active=chosen / experts))
+    assert ends == pytest.approx((math.sqrt(mean), 1, mean))
+    large, _ = roofline(16, FAST, Target(active=0.1, batch=500))  # reads all experts, with and without drafts
+    assert large == pytest.approx((1, 1, 1))
+
+
+def test_weights_below_8_bits_are_unpacked_at_a_cost_that_is_at_most_the_worst_published() -> None:
+    ends = {width: roofline(8, "RTX 3090", Target(width=width))[0] for width in (0.999, 1.0)}
+    assert ends[0.999][1] == pytest.approx(ends[1.0][1])
+    assert ends[0.999][0] > ends[1.0][0]
+    assert ends[0.999][2] > ends[1.0][2]
+    table = pd.read_csv(ROOT / "data" / "reference" / "small_batches.csv")
+    cost = table.tokens * table.rate_of_one / table.rate_of_many
+    ridges = (table.tokens - cost) / (cost - 1)  # of (1 + n / ridge) / (1 + 1 / ridge)
+    assert ridges.min() == pytest.approx(UNPACKING_RIDGE, abs=0.05)
+
+
+NAMES = {
+    "A100": "A100-80GB", "NVIDIA A100-SXM4-40GB": "A100-40GB", "8xH100": "H100", "h100 pcie": "H100-PCIe",
+    "GeForce RTX4090": "RTX 4090", "RTX A6000": "A6000", "TPUv4": "TPU v4", "Tesla V100": "V100",
+    "M2 Max": "Apple M2 Max", "Apple M1": "Apple M1", "2080Ti": "RTX 2080 Ti", "AMD Instinct MI210": "MI210",
+}  # fmt: skip
+
+
+def test_a_gpu_is_known_by_the_names_that_people_write_and_no_other_kind_is_taken_for_it() -> None:
+    assert {said: known_gpu(said) for said in NAMES} == NAMES
+    assert all(known_gpu(name) == known_gpu(name.lower()) == name for name in GPUS)
+    others = ["RTX 4090 Laptop", "RTX 3080 Ti", "Quadro RTX 6000", "RTX 2080", "M3 Max", "M2 Extreme Pro Max", "H1", ""]
+    for name in others:
+        with pytest.raises(ValueError, match="known are A10"):
+            known_gpu(name)

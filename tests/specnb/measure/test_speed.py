@@ -17,15 +17,27 @@ def pair() -> Pair:
     return roomy_pair()
 
 
-def test_speeds_have_all_parts_for_every_gamma(pair: Pair) -> None:
-    prompts = [[1, 2, 3], [4, 5], [6]]
-    speeds = measure_speeds(pair, prompts, (0, 2), max_new_tokens=9, progress=False)
+def speeds_of(step: list[float], tokens: list[float], active: list[float]) -> Speeds:
+    """gamma = 3, whose steps take `step` seconds and give each active row `tokens`; a plain step takes 1 second."""
+    repetitions = len(step)
+    seconds = np.zeros((repetitions, 2, len(PARTS)))
+    seconds[:, 0, 1], seconds[:, 1, 1] = 1.0, np.array(step) / (np.array(tokens) * active)
+    ones = np.ones(repetitions)
+    return Speeds((0, 3), seconds, np.stack([ones, tokens], axis=1), np.stack([ones, active], axis=1))
+
+
+def test_speeds_have_all_parts_for_every_gamma_and_alternate_with_what_is_between(pair: Pair) -> None:
+    meter = CostMeter(pair, 5, (1, 3))
+    speeds = measure_speeds(
+        pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=9, between=meter.round, progress=False
+    )
     assert speeds.seconds.shape == (3, 2, len(PARTS))
     assert (speeds.seconds > 0).all()
     assert (speeds.tokens_per_step[:, 0] == 1).all()
     assert ((speeds.tokens_per_step[:, 1] >= 1) & (speeds.tokens_per_step[:, 1] <= 3)).all()
     assert speeds.improvement(2).n == 3
     assert sum(speeds.time_fraction(2, part) for part in PARTS) == pytest.approx(1)
+    assert meter.costs().target.shape == (3 * 2, 2)
 
 
 def test_rows_that_have_ended_are_not_active(pair: Pair) -> None:
@@ -37,46 +49,27 @@ def test_rows_that_have_ended_are_not_active(pair: Pair) -> None:
 
 
 def test_waiting_rows_slow_a_batch_down() -> None:
-    """A step of 3 seconds gives each of the rows that are active 2 tokens; a plain one takes 1 second."""
-    active = np.array([0.5, 0.75, 1.0])
-    seconds = np.zeros((3, 2, len(PARTS)))
-    seconds[:, 0, 1], seconds[:, 1, 1] = 1.0, 3.0 / (2.0 * active)
-    speeds = Speeds((0, 3), seconds, np.tile([1.0, 2.0], (3, 1)), np.stack([np.ones(3), active], axis=1))
+    """A step of 3 seconds gives each of the rows that are active 2 tokens."""
+    active = [0.5, 0.75, 1.0]
+    speeds = speeds_of([3.0] * 3, [2.0] * 3, active)
     assert speeds.improvement(3, refilled=True).value == pytest.approx(2 / 3)
-    assert speeds.improvement(3).value == pytest.approx(2 / 3 / np.mean(1 / active))
+    assert speeds.improvement(3).value == pytest.approx(2 / 3 / np.mean(1 / np.array(active)))
 
 
-def test_neither_a_slow_moment_nor_a_lucky_text_decides() -> None:
-    """Steps of 2 seconds, one of them held up, that give 2, 2, 4 and 4 tokens; plain ones take 1 second."""
-    tokens = np.array([2.0, 2.0, 4.0, 4.0])
-    step = np.array([2.0, 20.0, 2.0, 2.0])
-    seconds = np.zeros((4, 2, len(PARTS)))
-    seconds[:, 0, 1], seconds[:, 1, 1] = 1.0, step / tokens
-    speeds = Speeds((0, 3), seconds, np.stack([np.ones(4), tokens], axis=1))
-    assert speeds.tokens(3) == pytest.approx(8 / 3)  # equally long texts took 1/2, 1/2, 1/4 and 1/4 steps a token
+def test_neither_a_slow_moment_nor_a_lucky_prompt_decides() -> None:
+    """Steps of 2 seconds, one of them held up, that give 2, 2, 4 and 4 tokens."""
+    speeds = speeds_of([2.0, 20.0, 2.0, 2.0], [2.0, 2.0, 4.0, 4.0], [1.0] * 4)
+    assert speeds.tokens(3) == pytest.approx(8 / 3)  # equally long sequences took 1/2, 1/2, 1/4 and 1/4 steps a token
     found = speeds.improvement(3)
     assert found.value == pytest.approx((8 / 3) / 2)
     assert found.low < found.value < found.high
+    assert speeds.improvement(3, over=3)[:3] == (1, 1, 1)
 
 
-def test_speeds_compare_with_plain_decoding(pair: Pair) -> None:
-    seconds = np.array([[[0.0, 2.0, 0.0], [0.25, 0.5, 0.25]]] * 4)
-    speeds = Speeds((0, 3), seconds, np.ones((4, 2)))
-    assert speeds.improvement(3) == (2.0, 2.0, 2.0, 4)
-    assert speeds.time_fraction(3, "draft") == 0.25
-    assert speeds.tokens(3) == 1
+def test_speeds_need_a_baseline_and_repetitions(pair: Pair) -> None:
     with pytest.raises(ValueError, match="not in"):
-        speeds.improvement(4)
+        speeds_of([1.0] * 3, [1.0] * 3, [1.0] * 3).improvement(4)
     with pytest.raises(ValueError, match="need a 0"):
         measure_speeds(pair, [[1]] * 3, (1, 2))
     with pytest.raises(ValueError, match="2 prompts"):
         measure_speeds(pair, [[1]] * 2, (0, 2))
-
-
-def test_cost_rounds_alternate_with_generations(pair: Pair) -> None:
-    meter = CostMeter(pair, 5, (1, 3))
-    speeds = measure_speeds(pair, [[1], [2], [0]], (0, 2), max_new_tokens=4, between=meter.round, progress=False)
-    costs = meter.costs()
-    assert costs.target.shape == (speeds.seconds.shape[0] * 2, 2)
-    assert (costs.target > 0).all()
-    assert costs.lengths == (1, 3)

@@ -13,6 +13,7 @@ from specnb.measure import statistics
 from specnb.measure.statistics import (
     Estimate,
     autocorrelation,
+    below,
     detectable_total_variation,
     goodness_of_fit,
     over_rows,
@@ -21,17 +22,10 @@ from specnb.measure.statistics import (
     ratio_of_sums,
 )
 
-RATES = 1e-6
-"""How often a test of a simulated share may fail by chance."""
 
-
-def share_is(hits: int, n: int, chance: float) -> bool:
-    return bool(stats.binomtest(hits, n, chance).pvalue > RATES)
-
-
-def share_within(hits: int, n: int, low: float, high: float) -> bool:
-    """Whether a share seen in simulation can be a chance from `low` to `high`."""
-    return share_is(hits, n, float(np.clip(hits / n, low, high)))
+def fraction_within(hits: int, n: int, low: float, high: float) -> bool:
+    """Whether a fraction seen in simulation can be a chance from `low` to `high`; false once in a million."""
+    return bool(stats.binomtest(hits, n, float(np.clip(hits / n, low, high))).pvalue > 1e-6)
 
 
 def skewed_distribution(cells: int) -> np.ndarray:
@@ -50,7 +44,7 @@ def test_p_values_of_exact_samples_are_uniform(n: int) -> None:
     p_values = np.array([goodness_of_fit(row, probs).p_value for row in counts])
     for rate in (0.5, 0.1, 0.01):
         # The statistic is a whole number of steps, so its rate can be off by one of them.
-        assert share_within(int((p_values < rate).sum()), samples, 0.8 * rate, 1.2 * rate)
+        assert fraction_within(int((p_values < rate).sum()), samples, 0.8 * rate, 1.2 * rate)
 
 
 def test_false_alarms_at_one_in_a_million_are_as_rare_as_the_docstring_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,22 +62,10 @@ def test_false_alarms_at_one_in_a_million_are_as_rare_as_the_docstring_says(monk
     assert f"{exact_rate(5.0):.0e}" == "7e-05"
 
 
-def test_one_count_in_a_cell_that_expects_almost_none_is_no_alarm() -> None:
-    assert goodness_of_fit([9, 1], [0.9999, 0.0001]).p_value > 0.5
-    assert goodness_of_fit([600, 399, 1], [0.6, 0.39999, 0.00001]).p_value > 0.5
-
-
 def test_the_statistic_is_pearsons() -> None:
-    fit = goodness_of_fit([[130, 70], [90, 110]], [[0.25, 0.25], [0.25, 0.25]])
-    want = stats.chisquare([130, 70, 90, 110])
-    assert fit.statistic == pytest.approx(want.statistic)
-    assert fit.p_value == pytest.approx(want.pvalue)
-    assert fit.total_variation == pytest.approx((30 + 30 + 10 + 10) / 400 / 2)
-    assert fit.n == 400
-
-
-def test_a_fitted_parameter_costs_a_degree_of_freedom() -> None:
-    counts, probs = [130, 70, 90, 110], [0.25] * 4
+    counts, probs = [[130, 70], [90, 110]], [[0.25, 0.25], [0.25, 0.25]]
+    fit, want = goodness_of_fit(counts, probs), stats.chisquare([130, 70, 90, 110])
+    assert fit == pytest.approx((want.statistic, want.pvalue, (30 + 30 + 10 + 10) / 400 / 2, 400))
     assert goodness_of_fit(counts, probs, fitted=1).p_value == pytest.approx(stats.chi2.sf(20, 2))
 
 
@@ -93,28 +75,15 @@ def test_cells_are_joined_from_the_rarest_on_until_they_expect_enough() -> None:
     cells = np.array([[43, 33], [40, 30], [380, 400]])
     assert fit.statistic == pytest.approx(((cells[:, 0] - cells[:, 1]) ** 2 / cells[:, 1]).sum())
     assert fit.p_value == pytest.approx(stats.chi2.sf(fit.statistic, 2))
-
-
-def test_what_is_left_over_joins_the_last_cell() -> None:
-    fit = goodness_of_fit([12, 20, 20, 20, 28], np.full(5, 0.2))  # 20 + 20 | 20 + 20 + 20
-    assert fit.statistic == pytest.approx(64 / 40 + 64 / 60)
-    assert fit.p_value == pytest.approx(stats.chi2.sf(fit.statistic, 1))
+    left_over = goodness_of_fit([12, 20, 20, 20, 28], np.full(5, 0.2))  # 20 + 20 | 20 + 20 + 20
+    assert left_over.statistic == pytest.approx(64 / 40 + 64 / 60)
     assert goodness_of_fit([12, 0], [0.5, 0.5]).p_value == 1  # one cell is left: too few counts to tell
+    assert goodness_of_fit([600, 399, 1], [0.6, 0.39999, 0.00001]).p_value > 0.5
 
 
 def test_something_impossible_has_p_value_zero() -> None:
     assert goodness_of_fit([500, 499, 1], [0.5, 0.5, 0]).p_value == 0
     assert goodness_of_fit([500, 500, 0], [0.5, 0.5, 0]).p_value == 1
-
-
-def test_a_planted_deviation_is_found() -> None:
-    probs = skewed_distribution(20)
-    leaking = 0.95 * probs + 0.05 * probs[::-1]
-    counts = np.random.default_rng(0).multinomial(20_000, leaking)
-    fit = goodness_of_fit(counts, probs)
-    assert fit.p_value < 1e-12
-    assert fit.total_variation == pytest.approx(np.abs(leaking - probs).sum() / 2, abs=0.01)
-    assert goodness_of_fit(counts, leaking).p_value > 1e-6
 
 
 @pytest.mark.parametrize(("cells", "n", "false_alarm", "power"), [(16, 4000, 1e-3, 0.9), (4, 1000, 1e-6, 0.5)])
@@ -127,14 +96,9 @@ def test_what_is_detectable_is_detected_with_that_power(cells: int, n: int, fals
         counts = np.random.default_rng(0).multinomial(n, probs * (1 + 2 * distance * signs), size=samples)
         return sum(goodness_of_fit(row, probs).p_value < false_alarm for row in counts)
 
-    assert share_within(found(distance), samples, power - 0.02, power + 0.02)
+    assert fraction_within(found(distance), samples, power - 0.02, power + 0.02)
     assert found(distance / 2) < found(distance) / 2
-
-
-def test_a_total_variation_that_no_sample_of_that_size_shows() -> None:
-    assert detectable_total_variation(100, 5, 1e-6) == np.inf
-    assert detectable_total_variation(10, 10_000, 1e-6) > detectable_total_variation(10, 1_000_000, 1e-6) > 0
-    assert detectable_total_variation(10, 10_000, 1e-9) > detectable_total_variation(10, 10_000, 1e-6)
+    assert detectable_total_variation(100, 5, 1e-6) == np.inf  # no sample of that size shows any
 
 
 # Intervals
@@ -145,6 +109,7 @@ def test_a_total_variation_that_no_sample_of_that_size_shows() -> None:
 def test_intervals_of_a_proportion_cover(n: int, level: float) -> None:
     """Exactly: the chance of each count, summed over those whose interval holds the truth."""
     intervals = [proportion(k, n, level) for k in range(n + 1)]
+    assert [one.value for one in intervals] == [k / n for k in range(n + 1)]
     truths = np.linspace(0.05, 0.95, 91)
     coverage = [
         sum(stats.binom.pmf(k, n, truth) for k, one in enumerate(intervals) if one.low <= truth <= one.high)
@@ -154,51 +119,48 @@ def test_intervals_of_a_proportion_cover(n: int, level: float) -> None:
     assert min(coverage) > level - 0.1
 
 
-def test_a_proportion_at_its_ends() -> None:
-    assert proportion(0, 10).low == pytest.approx(0, abs=1e-12)
-    assert proportion(10, 10).high == pytest.approx(1, abs=1e-12)
-    assert proportion(0, 10).high > 0.2
-    assert (proportion(3, 12).value, proportion(3, 12).n) == (0.25, 12)
-
-
-def test_intervals_of_a_ratio_cover_although_rows_are_alike_within_themselves() -> None:
+def test_intervals_over_rows_cover_although_rows_are_alike_within_themselves() -> None:
     """Each row has its own acceptance; an interval over tokens would take them for independent."""
     generator = np.random.default_rng(0)
     samples, rows, tokens = 300, 40, 50
     truth, covered, covered_by_tokens = 0.6, 0, 0
-    for _ in range(samples):
-        chances = generator.beta(6, 4, size=rows)
-        accepted = generator.binomial(tokens, chances)
-        one = ratio_of_sums(accepted, np.full(rows, tokens), resamples=400)
+    for seed in range(samples):
+        accepted = generator.binomial(tokens, generator.beta(6, 4, size=rows))
+        one = ratio_of_sums(accepted, np.full(rows, tokens), resamples=400, seed=seed)
         covered += one.low <= truth <= one.high
         other = proportion(int(accepted.sum()), rows * tokens)
         covered_by_tokens += other.low <= truth <= other.high
-    assert share_within(covered, samples, 0.91, 0.96)
-    assert not share_within(covered_by_tokens, samples, 0.85, 1.0)
+    assert fraction_within(covered, samples, 0.91, 0.96)
+    assert not fraction_within(covered_by_tokens, samples, 0.85, 1.0)
 
 
-def test_a_ratio_weighs_rows_by_their_length() -> None:
-    one = ratio_of_sums([1] * 8 + [30], [1] * 8 + [60])
-    assert one.value == pytest.approx(38 / 68)
-    assert one.n == 68
-    assert one.low < one.value < one.high
-
-
-def test_a_ratio_is_the_same_in_every_run() -> None:
+def test_a_ratio_of_sums_weighs_rows_by_their_length_and_is_one_statistic_over_rows() -> None:
+    top, bottom = np.array([1.0] * 8 + [30]), np.array([1.0] * 8 + [60])
+    ratio = ratio_of_sums(top, bottom, seed=3)
+    assert ratio.value == pytest.approx(38 / 68)
+    assert ratio.n == 68
+    assert ratio.low < ratio.value < ratio.high
+    general = over_rows(lambda chosen: top[chosen].sum() / bottom[chosen].sum(), 9, resamples=4000, seed=3)
+    assert general[:3] == pytest.approx(ratio[:3])
+    assert general.n == 9
     one, other = np.random.default_rng(0).random((2, 20))
-    assert ratio_of_sums(one, other) == ratio_of_sums(one, other)
-    assert ratio_of_sums(one, other) != ratio_of_sums(one, other, seed=1)
+    assert ratio_of_sums(one, other) == ratio_of_sums(one, other) != ratio_of_sums(one, other, seed=1)
 
 
-def test_an_estimate_reads_as_value_interval_and_n() -> None:
-    assert str(Estimate(0.76, 0.751234, 0.77, 12345)) == "0.760 [0.751, 0.770] (n = 12,345)"
+def test_what_was_measured_together_is_resampled_together() -> None:
+    rows = np.random.default_rng(2).normal(size=20)
+    assert over_rows(lambda chosen: (rows[chosen] + 1).mean() - rows[chosen].mean(), 20)[:3] == pytest.approx((1, 1, 1))
+    drift = np.linspace(1, 9, 15)  # a machine that slows down ninefold, for both alike
+    assert ratio_of_medians(3 * drift, drift) == pytest.approx((3, 3, 3, 15))
+    apart = ratio_of_medians(3 * drift, drift[::-1])
+    assert apart.low < 2 < 4 < apart.high
 
 
 @pytest.mark.parametrize(
     ("estimate", "printed"),
     [
+        (Estimate(0.76, 0.751234, 0.77, 12345), "0.760 [0.751, 0.770] (n = 12,345)"),
         (Estimate(0.6937, 0.5895, 0.7894, 40), "0.69 [0.59, 0.79] (n = 40)"),
-        (Estimate(1.287, 1.001, 2.535, 3), "1.3 [1.0, 2.5] (n = 3)"),
         (Estimate(1234.5, 1200, 1280, 9), "1234 [1200, 1280] (n = 9)"),
         (Estimate(0, 0, 0, 960), "0 [0, 0] (n = 960)"),
         (Estimate(float("nan"), float("nan"), float("nan"), 1), "nan [nan, nan] (n = 1)"),
@@ -209,7 +171,9 @@ def test_an_estimate_has_no_more_digits_than_its_interval_supports(estimate: Est
     assert str(estimate) == printed
 
 
-# Autocorrelation
+def test_errors_of_rounding_are_stated_as_bounds() -> None:
+    errors = (0.0, 3e-16, -3e-16, 1e-12, 0.5, np.inf, np.nan)
+    assert [below(error) for error in errors] == [1e-12, 1e-12, 1e-12, 1e-4, np.inf, np.inf, np.inf]
 
 
 def test_autocorrelation_by_hand() -> None:
@@ -217,19 +181,6 @@ def test_autocorrelation_by_hand() -> None:
     # About the common mean 0, and never from one row into the next.
     assert autocorrelation([np.array([1.0, 1]), np.array([-1.0, -1])], 1) == pytest.approx([1])
     assert autocorrelation([np.array([2.0, 2, 2]), np.array([-6.0])], 2) == pytest.approx([4 / 12, 4 / 12])
-
-
-def test_autocorrelation_of_a_known_process() -> None:
-    generator, rows = np.random.default_rng(0), []
-    for _ in range(30):
-        noise, row = generator.standard_normal(1000), [0.0]
-        for step in noise:
-            row.append(0.6 * row[-1] + step)
-        rows.append(np.array(row))
-    assert autocorrelation(rows, 3) == pytest.approx([0.6, 0.36, 0.216], abs=0.03)
-
-
-# Bad input
 
 
 @pytest.mark.parametrize(
@@ -241,10 +192,9 @@ def test_autocorrelation_of_a_known_process() -> None:
         (lambda: ratio_of_sums([1] * 7, [1] * 7), r"at least 8 numbers, got shapes \(7,\) and \(7,\)"),
         (lambda: ratio_of_sums([1] * 9, [1] * 8), r"got shapes \(9,\) and \(8,\)"),
         (lambda: ratio_of_sums(np.ones((9, 2)), np.ones((9, 2))), r"got shapes \(9, 2\)"),
-        (
-            lambda: goodness_of_fit([1, 2, 3], [0.5, 0.5]),
-            "3 counts of sum 6 cannot be tested against a distribution of 2",
-        ),
+        (lambda: ratio_of_medians([1.0, 2.0], [1.0, 2.0]), "at least 3 times"),
+        (lambda: over_rows(len, 7), "7 rows are too few"),
+        (lambda: goodness_of_fit([1, 2, 3], [0.5, 0.5]), "3 counts of sum 6 cannot be tested against a .* of 2"),
         (lambda: goodness_of_fit([0, 0], [0.5, 0.5]), "2 counts of sum 0 cannot"),
         (lambda: goodness_of_fit([1, 2], [0.5, 0.6]), "that sums to 1.1"),
         (lambda: goodness_of_fit([1, 2], [0.5, np.nan]), "that sums to nan"),
@@ -257,55 +207,3 @@ def test_autocorrelation_of_a_known_process() -> None:
 def test_bad_input_is_named(call: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_a_ratio_of_sums_is_a_special_case_of_any_statistic_over_rows() -> None:
-    generator = np.random.default_rng(0)
-    top, bottom = generator.random(30), generator.integers(1, 9, size=30)
-    specnb_generate = over_rows(lambda c: top[c].sum() / bottom[c].sum(), 30, resamples=4000, seed=3)
-    theirs = ratio_of_sums(top, bottom, resamples=4000, seed=3)
-    np.testing.assert_allclose(specnb_generate[:3], theirs[:3], rtol=1e-12)
-    assert specnb_generate.n == 30
-
-
-def test_intervals_over_rows_cover_as_often_as_they_say() -> None:
-    # 90% of bootstrap intervals should contain the true mean, 0; fewer than 75% or more than 99% of 100
-    # has probability below 1e-4 at the slightly lower coverage that 40 rows have.
-    generator = np.random.default_rng(1)
-    covered = 0
-    for trial in range(100):
-        rows = generator.normal(size=40)
-        interval = over_rows(
-            lambda c, rows=rows: rows[c].mean(),  # type: ignore[misc]
-            40, level=0.9, resamples=400, seed=trial,
-        )  # fmt: skip
-        covered += interval.low <= 0 <= interval.high
-    assert 75 <= covered <= 99
-
-
-def test_a_difference_of_the_same_rows_is_certain() -> None:
-    rows = np.random.default_rng(2).normal(size=20)
-    assert over_rows(lambda c: (rows[c] + 1).mean() - rows[c].mean(), 20)[:3] == pytest.approx((1, 1, 1))
-
-
-def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="too few"):
-        over_rows(len, 7)
-
-
-def test_interval_of_a_ratio_keeps_repetitions_together() -> None:
-    drift = np.linspace(1, 9, 15)  # a machine that slows down ninefold, for both alike
-    ratio = ratio_of_medians(3 * drift, drift)
-    assert (ratio.value, ratio.low, ratio.high, ratio.n) == pytest.approx((3, 3, 3, 15))
-    apart = ratio_of_medians(3 * drift, drift[::-1])
-    assert apart.low < 2 < 4 < apart.high
-    with pytest.raises(ValueError, match="at least 3"):
-        ratio_of_medians([1.0, 2.0], [1.0, 2.0])
-
-
-@pytest.mark.parametrize(
-    ("error", "bound"),
-    [(0.0, 1e-12), (3e-16, 1e-12), (-3e-16, 1e-12), (1e-12, 1e-4), (0.5, np.inf), (np.inf, np.inf), (np.nan, np.inf)],
-)
-def test_errors_of_rounding_are_quoted_as_bounds(error: float, bound: float) -> None:
-    assert statistics.below(error) == bound

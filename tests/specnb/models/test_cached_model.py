@@ -1,33 +1,12 @@
-"""What a cached model gives to every forward pass, and keeps of it."""
+"""What a cached model keeps of a forward pass."""
 
 from typing import Any
 
 import pytest
 import torch
 from tiny import llama
-from torch import nn
 
 from specnb.models.cached_model import CachedModel, prefill
-
-
-@torch.inference_mode()
-def test_fixed_inputs_reach_every_forward_pass_by_row() -> None:
-    """The place of an encoder's output: the same in each pass, and of the rows that take part."""
-    model, seen = llama(), []
-
-    def take(
-        module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        seen.append(keywords.pop("encoder_states").tolist())
-        return arguments, keywords
-
-    model.register_forward_pre_hook(take, with_kwargs=True)
-    runner = CachedModel(model, 4)
-    runner.fixed_inputs["encoder_states"] = torch.tensor([5, 6, 7])
-    runner.run(torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3, 1, dtype=torch.int64), keep=1)
-    rows = torch.tensor([2])
-    runner.run(torch.ones(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64), keep=1, rows=rows)
-    assert seen == [[5, 6, 7], [7]]
 
 
 @torch.inference_mode()

@@ -1,5 +1,6 @@
-"""Models of transformers: what `load_pair` loads and refuses, and what the loop can run."""
+"""Models of transformers: what `load_pair` and `load_model` load and refuse, and what the loop can run."""
 
+import copy
 import json
 import pickle
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -28,11 +30,10 @@ from unsupported_models import SIZES, encoder_decoder, sliding, without_position
 
 from specnb.decoding.generate import generate
 from specnb.models import checkpoints, loading
-from specnb.models import loading as trained_pair
 from specnb.models.cached_model import CachedModel
 from specnb.models.checkpoints import CHECKSUMS, require_checksums, write_checksums
-from specnb.models.loading import load_model, load_pair
-from specnb.models.support import context_limit, require_same_vocabulary, require_supported
+from specnb.models.loading import TRAINED_PAIR, load_model, load_pair
+from specnb.models.support import context_limit, require_supported
 
 WORDS = ("begin", "one", "two", "three")
 
@@ -47,213 +48,75 @@ def saved(folder: Path, model: PreTrainedModel, words: Sequence[str] = WORDS, be
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> tuple[Path, Path]:
-    return saved(tmp_path / "target", llama()), saved(tmp_path / "draft", gpt2(layers=1))
+def target(tmp_path: Path) -> Path:
+    return saved(tmp_path / "target", llama())
 
 
-def test_a_pair_of_two_folders_generates(folders: tuple[Path, Path]) -> None:
-    pair = load_pair(*folders)
+def test_a_pair_of_two_folders_generates(target: Path, tmp_path: Path) -> None:
+    pair = load_pair(target, saved(tmp_path / "draft", gpt2(layers=1)))
     assert pair.encode("one three two") == [0, 1, 3, 2]
     assert not pair.target.training
-    assert not pair.draft.training
     assert pair.target.dtype == torch.float32
     made = generate(pair.target, [pair.encode("one")], pair.draft, max_new_tokens=4, progress=False)
     assert made.tokens == generate(llama(), [[0, 1]], gpt2(layers=1), max_new_tokens=4, progress=False).tokens
-
-
-def test_a_pair_comes_in_the_dtype_asked_for(folders: tuple[Path, Path]) -> None:
-    pair = load_pair(*folders, dtype=torch.float64)
-    assert pair.target.dtype == pair.draft.dtype == torch.float64
-
-
-def test_without_a_beginning_token_a_prompt_is_its_text(tmp_path: Path) -> None:
-    folder = saved(tmp_path, llama(), begin=None)
-    assert load_pair(folder, folder).encode("two two") == [2, 2]
-
-
-def test_different_vocabularies_are_refused(tmp_path: Path) -> None:
-    target = saved(tmp_path / "target", llama())
-    draft = saved(tmp_path / "draft", llama(VOCAB + 1), words=(*WORDS, "four"))
-    with pytest.raises(ValueError, match=f"target has {VOCAB} tokens and the draft {VOCAB + 1}"):
-        load_pair(target, draft)
-    with pytest.raises(ValueError, match="target has 4 tokens and the draft 9"):
-        require_same_vocabulary(llama(), 9)
-
-
-def test_different_tokenizers_are_refused(tmp_path: Path) -> None:
-    target = saved(tmp_path / "target", llama())
-    draft = saved(tmp_path / "draft", llama(), words=("begin", "two", "one", "three"))
-    with pytest.raises(ValueError, match=r"tokenizers of .*target and .*draft differ"):
-        load_pair(target, draft)
-
-
-def test_a_folder_that_is_not_there_is_named_with_what_to_give(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nothing; give a folder with config.json"):
-        load_pair(folders[0], tmp_path / "nothing")
-    with pytest.raises(FileNotFoundError, match=r"there is no folder a/b/c, and the hub has no such names; give"):
-        load_model("a/b/c")
-    with pytest.raises(NotADirectoryError, match=r"config.json is a file; give the folder"):
-        load_model(folders[0] / "config.json")
-    (folders[0] / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"target has no config.json"):
-        load_model(folders[0])
-
-
-def test_an_unreachable_hub_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*_: Any, **__: Any) -> None:
-        raise LocalEntryNotFoundError("Name or service not known\nmore")
-
-    monkeypatch.setattr(checkpoints, "snapshot_download", unreachable)
-    with pytest.raises(
-        FileNotFoundError, match=r"no folder missing/folder, .* from the hub \(Name or .* known\); give"
-    ):
-        load_model("missing/folder")
+    assert load_pair(target, target, dtype=torch.float64).draft.dtype == torch.float64
+    no_beginning = saved(tmp_path / "other", llama(), begin=None)
+    assert load_pair(no_beginning, no_beginning).encode("two two") == [2, 2]
 
 
 def test_a_model_of_the_hub_is_loaded_from_the_folder_that_it_was_put_in(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "snapshot_download", lambda name, **_: str(folders[0]))
-    assert load_pair("some/model", folders[1]).target.config.vocab_size == VOCAB
-
-
-# Weights that are not all of the model, or more.
-
-
-def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    """The weights in `folder` after `change` of the dictionary of tensors."""
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def described(folder: Path, **entries: Any) -> None:
-    """The configuration in `folder` with other `entries`."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | entries))
-
-
-def test_missing_unknown_and_resized_tensors_are_named(folders: tuple[Path, Path]) -> None:
-    changed(folders[0], lambda weights: weights.pop("model.norm.weight"))
-    with pytest.raises(ValueError, match=r"1 missing in the file: model.norm.weight\. Get"):
-        load_pair(*folders)
-    changed(folders[0], lambda weights: weights.update({"model.norm.weight": torch.ones(9), "more": torch.ones(1)}))
-    with pytest.raises(
-        ValueError, match=r"unknown to the model: more; 1 of another size: model.norm.weight \(\[9\] in"
-    ):
-        load_pair(*folders)
-
-
-@pytest.mark.parametrize(("layers", "wrong"), [(1, "9 unknown to the model"), (3, "9 missing in the file")])
-def test_more_or_fewer_layers_than_in_the_file_are_refused(folders: tuple[Path, Path], layers: int, wrong: str) -> None:
-    described(folders[0], num_hidden_layers=layers)
-    with pytest.raises(ValueError, match=rf"{wrong}: model.layers.{min(layers, 2)}"):
-        load_pair(*folders)
-
-
-INFINITE = {"__float__": "Infinity"}  # as transformers writes it
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("rope_theta", float("nan")),
-        ("rope_parameters", {"rope_type": "default", "rope_theta": float("nan")}),
-        ("rope_parameters", {"rope_type": "default", "rope_theta": INFINITE}),
-        ("rms_norm_eps", float("inf")),
-        ("sizes", [1.0, float("nan")]),
-        ("time_step_limit", [0.0, float("nan")]),
-    ],
-)
-def test_a_configuration_with_a_number_that_is_not_finite_is_refused(
-    folders: tuple[Path, Path], key: str, value: Any
-) -> None:
-    described(folders[0], **{key: value})
-    with pytest.raises(OSError, match=r"config.json has .* = (nan|inf), which is no finite number"):
-        load_model(folders[0])
-
-
-@pytest.mark.parametrize("none", [float("inf"), INFINITE])
-def test_a_limit_may_be_infinite(folders: tuple[Path, Path], none: Any) -> None:
-    described(folders[0], time_step_limit=[0.0, none])
-    load_model(folders[0])
-
-
-@pytest.mark.parametrize("theta", [0.0, -1.0])
-def test_rotary_frequencies_are_finite(folders: tuple[Path, Path], theta: float) -> None:
-    described(folders[0], rope_parameters={"rope_type": "default", "rope_theta": theta})
-    with pytest.raises(ValueError, match=r"inv_freq that is NaN or infinite; the config\.json"):
-        load_model(folders[0])
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["q_proj.weight", "down_proj.weight"])
-def test_weights_are_finite(tmp_path: Path, name: str, number: float) -> None:
-    """Attention takes scores of NaN for masked ones, so those of a query projection do not reach the logits."""
-    model = llama()
-    next(weights for each, weights in model.named_parameters() if each.endswith(name)).data.view(-1)[3] = number
-    with pytest.raises(ValueError, match=rf"layers.0.*{name} that is NaN or infinite; the weights"):
-        load_model(saved(tmp_path / "broken", model))
+    monkeypatch.setattr(checkpoints, "snapshot_download", lambda name, **_: str(target))
+    assert load_pair("some/model", target).target.config.vocab_size == VOCAB
 
 
 def test_a_tied_output_layer_may_be_left_out(tmp_path: Path) -> None:
-    config = LlamaConfig(**SIZES, tie_word_embeddings=True)
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)).eval()
     folder = saved(tmp_path, model)
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    assert torch.equal(load_model(folder, packed=False).lm_head.weight, model.model.embed_tokens.weight)
+    assert torch.equal(load_model(folder).lm_head.weight, model.model.embed_tokens.weight)
 
 
-def test_a_truncated_file_is_an_os_error(folders: tuple[Path, Path]) -> None:
-    file = folders[0] / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(OSError, match=r"weights in .*target cannot be read"):
-        load_model(folders[0])
+def test_shards_of_safetensors_are_loaded(target: Path) -> None:
+    model = llama()
+    (target / "model.safetensors").unlink()
+    model.save_pretrained(target, max_shard_size="1KB")
+    assert len(list(target.glob("*.safetensors"))) > 1
+    assert torch.equal(load_model(target).lm_head.weight, model.lm_head.weight)
 
 
-# The shipped pair.
+# What is refused. Each entry changes a folder, and its message is the error's.
 
 
-@pytest.fixture
-def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pair in place of the trained one."""
-    for role in ("target", "draft"):
-        write_checksums(saved(tmp_path / role, llama()))
-    monkeypatch.setattr(trained_pair, "TRAINED_PAIR", tmp_path)
-    return tmp_path
+def configured(**entries: Any) -> Callable[[Path], object]:
+    """The configuration with other `entries`."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | entries))
+
+    return change
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_a_flipped_bit_in_the_trained_pair_is_an_error(shipped: Path, name: str) -> None:
-    load_pair(shipped / "target", shipped / "draft")
-    content = bytearray((shipped / "draft" / name).read_bytes())
-    content[-2] ^= 1
-    (shipped / "draft" / name).write_bytes(content)
-    with pytest.raises(OSError, match=rf"draft/{name} is not the one that was committed .*; restore it"):
-        load_pair(shipped / "target", shipped / "draft")
+def weighted(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], object]:
+    """The weights after `change` of the dictionary of tensors."""
+
+    def of(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return of
 
 
-def test_a_trained_pair_without_its_checksums_or_a_file_is_refused(shipped: Path) -> None:
-    (shipped / "draft" / "tokenizer_config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"tokenizer_config.json is missing; restore"):
-        load_model(shipped / "draft")
-    (shipped / "target" / CHECKSUMS).unlink()
-    with pytest.raises(FileNotFoundError, match=rf"{CHECKSUMS} is missing; restore"):
-        load_model(shipped / "target")
+def broken(name: str, number: float) -> Callable[[Path], object]:
+    """One number of the first layer's `name` is `number`."""
 
+    def change(weights: dict[str, Tensor]) -> None:
+        next(weight for each, weight in weights.items() if each.endswith(name)).view(-1)[3] = number
 
-def test_the_committed_pair_is_the_one_that_its_checksums_name() -> None:
-    for role in ("target", "draft", "draft-distilled"):
-        as_list = (loading.TRAINED_PAIR / role / CHECKSUMS).read_text()
-        assert {line.split()[1] for line in as_list.splitlines()} >= {
-            "config.json",
-            "model.safetensors",
-            "tokenizer.json",
-        }
-        require_checksums(loading.TRAINED_PAIR / role)
-
-
-# Nothing but safetensors.
+    return weighted(change)
 
 
 class Trap:
@@ -266,74 +129,192 @@ class Trap:
         return open, (str(self.trace), "w")
 
 
-@pytest.mark.parametrize("shard", ["pytorch_model.bin", "model.pt", "../other/model.safetensors", "sub/w.safetensors"])
-def test_an_index_that_names_other_files_is_refused_before_they_are_read(
-    folders: tuple[Path, Path], tmp_path: Path, shard: str
-) -> None:
-    target, draft = folders
-    (target / "model.safetensors").unlink()
-    if "/" not in shard:
-        with (target / shard).open("wb") as file:
-            pickle.dump(Trap(tmp_path / "ran"), file)
-    index = {"metadata": {}, "weight_map": dict.fromkeys(llama().state_dict(), shard)}
-    (target / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(OSError, match=rf"index.json names '{shard}'; only safetensors"):
-        load_pair(target, draft)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_configuration_that_names_other_weights_is_refused(folders: tuple[Path, Path]) -> None:
-    config = json.loads((folders[0] / "config.json").read_text())
-    (folders[0] / "config.json").write_text(json.dumps(config | {"transformers_weights": "adapter_model.bin"}))
-    with pytest.raises(OSError, match=r"names the weights 'adapter_model.bin'; only safetensors"):
-        load_model(folders[0])
-
-
-def test_shards_of_safetensors_are_loaded(tmp_path: Path) -> None:
-    model = llama()
-    folder = saved(tmp_path, model)
+def pickled(folder: Path, name: str = "pytorch_model.bin") -> None:
+    """Weights in a format that runs whatever it likes when it is loaded."""
     (folder / "model.safetensors").unlink()
-    model.save_pretrained(folder, max_shard_size="1KB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
-    assert torch.equal(load_model(folder, packed=False).lm_head.weight, model.lm_head.weight)
-    missing = sorted(folder.glob("*.safetensors"))[0]
-    missing.unlink()
-    with pytest.raises(FileNotFoundError, match=rf"names {missing.name}, which is not there"):
-        load_model(folder)
+    with (folder / name).open("wb") as file:
+        pickle.dump(Trap(folder / "ran"), file)
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "[" * 10**5], ids=["cut off", "a list", "deep"])
-def test_a_configuration_that_is_no_object_is_an_os_error(folders: tuple[Path, Path], content: str) -> None:
-    (folders[0] / "config.json").write_text(content)
-    with pytest.raises(OSError, match=r"config.json (is not JSON|must hold a JSON object)"):
-        load_model(folders[0])
+def indexed(shard: str) -> Callable[[Path], object]:
+    """An index that names `shard` for all tensors."""
+
+    def change(folder: Path) -> None:
+        pickled(folder)
+        index = {"metadata": {}, "weight_map": dict.fromkeys(llama().state_dict(), shard)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return change
 
 
-def test_weights_that_are_not_safetensors_are_refused(folders: tuple[Path, Path]) -> None:
-    """A pickle runs whatever it likes when it is loaded."""
-    target, draft = folders
-    (draft / "model.safetensors").unlink()
-    torch.save(gpt2(layers=1).state_dict(), draft / "pytorch_model.bin")
-    with pytest.raises(OSError, match="safetensors"):
-        load_pair(target, draft)
+def with_code(folder: Path) -> None:
+    (folder / "code.py").write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n")
+    auto_map = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    configured(model_type="unheard-of", auto_map=auto_map)(folder)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
-def test_code_of_a_checkpoint_is_not_executed(folders: tuple[Path, Path], tmp_path: Path, model_type: str) -> None:
-    """With a known type the library's own class is used; an unknown one is refused."""
-    target, draft = folders
-    ran = tmp_path / "ran"
-    (target / "code.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
-    config = json.loads((target / "config.json").read_text())
-    config["model_type"] = model_type
-    config["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
-    (target / "config.json").write_text(json.dumps(config))
-    if model_type == "llama":
-        assert type(load_pair(target, draft).target) is LlamaForCausalLM
-    else:
-        with pytest.raises(ValueError, match="trust_remote_code"):
-            load_pair(target, draft)
-    assert not ran.exists()
+def text(name: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def cut_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+INFINITE = {"__float__": "Infinity"}  # as transformers writes it
+NAN, INF = float("nan"), float("inf")
+NOT_FINITE = r"config.json has .* = (nan|inf), which is no finite number"
+REFUSED: list[tuple[Callable[[Path], object], type[Exception], str]] = [
+    (lambda folder: (folder / "config.json").unlink(), FileNotFoundError, "target has no config.json"),
+    (lambda folder: (folder / "model.safetensors").unlink(), FileNotFoundError, "has no model.safetensors; only safe"),
+    (text("config.json", "{"), OSError, "config.json is not JSON"),
+    (text("config.json", "[" * 10**5), OSError, "config.json is not JSON"),
+    (text("config.json", "[1]"), OSError, "config.json must hold a JSON object and holds a list"),
+    (text("adapter_config.json", "{}"), OSError, "holds an adapter"),
+    (text("model.safetensors.index.json", "{}"), OSError, "has no weight_map"),
+    (pickled, FileNotFoundError, "only safetensors are loaded"),
+    (configured(transformers_weights="adapter_model.bin"), OSError, r"names the weights 'adapter_model.bin'; only"),
+    (indexed("pytorch_model.bin"), OSError, r"index.json names 'pytorch_model.bin'; only safetensors"),
+    (indexed("../other/model.safetensors"), OSError, r"names '../other/model.safetensors'; only safetensors"),
+    (indexed("missing.safetensors"), FileNotFoundError, "names missing.safetensors, which is not there; copy it"),
+    (with_code, ValueError, "trust_remote_code"),
+    (cut_off, OSError, r"weights in .*target cannot be read"),
+    (weighted(lambda weights: weights.pop("model.norm.weight")), ValueError, r"1 missing in the file: model.norm.we"),
+    (weighted(lambda weights: weights.update(more=torch.ones(1))), ValueError, "unknown to the model: more"),
+    (
+        weighted(lambda weights: weights.update({"model.norm.weight": torch.ones(9)})),
+        ValueError, r"1 of another size: model.norm.weight \(\[9\] in the file, \[8\] in the model\)",
+    ),
+    (configured(num_hidden_layers=1), ValueError, "9 unknown to the model: model.layers.1"),
+    (configured(num_hidden_layers=3), ValueError, "9 missing in the file: model.layers.2"),
+    (configured(rope_theta=NAN), OSError, NOT_FINITE),
+    (configured(rope_parameters={"rope_type": "default", "rope_theta": INFINITE}), OSError, NOT_FINITE),
+    (configured(sizes=[1.0, NAN]), OSError, NOT_FINITE),
+    (configured(time_step_limit=[0.0, NAN]), OSError, NOT_FINITE),
+    (
+        configured(rope_parameters={"rope_type": "default", "rope_theta": 0.0}),
+        ValueError, r"inv_freq that is NaN or infinite; the config\.json",
+    ),
+    # Attention takes scores of NaN for masked ones, so NaN in a query projection does not reach the logits.
+    (broken("q_proj.weight", NAN), ValueError, r"layers.0.*q_proj.weight that is NaN or infinite; the weights"),
+    (broken("down_proj.weight", INF), ValueError, r"layers.0.*down_proj.weight that is NaN or infinite; the weights"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_a_folder_that_is_not_right_is_refused_with_what_is_wrong(target: Path, number: int) -> None:
+    change, error, message = REFUSED[number]
+    change(target)
+    with pytest.raises(error, match=message):
+        load_model(target)
+    assert not (target / "ran").exists()  # no code of the folder was executed
+
+
+@pytest.mark.parametrize("none", [INF, INFINITE])
+def test_a_limit_may_be_infinite(target: Path, none: Any) -> None:
+    configured(time_step_limit=[0.0, none])(target)
+    load_model(target)
+
+
+def test_code_of_a_known_kind_of_model_is_not_executed(target: Path) -> None:
+    with_code(target)
+    configured(model_type="llama")(target)
+    assert type(load_model(target)) is LlamaForCausalLM
+    assert not (target / "ran").exists()
+
+
+def test_a_name_that_leads_to_no_model_is_refused(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nothing; give a folder with config.json"):
+        load_pair(target, target.parent / "nothing")
+    with pytest.raises(FileNotFoundError, match=r"there is no folder a/b/c, and the hub has no such names; give"):
+        load_model("a/b/c")
+    with pytest.raises(NotADirectoryError, match=r"config.json is a file; give the folder"):
+        load_model(target / "config.json")
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise LocalEntryNotFoundError("Name or service not known\nmore")
+
+    monkeypatch.setattr(checkpoints, "snapshot_download", unreachable)
+    with pytest.raises(FileNotFoundError, match=r"no folder some/model, .* from the hub \(Name or .* known\); give"):
+        load_model("some/model")
+
+
+def test_models_that_make_no_pair_are_refused(target: Path, tmp_path: Path) -> None:
+    larger = saved(tmp_path / "larger", llama(VOCAB + 1), words=(*WORDS, "four"))
+    with pytest.raises(ValueError, match=f"target has {VOCAB} tokens and the draft {VOCAB + 1}"):
+        load_pair(target, larger)
+    other = saved(tmp_path / "other", llama(), words=("begin", "two", "one", "three"))
+    with pytest.raises(ValueError, match=r"tokenizers of .*target and .*other differ"):
+        load_pair(target, other)
+
+
+# The shipped pair.
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pair in place of the trained one."""
+    for role in ("target", "draft"):
+        write_checksums(saved(tmp_path / role, llama()))
+    monkeypatch.setattr(loading, "TRAINED_PAIR", tmp_path)
+    return tmp_path
+
+
+def test_a_file_of_the_trained_pair_that_is_changed_or_missing_is_an_error(shipped: Path) -> None:
+    load_pair(shipped / "target", shipped / "draft")
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        content = (shipped / "draft" / name).read_bytes()
+        (shipped / "draft" / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+        with pytest.raises(OSError, match=rf"draft/{name} is not the one that was committed .*; restore it"):
+            load_pair(shipped / "target", shipped / "draft")
+        (shipped / "draft" / name).write_bytes(content)
+    (shipped / "draft" / "tokenizer_config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"tokenizer_config.json is missing; restore"):
+        load_model(shipped / "draft")
+    (shipped / "target" / CHECKSUMS).unlink()
+    with pytest.raises(FileNotFoundError, match=rf"{CHECKSUMS} is missing; restore"):
+        load_model(shipped / "target")
+    with pytest.raises(FileNotFoundError, match=r"the trained pair is not installed.* from its wheel"):
+        load_pair(shipped / "other", shipped / "draft")
+
+
+def test_the_committed_pair_is_the_one_that_its_checksums_name() -> None:
+    for role in ("target", "draft", "draft-distilled"):
+        named = {line.split()[1] for line in (TRAINED_PAIR / role / CHECKSUMS).read_text().splitlines()}
+        assert named >= {"config.json", "model.safetensors", "tokenizer.json"}
+        require_checksums(TRAINED_PAIR / role)
+
+
+# Float64.
+
+
+class Dtypes(TorchFunctionMode):
+    """Collects the floating dtypes of everything that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        result = function(*arguments, **(options or {}))
+        # What is read from an attribute, such as a float32 buffer, is not computed.
+        if isinstance(result, torch.Tensor) and result.is_floating_point() and "__get__" not in str(function):
+            self.seen.add(result.dtype)
+        return result
+
+
+@torch.inference_mode()
+def test_a_float64_model_computes_nothing_in_less_and_is_the_same_model() -> None:
+    tokens = torch.arange(1, 65).reshape(2, 32)
+    double, single = (load_model(TRAINED_PAIR / "draft", dtype=dtype) for dtype in (torch.float64, torch.float32))
+    with Dtypes() as dtypes:
+        logits = double(tokens).logits
+    assert dtypes.seen == {torch.float64}
+    torch.testing.assert_close(logits.float(), single(tokens).logits, atol=1e-3, rtol=0)
+    rounded = copy.deepcopy(double).to(torch.bfloat16)(tokens).logits  # type: ignore[arg-type]
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.double(), logits, atol=0.5, rtol=0)
 
 
 # What the loop can run.
@@ -345,6 +326,7 @@ def test_decoders_of_full_attention_are_supported(make: Callable[..., PreTrained
     model = make()
     model.set_attn_implementation(attention)
     require_supported(model)
+    require_supported(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)).eval())
 
 
 def flash() -> PreTrainedModel:
@@ -353,70 +335,45 @@ def flash() -> PreTrainedModel:
     return model
 
 
+def resized() -> PreTrainedModel:
+    model = llama()
+    model.config.vocab_size += 1
+    return model
+
+
 UNSUPPORTED: dict[str, Callable[[], Any]] = {
-    "T5ForConditionalGeneration is an encoder-decoder": encoder_decoder,
-    "BloomForCausalLM takes no position_ids": without_positions,
-    "MistralForCausalLM cannot be cropped: its layer 0 is a DynamicSlidingWindowLayer": sliding,
+    "T5ForConditionalGeneration is an encoder-decoder": lambda: encoder_decoder().eval(),
+    "BloomForCausalLM takes no position_ids": lambda: without_positions().eval(),
+    "MistralForCausalLM cannot be cropped: its layer 0 is a DynamicSlidingWindowLayer": lambda: sliding().eval(),
     "LlamaForCausalLM runs flash_attention_2": flash,
     "LlamaForCausalLM is in training mode": lambda: llama().train(),
     "LlamaModel gives no next-token logits": lambda: llama().model,
+    "LlamaForCausalLM has 5 tokens, and its embedding 4": resized,
     "Linear is no model of transformers": lambda: torch.nn.Linear(1, 1),
 }
 
 
 @pytest.mark.parametrize("message", UNSUPPORTED)
 def test_models_that_cannot_be_run_exactly_are_refused_by_name(message: str) -> None:
-    model = UNSUPPORTED[message]()
-    if "training" not in message:
-        model.eval()
     with pytest.raises(TypeError, match=message):
-        require_supported(model)
+        require_supported(UNSUPPORTED[message]())
 
 
-def test_a_window_that_is_never_used_is_no_obstacle() -> None:
-    require_supported(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)).eval())
-
-
-# Positions.
-
-
-def test_the_limit_is_that_of_the_configuration() -> None:
-    assert context_limit(llama()) == context_limit(gpt2()) == LIMIT
-
-
-def long_rope() -> PreTrainedModel:
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "short_factor": [1.0, 1.0],
-        "long_factor": [4.0, 9.0],
-        "original_max_position_embeddings": 8,
-        "factor": 2.0,
-    }
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, initializer_range=1.0))
-    model.eval()
-    return model
-
-
-def test_positions_that_change_with_the_batch_are_out_of_bounds() -> None:
+@torch.inference_mode()
+def test_the_context_ends_where_positions_end_or_change_with_the_batch() -> None:
     """With longrope a row's own distribution changes as soon as any row of its batch passes the original length."""
-    model = long_rope()
+    assert context_limit(llama()) == context_limit(gpt2()) == LIMIT
+    factors = {"short_factor": [1.0, 1.0], "long_factor": [4.0, 9.0], "factor": 2.0}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8} | factors
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, initializer_range=1.0)).eval()
     assert context_limit(model) == 8
     with pytest.raises(ValueError, match="need 9 positions, and LlamaForCausalLM has 8"):
         generate(model, [[0], [1, 2]], max_new_tokens=7)
-    with torch.inference_mode():
-        tokens = torch.tensor([[0, 1, 2, 3, 2, 1], [3, 2, 1, 0, 1, 2]])
-        near = torch.arange(6).expand(2, -1)
-        alone = model(input_ids=tokens[:1], position_ids=near[:1]).logits[0]
-        with_neighbour = model(input_ids=tokens, position_ids=torch.stack([near[0], near[0] + 5])).logits[0]
+    tokens, near = torch.tensor([[0, 1, 2, 3, 2, 1], [3, 2, 1, 0, 1, 2]]), torch.arange(6).expand(2, -1)
+    alone = model(input_ids=tokens[:1], position_ids=near[:1]).logits[0]
+    with_neighbour = model(input_ids=tokens, position_ids=torch.stack([near[0], near[0] + 5])).logits[0]
     assert (alone - with_neighbour).abs().max() > 1e-3
-
-
-def test_a_forward_pass_beyond_the_last_position_keeps_a_valid_index() -> None:
-    """Drafts may overshoot a model with learned positions; what comes out there is never emitted."""
-    model = gpt2()
-    with torch.inference_mode():
-        beyond = torch.tensor([[LIMIT, LIMIT + 1]])
-        logits = CachedModel(model, LIMIT + 3).run(torch.zeros_like(beyond), beyond, keep=2)
-    assert logits.shape == (1, 2, VOCAB)
+    # Drafts may overshoot a model with learned positions; what comes out there is never emitted.
+    beyond = torch.tensor([[LIMIT, LIMIT + 1]])
+    assert CachedModel(gpt2(), LIMIT + 3).run(torch.zeros_like(beyond), beyond, keep=2).shape == (1, 2, VOCAB)

@@ -26,8 +26,6 @@ many = settings(
     max_examples=20,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-
-
 PROMPTS = [[0, number] for number in range(1, 8)]
 
 

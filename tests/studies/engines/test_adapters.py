@@ -30,7 +30,7 @@ def test_an_adapter_says_what_it_supports() -> None:
 
 def test_adapters_import_nothing_but_python() -> None:
     """In an engine's environment there is neither torch nor transformers, nor numpy in some."""
-    names = [f"studies.engines.adapters.{name}" for name in (*ENGINES, "gguf", "__main__")]
+    names = [f"studies.engines.adapters.{name}" for name in (*ENGINES, "adapter", "gguf", "__main__")]
     code = f"import sys, {', '.join(names)}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert made.stdout.strip() == "[]"

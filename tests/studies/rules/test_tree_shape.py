@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from specnb.trees import node_depths
-from studies.rules.tree_shape import TreeShape, best_tree, expected_accepted, fastest_tree
+from studies.rules.tree_shape import TreeShape, best_tree, expected_accepted
 
 
 def every_tree(nodes: int, depth: int) -> Iterator[tuple[int, ...]]:
@@ -45,33 +45,6 @@ def test_for_falling_rates_the_nodes_reached_most_often_are_taken() -> None:
 def test_a_second_child_needs_a_rate() -> None:
     assert best_tree([0.5], 4, 4).parents == (-1, 0, 1, 2)
     assert best_tree([0.5, 0.4], 3, 1).parents == (-1, -1)
-
-
-def test_the_fastest_tree_grows_as_verification_gets_cheaper() -> None:
-    rates = [0.6, 0.2, 0.1]
-    costs = [lambda n: 1 + 2 * (n - 1), lambda n: 1 + 0.1 * (n - 1), lambda n: 1.0]
-    sizes = [len(fastest_tree(rates, cost, 0.05, 12, 4)[0].parents) for cost in costs]
-    assert sizes[0] == 0  # an additional token costs more than a forward pass
-    assert 0 < sizes[1] < sizes[2]
-
-
-def test_no_tree_of_this_size_is_faster() -> None:
-    """The speed-up is that of the module's cost, one draft pass a level."""
-    rates, c = [0.6, 0.2, 0.1], 0.3
-
-    def speedup(parents: tuple[int, ...]) -> float:
-        return (1 + expected_accepted(parents, rates)) / (1 + 0.1 * len(parents) + c * max(node_depths(parents)))
-
-    found, gained = fastest_tree(rates, lambda n: 1 + 0.1 * (n - 1), c, largest=5, deepest=5)
-    assert gained == pytest.approx(max(speedup(tree) for tree in every_tree(5, 5) if tree))
-    assert gained == pytest.approx(speedup(found.parents))
-
-
-def test_what_is_no_rate_is_refused() -> None:
-    with pytest.raises(ValueError, match="each is a probability, and at most one child is accepted"):
-        best_tree([0.8, 0.3], 3, 3)
-    with pytest.raises(ValueError, match="nodes is -1 and depth 2"):
-        best_tree([0.8], -1, 2)
 
 
 def test_among_equal_trees_the_one_with_the_smaller_first_child_is_taken() -> None:
@@ -121,28 +94,3 @@ def test_negative_sizes_are_refused(nodes: int, depth: int) -> None:
         best_tree([0.5], nodes, depth)
     assert str(error.value) == f"nodes is {nodes} and depth {depth}; both must be 0 or more"
     assert best_tree([0.5], max(nodes, 0), max(depth, 0)).parents == ()
-
-
-@pytest.mark.parametrize(("largest", "deepest"), [(0, 3), (3, 0), (1, 1), (4, 1), (4, 2), (4, 9)])
-def test_the_fastest_tree_is_looked_for_up_to_both_limits(largest: int, deepest: int) -> None:
-    """Verification is free, so that larger is faster; each level costs a tenth."""
-    rates, asked = [0.6, 0.3], set()
-
-    def verify_cost(tokens: int) -> float:
-        asked.add(tokens)
-        return 1.0
-
-    shape, speedup = fastest_tree(rates, verify_cost, 0.1, largest, deepest)
-    gains: dict[tuple[int, ...], float] = {(): 1.0}
-    for parents in every_tree(largest, deepest):
-        gains[parents] = (1 + expected_accepted(parents, rates)) / (1 + 0.1 * max(node_depths(parents), default=0))
-    assert speedup == pytest.approx(max(gains.values()), abs=1e-12)
-    assert gains[shape.parents] == pytest.approx(speedup, abs=1e-12)
-    assert asked <= set(range(2, largest + 2))
-
-
-def test_no_tree_at_all_has_the_speed_up_one() -> None:
-    assert fastest_tree([0.5], lambda n: float(n), 0.5, 4, 4) == (TreeShape((), 0.0), 1.0)
-    assert fastest_tree([0.5], lambda n: 1.0, 0.5, 1, 1) == (TreeShape((), 0.0), 1.0)  # the first among equals
-    assert fastest_tree([0.0], lambda n: 1.0, 0.0, 2, 2) == (TreeShape((), 0.0), 1.0)
-    assert fastest_tree([], lambda n: 0.5, 0.0, 2, 2) == (TreeShape((), 0.0), 2.0)  # of no rates no nodes

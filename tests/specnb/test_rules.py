@@ -1,0 +1,587 @@
+"""Rules: exact by multiplication, carried out as multiplied; every planted bug of a plan or its execution is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from distributions_for_tests import PAIRS, distribution_pair, examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specnb import enumeration, theory
+from specnb.distributions import Conditional, one_hot, overlap, residual
+from specnb.enumeration import (
+    Emissions,
+    completed,
+    count_distribution,
+    draft_trees,
+    expected_accepted,
+    integrated_distribution,
+    joint_distribution,
+    step_distribution,
+)
+from specnb.rules import (
+    AtEachNode,
+    Outcome,
+    Plan,
+    PlannedRule,
+    Planner,
+    Rule,
+    block_verification,
+    division_factor,
+    exact_match,
+    greedy_verification,
+    k_sequential,
+    k_sequential_tree,
+    lenient_greedy_verification,
+    lenient_verification,
+    recursive_rejection,
+    rejection_sampling,
+    spechub,
+    spechub_tree,
+    token_verification,
+    traversal_verification,
+)
+from specnb.trees import (
+    Scheme,
+    TokenTree,
+    chain,
+    distinct_children,
+    hub_children,
+    independent_children,
+    node_depths,
+    top_children,
+)
+from studies.rules.best_draft import best_draft_rule, best_path_block
+from studies.rules.hierarchical import hierarchical_verification
+
+
+class Method(NamedTuple):
+    """A rule, the draft tokens that it verifies, and how they are sampled."""
+
+    rule: Rule
+    parents: tuple[int, ...]
+    scheme: Scheme = independent_children
+    may_miss: bool = True  # whether draft tokens may be -1
+
+    @property
+    def length(self) -> int:
+        return max(node_depths(self.parents), default=0) + 1
+
+
+TREE, WIDE, TWO = (-1, -1, 0, 0), (-1, -1, -1), (-1, -1, 0, 1)
+EXACT = {
+    "token, no draft": Method(token_verification, ()),
+    "token": Method(token_verification, chain(3)),
+    "rejection sampling": Method(rejection_sampling, chain(2)),
+    "exact match": Method(exact_match, chain(2)),
+    "block": Method(block_verification, chain(3)),
+    "hierarchical, paper": Method(hierarchical_verification, chain(3)),
+    "recursive, independent": Method(recursive_rejection, TREE),
+    "recursive, without replacement": Method(recursive_rejection, (-1, 0, -1, 0), distinct_children),
+    "recursive, top": Method(recursive_rejection, TREE, top_children),
+    "recursive, three": Method(recursive_rejection, WIDE, distinct_children),
+    "rejection sampling, tree": Method(rejection_sampling, (-1, 0, -1)),
+    "q = 1, top": Method(exact_match, TREE, top_children),
+    "q = 1, sampled": Method(exact_match, (-1, 0, -1), distinct_children),
+    "traversal, independent": Method(traversal_verification, TREE),
+    "traversal, without replacement": Method(traversal_verification, (-1, -1, 0, 0), distinct_children),
+    "traversal, uneven": Method(traversal_verification, (-1, -1, 0, -1, 2), distinct_children),
+    "traversal, top": Method(traversal_verification, TREE, top_children),
+    "k-sequential": Method(k_sequential_tree, (-1, -1, -1, 0), independent_children, False),
+    "SpecHub": Method(spechub_tree, TREE, hub_children, False),
+    "SpecHub, top": Method(spechub_tree, (-1, -1), top_children, False),
+    "best draft": Method(best_draft_rule, WIDE, independent_children, False),
+    "best path": Method(best_path_block, TWO, independent_children, False),
+}
+every_method = pytest.mark.parametrize("name", EXACT)
+every_kind = pytest.mark.parametrize("kind", PAIRS)
+
+
+def off(emitted: Emissions, p: Conditional, length: int) -> float:
+    """The total variation between what was emitted, completed by the target, and the target's joint distribution."""
+    return float((completed(emitted, p, length) - joint_distribution(p, length)).abs().sum()) / 2
+
+
+def emitted_by(method: Method, p: Conditional, q: Conditional) -> Emissions:
+    return step_distribution(method.rule, p, q, method.parents, scheme=method.scheme)
+
+
+def error(method: Method, kind: str = "dense", vocab: int = 3, seed: int = 0) -> float:
+    p, q = distribution_pair(kind, vocab, seed)
+    return off(emitted_by(method, p, q), p, method.length)
+
+
+# Exact
+
+
+@every_kind
+@every_method
+def test_a_step_has_the_targets_joint_distribution(name: str, kind: str) -> None:
+    assert error(EXACT[name], kind) < 1e-12
+
+
+@every_method
+def test_several_steps_have_it_too(name: str) -> None:
+    """The second step drafts and verifies after whatever the first one emitted."""
+    method, (p, q) = EXACT[name], distribution_pair("dense", vocab=2)
+    both: Emissions = {}
+    for first, chance in emitted_by(method, p, q).items():
+        after = (lambda context, d=d, first=first: d(first + context) for d in (p, q))
+        for second, share in emitted_by(method, *after).items():
+            both[first + second] = both.get(first + second, 0.0) + chance * share
+    assert off(both, p, 2 * method.length) < 1e-12
+
+
+@pytest.mark.parametrize("name", [name for name, method in EXACT.items() if method.may_miss])
+def test_where_nothing_is_proposed_it_is_exact_as_well(name: str) -> None:
+    """After some contexts the drafter has no token (-1, q = 0); descendants and later siblings are missing too."""
+    p, q = distribution_pair("dense", vocab=3)
+    for silent in ((), (0,), (1,)):
+        emitted = emitted_by(EXACT[name], p, lambda context, silent=silent: q(context) * (context != silent))
+        assert off(emitted, p, EXACT[name].length) < 1e-12
+
+
+@pytest.mark.parametrize("parents", [chain(2), TREE])
+@pytest.mark.parametrize("kind", ["one-hot p", "one-hot p and q"])
+def test_greedy_verification_is_exact_for_one_hot_p_only(kind: str, parents: tuple[int, ...]) -> None:
+    method = Method(greedy_verification, parents)
+    assert error(method, kind) < 1e-12
+    assert error(method) > 0.01
+
+
+def test_a_rule_with_a_wrong_scheme_is_not_exact() -> None:
+    for name, scheme in {"k-sequential": distinct_children, "SpecHub": independent_children,
+                         "best path": distinct_children, "best draft": distinct_children}.items():  # fmt: skip
+        method = EXACT[name]._replace(scheme=scheme)
+        assert error(method) > 1e-3
+        assert scheme not in method.rule.schemes  # type: ignore[attr-defined]
+
+
+# What it accepts, and what inexact rules emit
+
+
+@every_kind
+@pytest.mark.parametrize("seed", range(2))
+def test_acceptance_has_the_closed_forms(kind: str, seed: int) -> None:
+    p_of, q_of = distribution_pair(kind, vocab=4, seed=seed)
+    p, q = p_of(()), q_of(())
+
+    def acceptance(rule: Rule, k: int = 1, scheme: Scheme = independent_children) -> float:
+        return 1 - float(count_distribution(step_distribution(rule, p_of, q_of, (-1,) * k, None, scheme), 1)[0])
+
+    beta, beta_of_rho = float(overlap(p, q)), overlap(p / division_factor(p, q, 3), q)
+    wanted = {
+        beta: (acceptance(token_verification), acceptance(block_verification), acceptance(k_sequential_tree)),
+        min(float(q[x] / p[x]) for x in range(4) if p[x] > 0): (acceptance(rejection_sampling),),
+        float(p @ q): (acceptance(exact_match),),
+        float(p[q.topk(2).indices].sum()): (acceptance(exact_match, 2, top_children),),
+        float(1 - (1 - beta_of_rho) ** 3): (acceptance(k_sequential_tree, 3),),
+    }
+    for value, found in wanted.items():
+        assert found == pytest.approx((value,) * len(found), abs=1e-12)
+    assert max(acceptance(rejection_sampling), acceptance(exact_match)) <= beta + 1e-12  # Theorem 3.5
+
+
+@every_kind
+def test_looking_at_more_accepts_no_less(kind: str) -> None:
+    p, q = distribution_pair(kind, vocab=3)
+    for parents, scheme in ((chain(3), independent_children), (TWO, distinct_children)):
+        token, block = (
+            expected_accepted(step_distribution(rule, p, q, parents, scheme=scheme))
+            for rule in (token_verification, traversal_verification)
+        )
+        assert block >= token - 1e-12
+
+
+def test_the_example_of_thirds() -> None:
+    p, q = torch.tensor([1, 2]).double() / 3, torch.tensor([2, 1]).double() / 3
+    for rule, ninths in ((token_verification, 10), (block_verification, 11), (hierarchical_verification, 11)):
+        emitted = step_distribution(rule, lambda _: p, lambda _: q, 2)
+        assert expected_accepted(emitted) == pytest.approx(ninths / 9, abs=1e-12)
+
+
+@every_kind
+@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
+def test_lenient_rules_emit_what_their_formulas_say(kind: str, lenience: float) -> None:
+    p_of, q_of = distribution_pair(kind, vocab=4)
+    p, q = p_of(()), q_of(())
+    first = completed(step_distribution(lenient_verification(lenience), p_of, q_of, 1), p_of, 2).sum(1)
+    assert torch.allclose(first, theory.lenient_distribution(p, q, lenience), atol=1e-12, rtol=0)
+    best = one_hot(p.argmax(), 4, torch.float64)
+    passed = (best > 0) | (p > lenience * p.max())
+    emitted = step_distribution(lenient_greedy_verification(lenience), p_of, q_of, 1)
+    first = completed(emitted, lambda context: one_hot(p_of(context).argmax(), 4, torch.float64), 2).sum(1)
+    assert torch.allclose(first, q * passed + best * (q * ~passed).sum(), atol=1e-12, rtol=0)
+
+
+# Carried out as multiplied
+
+SMALL = {
+    "token": Method(token_verification, chain(2)),
+    "block": Method(block_verification, chain(2)),
+    "greedy": Method(greedy_verification, (-1, -1, 0)),
+    "lenient": Method(lenient_verification(0.5), chain(2)),
+    "recursive": Method(recursive_rejection, (-1, -1, 0), distinct_children),
+    "exact match": Method(exact_match, (-1, -1, 0), distinct_children),
+    "traversal": Method(traversal_verification, (-1, -1, 0), distinct_children),
+    "traversal, two": Method(traversal_verification, (-1, 0, 0), distinct_children),
+    "SpecHub": Method(spechub_tree, (-1, -1), hub_children),
+    "k-sequential": Method(k_sequential_tree, (-1, -1)),
+    "best path": Method(best_path_block, TWO),
+}
+
+
+def integrated(rule: Rule, method: Method, p: Conditional, q: Conditional) -> Emissions:
+    """What `rule` answers in every cell of uniforms between the thresholds of the method's plan."""
+    drafts = draft_trees(method.parents, q, method.scheme)
+    return integrated_distribution(rule, drafts, p, method.parents, (method.rule,))  # type: ignore[arg-type]
+
+
+def difference(one: Emissions, other: Emissions) -> float:
+    return max(abs(one.get(tokens, 0.0) - other.get(tokens, 0.0)) for tokens in one.keys() | other.keys())
+
+
+@pytest.mark.parametrize("kind", ["dense", "zeros in both"])
+@pytest.mark.parametrize("name", SMALL)
+def test_the_cells_of_uniforms_have_the_multiplied_probabilities(name: str, kind: str) -> None:
+    method, (p, q) = SMALL[name], distribution_pair(kind, vocab=2 if name == "best path" else 3)
+    assert difference(integrated(method.rule, method, p, q), emitted_by(method, p, q)) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["recursive", "traversal"])
+def test_a_bug_of_the_multiplication_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each draft token is reached as if none of those before it had been tested."""
+    p, q = distribution_pair("dense", vocab=3)
+    wanted = integrated(SMALL[name].rule, SMALL[name], p, q)
+
+    def ends(plan: Plan, tokens: Tensor, tree: TokenTree, up: bool) -> Any:
+        yield from ((node + 1, plan.accept[:, node]) for node in range(len(tree.parents)))
+
+    monkeypatch.setattr(enumeration, "_ends", ends)
+    assert difference(emitted_by(SMALL[name], p, q), wanted) > 1e-3
+
+
+def _with(change: Callable[..., Outcome]) -> Callable[[Rule], Rule]:
+    """The bug of a rule that `change` calls with other arguments, or whose outcome it changes."""
+
+    def planted(rule: Rule) -> Rule:
+        return lambda p, q, x, accept, final, *tree: change(rule, p, q, x, accept, final, *tree)
+
+    planted.__name__ = change.__name__
+    return planted
+
+
+@_with
+def one_uniform(rule: Rule, p: Tensor, q: Tensor, x: Tensor, accept: Tensor, final: Tensor, *tree: Any) -> Outcome:
+    return rule(p, q, x, accept[..., :1].expand_as(accept), final, *tree)
+
+
+@_with
+def final_reused(rule: Rule, p: Tensor, q: Tensor, x: Tensor, accept: Tensor, final: Tensor, *tree: Any) -> Outcome:
+    return rule(p, q, x, accept, accept[..., -1], *tree)
+
+
+@_with
+def sorted_tokens(rule: Rule, p: Tensor, q: Tensor, x: Tensor, accept: Tensor, final: Tensor, *tree: Any) -> Outcome:
+    return rule(p, q, torch.cat([x[..., :2].sort().values, x[..., 2:]], -1), accept, final, *tree)
+
+
+@_with
+def one_too_few(rule: Rule, *given: Any) -> Outcome:
+    outcome = rule(*given)
+    return outcome._replace(accepted=(outcome.accepted - 1).clamp_min(0))
+
+
+@_with
+def after_the_root(rule: Rule, p: Tensor, *given: Any) -> Outcome:
+    return rule(p, *given)._replace(token=rule(p[..., :1, :].expand_as(p), *given).token)
+
+
+@_with
+def next_position(rule: Rule, p: Tensor, *given: Any) -> Outcome:
+    return rule(p, *given)._replace(token=rule(p.roll(-1, -2), *given).token)
+
+
+@_with
+def always_accepting(rule: Rule, p: Tensor, q: Tensor, x: Tensor, accept: Tensor, *rest: Any) -> Outcome:
+    return rule(p, q, x, accept * 0, *rest)
+
+
+BUGS = [one_uniform, final_reused, sorted_tokens, one_too_few, after_the_root, next_position, always_accepting]
+HARMLESS = {
+    ("greedy", one_uniform), ("greedy", final_reused), ("greedy", always_accepting),  # no uniform is read
+}  # fmt: skip
+
+
+def is_found(rule: Rule, method: Method) -> bool:
+    """Whether the cells are not as multiplied, or an answer changes inside a cell."""
+    for seed in range(3):
+        p, q = distribution_pair("dense", 3 if len(method.parents) < 4 else 2, seed)
+        try:
+            if difference(integrated(rule, method, p, q), emitted_by(method, p, q)) > 1e-3:
+                return True
+        except ValueError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_bug_of_carrying_a_plan_out_is_found(name: str, bug: Callable[[Rule], Rule]) -> None:
+    assert is_found(bug(SMALL[name].rule), SMALL[name]) == ((name, bug) not in HARMLESS)
+
+
+def test_visiting_in_the_other_direction_is_found() -> None:
+    """Stopping at the first failure makes the prefixes that block verification accepts too short; and the reverse."""
+    for name in ("block", "token", "recursive", "traversal"):
+        rule: Any = SMALL[name].rule
+        assert is_found(PlannedRule(rule.plan, up=not rule.up), SMALL[name])
+
+
+# Planted bugs in plans
+
+
+def _changed(plan: Planner, change: Callable[..., Plan]) -> Planner:
+    return lambda p, q, x, tree: change(plan(p, q, x, tree), p, q, x, tree)
+
+
+def from_p(plan: Plan, p: Tensor, *_: Any) -> Plan:
+    """After a rejection p itself is sampled."""
+    return Plan(plan.accept, p)
+
+
+def from_the_first_residual(plan: Plan, p: Tensor, q: Tensor, *_: Any) -> Plan:
+    """The last token comes from norm(max(0, p - q)) of the first child, whatever was tested after it."""
+    return Plan(plan.accept, p, less=q)
+
+
+def one_token_less(plan: Plan, p: Tensor, q: Tensor, x: Tensor, tree: TokenTree) -> Plan:
+    """The residual subtracts the rejected token's probability alone (xLLM 2175)."""
+    return token_verification.plan(p, q * one_hot(x.clamp_min(0), p.shape[-1], p.dtype), x, tree)
+
+
+def previous_test(plan: Plan, *_: Any) -> Plan:
+    """Each node is tested with the probability of the one before it."""
+    return plan._replace(accept=plan.accept.roll(1, -1))
+
+
+def q_of_the_first(plan: Plan, p: Tensor, q: Tensor, x: Tensor, tree: TokenTree) -> Plan:
+    """Every sibling is tested with the q of the first, though samples are without replacement."""
+    return token_verification.plan(p, q[..., :1, :].expand_as(q), x, tree)
+
+
+def soft_q(plan: Plan, p: Tensor, q: Tensor, x: Tensor, tree: TokenTree) -> Plan:
+    """A draft model's probability stands where 1 belongs (greedy-draft-soft-q)."""
+    return token_verification.plan(p, torch.full_like(q, 1 / q.shape[-1]), x, tree)
+
+
+def checked_against_p(plan: Plan, p: Tensor, q: Tensor, x: Tensor, tree: TokenTree) -> Plan:
+    """Each sibling is tested against p, as if none had been rejected."""
+    ratio = p[..., tree.parent_entries, :].gather(-1, x.clamp_min(0)[..., None]) / q.gather(
+        -1, x.clamp_min(0)[..., None]
+    )
+    return plan._replace(accept=ratio[..., 0])
+
+
+def not_divided(plan: Plan, p: Tensor, q: Tensor, *_: Any) -> Plan:
+    """Block verification that accepts with the mass of the residual, not divided by what it competes with."""
+    accept = torch.cat([plan.after.sum(-1)[..., 1:-1], plan.accept[..., -1:]], -1)
+    return plan._replace(accept=accept)
+
+
+def one_more_draft(p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """k-sequential selection with rho and the residual of k + 1 draft tokens."""
+    accept, after = k_sequential(p, torch.cat([q, q[..., :1, :]], -2), torch.cat([x, x[..., :1]], -1))
+    return accept[..., :-1], after
+
+
+def residual_of_tokens(p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return k_sequential(p, q, x)[0], residual(p, q[..., 0, :])
+
+
+def hub_takes_all(p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The hub is accepted whenever the other token is not, beyond p(a)."""
+    accept, after = spechub(p, q, x)
+    return torch.where(x == q[..., 0, :].argmax(-1, keepdim=True), 1.0, accept), after
+
+
+def plan_of(name: str) -> Planner:
+    rule: Any = EXACT[name].rule
+    return rule.plan  # type: ignore[no-any-return]
+
+
+PLAN_BUGS = [
+    *product(["token", "block", "recursive, independent", "traversal, without replacement", "q = 1, top",
+              "k-sequential", "SpecHub", "best draft"], [from_p]),
+    *product(["block", "traversal, independent", "recursive, three", "recursive, independent"],
+             [from_the_first_residual]),
+    *product(["token", "recursive, independent", "recursive, without replacement"], [one_token_less, previous_test]),
+    ("block", previous_test), ("block", not_divided), ("traversal, without replacement", previous_test),
+    ("recursive, three", q_of_the_first), ("recursive, three", checked_against_p),
+    ("recursive, independent", checked_against_p), ("q = 1, top", soft_q), ("exact match", soft_q),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "bug"), PLAN_BUGS, ids=lambda x: getattr(x, "__name__", x))
+def test_a_plan_with_a_bug_is_not_exact(name: str, bug: Callable[..., Plan]) -> None:
+    right: Any = EXACT[name].rule
+    method = EXACT[name]._replace(rule=PlannedRule(_changed(right.plan, bug), right.up))
+    if bug is from_the_first_residual and len(method.parents) != 3:
+        method = method._replace(parents=(-1, 0, 1))  # where `less` belongs to the only child
+        right = method.rule
+        if name.startswith("recursive"):
+            return
+    assert max(error(method, seed=seed) for seed in range(3)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "select"),
+    [("k-sequential", one_more_draft), ("k-sequential", residual_of_tokens), ("SpecHub", hub_takes_all)],
+)
+def test_a_selection_with_a_bug_is_not_exact(name: str, select: Any) -> None:
+    method = EXACT[name]._replace(rule=PlannedRule(AtEachNode(select)))
+    assert max(error(method, seed=seed) for seed in range(3)) > 1e-3
+
+
+# Any tokens, shapes, dtypes, extremes
+
+
+@cache
+def any_case(parents: tuple[int, ...], rows: int = 24, vocab: int = 4) -> tuple[Tensor, ...]:
+    """p, q, tokens and uniforms `(rows, ...)`: distributions of every kind, impossible tokens, and missing ones."""
+    generator, n = torch.Generator().manual_seed(len(parents)), len(parents)
+    kinds = [kind for kind in PAIRS if kind != "nearly equal"]
+    p, q = torch.zeros(rows, n + 1, vocab).double(), torch.zeros(rows, n, vocab).double()
+    tokens = torch.randint(-1, vocab, (rows, n), generator=generator)
+    for row in range(rows):
+        p_of, q_of = distribution_pair(kinds[row % len(kinds)], vocab, seed=row)
+        for entry in range(n + 1):
+            p[row, entry] = p_of((entry,))
+        for node in range(n):
+            own = q_of((parents[node] + 1,))
+            if tokens[row, node] > 0:  # mostly a token that can be proposed
+                tokens[row, node] = int(torch.multinomial(own, 1, generator=generator))
+            q[row, node] = own * (tokens[row, node] >= 0)
+    uniforms = torch.rand(rows, n + 1, generator=generator, dtype=torch.float64)
+    return p, q, tokens, uniforms[:, :-1], uniforms[:, -1]
+
+
+ANY_RULES = {
+    "token": token_verification, "exact match": exact_match, "rejection": rejection_sampling,
+    "greedy": greedy_verification, "lenient": lenient_verification(0.4), "traversal": traversal_verification,
+    "lenient greedy": lenient_greedy_verification(0.4),
+}  # fmt: skip
+every_rule = pytest.mark.parametrize("name", ANY_RULES)
+SHAPES = [(), chain(3), (-1, -1, 0, 0, 1), (-1, 0, -1, 1, 2, 1)]
+
+
+@every_rule
+@pytest.mark.parametrize("parents", SHAPES, ids=str)
+def test_an_outcome_names_a_path_of_the_tree_and_rows_are_independent(name: str, parents: tuple[int, ...]) -> None:
+    rule, case = ANY_RULES[name], any_case(parents)
+    outcome = rule(*case, parents)
+    assert outcome.path is not None
+    for row in range(24):
+        path = [node for node in outcome.path[row].tolist() if node >= 0]
+        assert len(path) == int(outcome.accepted[row])
+        assert all(parents[node] == before for node, before in zip(path, [-1, *path], strict=False))
+        assert all(case[2][row, node] >= 0 for node in path)
+        alone = rule(*(part[row] for part in case), TokenTree(parents))
+        assert alone[:2] == (outcome.accepted[row], outcome.token[row])
+        assert torch.equal(alone.path, outcome.path[row])  # type: ignore[arg-type]
+    shaped = rule(*(part.reshape(2, 3, 4, *part.shape[1:]) for part in case), parents)
+    assert torch.equal(shaped.token.flatten(), outcome.token)
+    with torch.device("meta"):  # whatever the default device is
+        assert torch.equal(rule(*case, parents).token, outcome.token)
+    if parents == chain(len(parents)):
+        as_chain = rule(*case)
+        assert as_chain.path is None
+        assert all(map(torch.equal, as_chain[:2], outcome[:2]))
+    assert [part.dtype for part in outcome] == [torch.int64] * 3
+    floats = rule(case[0].float(), case[1].float(), *case[2:], parents)
+    assert torch.equal(floats.token, outcome.token)
+    assert torch.equal(rule(case[0].float(), *case[1:], parents).accepted, outcome.accepted)
+
+
+@every_rule
+@pytest.mark.parametrize("parents", SHAPES[1:3], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_impossible_is_emitted_for_any_uniform(name: str, parents: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Not for 0 and for the largest number below 1 either, where rounding decides."""
+    p, q, tokens, accept, final = any_case(parents)
+    before = torch.tensor([parent + 1 for parent in parents])
+    for one, last in product([0.0, 5e-324, 0.5, 1 - 2**-53], repeat=2):
+        uniforms = torch.full_like(accept, one), torch.full_like(final, last)
+        outcome = ANY_RULES[name](p.to(dtype), q.to(dtype), tokens, *uniforms, parents)
+        assert outcome.path is not None
+        nodes = outcome.path.clamp_min(0)
+        chances = p[torch.arange(24)[:, None], before[nodes], tokens.gather(1, nodes).clamp_min(0)]
+        assert ((chances > 0) | (outcome.path < 0)).all()
+        ends = torch.cat([torch.full_like(nodes[:, :1], -1), outcome.path], 1).amax(1) + 1
+        assert (p[torch.arange(24), ends, outcome.token] > 0).all()
+
+
+simplex = st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any)
+
+
+@settings(examples, max_examples=50)
+@given(
+    st.lists(simplex, min_size=4, max_size=4),
+    st.lists(simplex, min_size=3, max_size=3),
+    st.sampled_from([chain(3), (-1, -1, 0), (-1, -1, -1), (-1, 0, 0)]),
+    st.sampled_from([token_verification, traversal_verification]),
+)
+def test_exact_for_any_weights(ps: Any, qs: Any, parents: tuple[int, ...], rule: Rule) -> None:
+    """p and q are whole numbers, often 0; both depend on the last token."""
+    p, q = ((torch.tensor(rows).double() / torch.tensor(rows).sum(1, keepdim=True)) for rows in (ps, qs))
+    p_of, q_of = (lambda context, d=d: d[0 if not context else context[-1] % len(d)] for d in (p, q))
+    method = Method(rule, parents, distinct_children)
+    assert off(emitted_by(method, p_of, q_of), p_of, method.length) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("rule", "threshold"),
+    [(token_verification, 0.5), (rejection_sampling, 1 / 3), (lenient_verification(0.75), 2 / 3), (exact_match, 0.25)],
+)
+def test_a_uniform_equal_to_the_acceptance_probability_rejects(rule: Rule, threshold: float) -> None:
+    p, q = torch.tensor([[0.25, 0.75], [1.0, 0.0]]).double(), torch.tensor([[0.5, 0.5]]).double()
+    for uniform, accepted in ((threshold - 1e-9, 1), (threshold + 1e-9, 0)):
+        given_uniforms = torch.tensor([uniform], dtype=torch.float64), torch.tensor(0.9).double()
+        assert rule(p, q, torch.tensor([0]), *given_uniforms).accepted == accepted
+    exactly = torch.tensor([0.5], dtype=torch.float64), torch.tensor(0.9).double()
+    assert token_verification(p, q, torch.tensor([0]), *exactly).accepted == 0
+
+
+def test_rules_are_values() -> None:
+    assert lenient_verification(0.5) == lenient_verification(0.5) != lenient_verification(0.4)
+    assert hash(lenient_greedy_verification(0.5)) == hash(lenient_greedy_verification(0.5))
+    assert lenient_verification(0.5) != lenient_greedy_verification(0.5)
+    assert PlannedRule(AtEachNode(k_sequential), schemes=(independent_children,)) == k_sequential_tree != spechub_tree
+    assert repr(lenient_verification(0.5)) == "lenient_verification(0.5)"
+    assert (token_verification.__name__, repr(exact_match)) == ("token_verification", "exact_match")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lenience", [0.0, -0.5, 1.5, float("nan")])
+def test_a_lenience_outside_its_range_is_refused(lenience: float) -> None:
+    for make in (lenient_verification, lenient_greedy_verification):
+        with pytest.raises(ValueError, match=r"lenience is .*; it must lie in \(0, 1\]"):
+            make(lenience)
+
+
+def test_spechub_and_the_best_path_have_their_shapes() -> None:
+    p, q, tokens, accept, final = any_case((-1, -1, 0))
+    with pytest.raises(ValueError, match="SpecHub verifies 2 draft tokens; it was given 1"):
+        spechub_tree(p, q, tokens, accept, final, (-1, -1, 0))
+    with pytest.raises(ValueError, match="this rule needs separate chains of one length"):
+        best_path_block(p, q, tokens.clamp_min(0), accept, final, (-1, -1, 0))
+    with pytest.raises(ValueError, match="hierarchical verification is for chains"):
+        hierarchical_verification(p, q, tokens, accept, final, (-1, -1, 0))
+    with pytest.raises(ValueError, match="it must be an earlier node"):
+        token_verification(p, q, tokens, accept, final, (-1, 1, 0))

@@ -1,0 +1,186 @@
+"""Rules whose exactness is disputed: which are exact, how far the others are off, and planted bugs."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+import torch
+from distributions_for_tests import PAIRS, distance, distribution_pair, first_distributions
+from torch import Tensor
+
+from specnb.distributions import residual
+from specnb.enumeration import Drafts, completed, expected_accepted, joint_distribution, step_distribution
+from specnb.rules import AtEachNode, PlannedRule, block_verification, recursive_rejection, spechub
+from specnb.trees import TokenTree
+from studies.rules import best_draft as module
+from studies.rules.best_draft import best_draft, best_draft_code_rule, best_draft_rule, best_path_block, chosen_path
+from studies.rules.hierarchical import (
+    hierarchical_verification,
+    hierarchical_verification_code,
+    hierarchical_verification_file,
+)
+from studies.rules.merged_drafts import first_appearances, from_several, hub_pairs, independent, merged, selected
+from studies.rules.spechub_code import spechub_code, with_shortcut
+
+P, Q = torch.tensor([0.05, 0.35, 0.2, 0.4]).double(), torch.tensor([0.4, 0.3, 0.2, 0.1]).double()
+THIRDS = torch.tensor([1, 2]).double() / 3
+every_kind = pytest.mark.parametrize("kind", PAIRS)
+
+
+def float64(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+# Hierarchical verification (that of the paper is in the table of exact rules)
+
+
+@every_kind
+@pytest.mark.parametrize("seed", range(2))
+def test_with_its_cap_it_is_block_verification(kind: str, seed: int) -> None:
+    p, q = distribution_pair(kind, vocab=3, seed=seed)
+    block, capped = (step_distribution(rule, p, q, 3) for rule in (block_verification, hierarchical_verification))
+    assert all(capped[key] == pytest.approx(chance, abs=1e-12) for key, chance in block.items())
+
+
+@pytest.mark.parametrize(
+    ("rule", "ninths"), [(hierarchical_verification_code, 1), (hierarchical_verification_file, 3)], ids=repr
+)
+def test_the_codes_are_exact_for_one_draft_token_only(rule: PlannedRule, ninths: int) -> None:
+    for kind in PAIRS:
+        p, q = distribution_pair(kind, vocab=4)
+        have = completed(step_distribution(rule, p, q, 1), p, 2)
+        assert distance(have.flatten(), joint_distribution(p, 2).flatten()) < 1e-12
+    have = completed(step_distribution(rule, lambda _: THIRDS, lambda _: THIRDS.flip(0), 2), lambda _: THIRDS, 3)
+    want = joint_distribution(lambda _: THIRDS, 3)
+    assert distance(have.flatten(), want.flatten()) == pytest.approx(ninths / 9, abs=1e-12)
+
+
+# The best of several draft tokens or paths
+
+
+def test_the_best_of_several_accepts_as_often_as_the_rule_for_paths() -> None:
+    for k, seed in ((2, 0), (3, 1)):
+        p, q = distribution_pair("dense", vocab=3, seed=seed)
+        _, accepted = selected(best_draft_rule, p(()), independent(q(()), k))
+        paths = step_distribution(best_path_block, p, q, (-1,) * k)
+        assert accepted == pytest.approx(expected_accepted(paths), abs=1e-12)
+    p, q = distribution_pair("dense", vocab=2)
+    block, one, two = (
+        expected_accepted(step_distribution(rule, p, q, parents))
+        for rule, parents in (
+            (block_verification, (-1, 0)),
+            (best_path_block, (-1, 0)),
+            (best_path_block, (-1, -1, 0, 1)),
+        )
+    )
+    assert one == pytest.approx(block, abs=1e-12)
+    assert two > block + 0.05
+
+
+def test_it_can_accept_less_often_than_one_draft_token() -> None:
+    """With p = q one draft token is always accepted; of several the one that the order prefers comes too often."""
+    p = float64(0.7, 0.3)
+    assert selected(best_draft_rule, p, independent(p, 1))[1] == pytest.approx(1, abs=1e-12)
+    assert selected(best_draft_rule, p, independent(p, 3))[1] == pytest.approx(0.643, abs=1e-12)
+
+
+def test_the_copy_of_the_code_is_not_exact() -> None:
+    p, q = float64(0.5, 0.5, 0), float64(0.25, 0.25, 0.5)
+    assert distance(selected(best_draft_code_rule, p, independent(q, 2))[0], p) == pytest.approx(1 / 16, abs=1e-12)
+
+
+def test_of_many_tokens_with_equal_ratios_the_lowest_is_chosen_for_paths_and_the_last_for_tokens() -> None:
+    """Torch keeps the order of more than 16 equal numbers in a stable sort only."""
+    probs = torch.full((4, 40), 1 / 40, dtype=torch.float64)
+    tokens = torch.stack([torch.randperm(40, generator=torch.Generator().manual_seed(seed))[:3] for seed in range(30)])
+    chosen = chosen_path(probs.expand(30, 4, 40), probs[:3].expand(30, 3, 40), tokens, TokenTree((-1, -1, -1)))
+    assert torch.equal(chosen.nodes[:, 0], tokens.argmin(-1))
+    accept, _ = best_draft(probs[0].expand(30, 40), probs[:3].expand(30, 3, 40), tokens)
+    assert torch.equal(accept.argmax(-1), tokens.argmax(-1))
+
+
+def test_bugs_of_the_best_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_skewed(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        ratio = (p / q[..., 0, :]).gather(-1, tokens)
+        best = ratio.argmax(-1, keepdim=True)
+        accept = torch.zeros_like(ratio).scatter(-1, best, ratio.gather(-1, best).clamp_max(1))
+        return accept, residual(p, q[..., 0, :])
+
+    def one_draft_fewer(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return best_draft(p, q, tokens)[0], best_draft(p, q[..., :-1, :], tokens[..., :-1])[1]
+
+    for bug in (not_skewed, one_draft_fewer):
+        assert distance(selected(PlannedRule(AtEachNode(bug)), P, independent(Q, 3))[0], P) > 1e-3
+    right = module._distribution_of_the_best
+    monkeypatch.setattr(module, "_distribution_of_the_best", lambda q, preference, k: right(q, -preference, k))
+    assert distance(selected(best_draft_rule, P, independent(Q, 2))[0], P) > 1e-3
+
+
+# SpecHub's code
+
+
+def test_spechub_s_code_is_off_where_the_target_is_nearly_certain() -> None:
+    q, certain = float64(0.5, 0.3, 0.2), torch.tensor(1 - 1e-3, dtype=torch.float64)
+    for hub, shortcut in ((certain, False), (torch.nextafter(certain, torch.ones(())), True)):
+        p = torch.stack([hub, (1 - hub) / 2, (1 - hub) / 2])
+        off = distance(selected(spechub_code, p, hub_pairs(q, 2))[0], p)
+        assert off == pytest.approx(1e-3 if shortcut else 0.0, abs=1e-12)
+        for tokens, only_hub in (([1, 0], [0.0, 1.0]), ([0, 2], [1.0, 0.0])):
+            accept, after = with_shortcut(p, q.expand(2, -1), torch.tensor(tokens))
+            exact = spechub(p, q.expand(2, -1), torch.tensor(tokens))
+            assert accept.tolist() == (only_hub if shortcut else exact[0].tolist())
+            assert torch.equal(after, exact[1])
+
+
+# Merged drafts
+
+
+def listed(drafts: Drafts) -> list[tuple[list[int], float, list[list[float]]]]:
+    return list(zip(drafts.tokens.tolist(), drafts.probability.tolist(), drafts.q.tolist(), strict=True))
+
+
+def test_merged_drafts_in_full() -> None:
+    own, none = [0.75, 0.25], [0.0, 0.0]
+    once, pair = [own, none], [own, own]
+    drafts = independent(float64(*own), 2)
+    chances = (0.5625, 0.1875, 0.1875, 0.0625)
+    assert listed(merged(drafts, shuffled=False)) == [
+        ([0, -1], chances[0], once), ([0, 1], chances[1], pair),
+        ([1, 0], chances[2], pair), ([1, -1], chances[3], once),
+    ]  # fmt: skip
+    shuffled = listed(merged(drafts, shuffled=True))
+    assert [(tokens, chance) for tokens, chance, _ in shuffled[1:5]] == [
+        (order, 0.09375) for order in ([0, 1], [1, 0], [1, 0], [0, 1])
+    ]
+    assert [q for *_, q in listed(first_appearances(drafts))] == [once, [own, [0, 1]], [own, [1, 0]], once]
+    several = from_several(torch.stack([float64(0.5, 0.0, 0.5), float64(0.0, 0.75, 0.25)]))
+    assert several.tokens.tolist() == [[0, 1], [0, 2], [2, 1], [2, 2]]
+    assert several.probability.tolist() == [0.375, 0.125, 0.375, 0.125]
+
+
+def test_of_three_samples_a_later_token_is_a_sample_of_those_not_yet_seen() -> None:
+    own = [0.5, 0.3, 0.2]
+    found = {
+        tuple(tokens): (chance, q) for tokens, chance, q in listed(first_appearances(independent(float64(*own), 3)))
+    }
+    assert len(found) == 3 + 6 + 6
+    for x, y, z in permutations(range(3)):
+        second = [0.0 if token == x else share / (1 - own[x]) for token, share in enumerate(own)]
+        assert found[x, y, z][0] == pytest.approx(own[x] * own[y] * own[z], abs=1e-12)
+        assert found[x, y, -1][0] == pytest.approx(own[x] * own[y] * (2 * own[x] + own[y]), abs=1e-12)
+        assert found[x, -1, -1][0] == pytest.approx(own[x] ** 3, abs=1e-12)
+        assert found[x, y, z][1][1] == pytest.approx(second, abs=1e-12)
+
+
+@every_kind
+def test_merging_is_exact_with_the_q_that_the_children_really_have(kind: str) -> None:
+    p, q = first_distributions(kind, 3)
+    assert distance(selected(recursive_rejection, p, first_appearances(independent(q, 3)))[0], p) < 1e-12
+    assert distance(selected(recursive_rejection, p, from_several(torch.stack([q, p, q])))[0], p) < 1e-12
+
+
+def test_merging_is_not_exact_with_the_q_of_the_samples() -> None:
+    p, q = float64(0, 0.3, 0.7), float64(0.6, 0.2, 0.2)
+    for shuffled in (True, False):
+        assert distance(selected(recursive_rejection, p, merged(independent(q, 2), shuffled))[0], p) > 0.01
