@@ -9,14 +9,14 @@ ifneq ($(shell test -d "$$HOME" && test -w "$$HOME" && echo yes),yes)
 export HOME := $(shell mkdir -p "$(CURDIR)/build/home")$(CURDIR)/build/home
 endif
 # Results of these targets are committed; those of explorations go to build/own.
-bench bench-gpu models larger distilled features paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
+models paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
 # Notebooks that take seconds.
 NOTEBOOKS ?= $(wildcard notebooks/00_* notebooks/13_* notebooks/14_*)
 PIPELINE = snakemake --cores $(CORES) --quiet rules host
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: environment reproduce accept test fast wheel nbval lint lab docs bench bench-gpu experiments engines models larger distilled features paper lock clean
+.PHONY: environment reproduce accept test fast wheel nbval lint lab docs studies engines models distilled features paper lock clean
 
 reproduce: environment  ## run every notebook and typeset the paper, under build/, and compare all of it with what is committed
 	$(PIPELINE)
@@ -46,17 +46,9 @@ docs: environment  ## the public interface as pages, from docstrings: build/docs
 lab: environment  ## explore in JupyterLab
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
-bench: export OMP_NUM_THREADS = $(or $(THREADS),1)
-bench: environment  ## measure what is promised about time, on a machine that does nothing else (PAIRS=trained: a third of it)
-	python -m studies.speed.bench $(STAGES) $(if $(PAIRS),--pairs $(PAIRS))
-
-bench-gpu: environment  ## measure it on a GPU (DEVICE=cuda), at published sizes: 20 minutes; run again, it goes on
-	python -m studies.speed.bench --device $(or $(DEVICE),cuda)
-
-experiments: export OMP_NUM_THREADS = $(or $(THREADS),1)
-experiments: environment  ## measure the committed tables that take long (ONLY=detection: one of them; SMOKE=1: a trial)
-	snakemake -s experiments.smk --workflow-profile none --cores $(CORES) --rerun-incomplete --quiet rules host \
-		--config smoke=$(or $(SMOKE),0) -- $(or $(ONLY),all)
+studies: export OMP_NUM_THREADS = $(or $(THREADS),1)
+studies: environment  ## measure the committed tables that take long (ONLY=bug_suite: one of them; SMALL=1: a trial); run again, it goes on
+	python -m studies $(or $(ONLY),all) $(if $(SMALL),--small)
 
 engines: environment  ## collect tokens from other engines, each in its own environment (ENGINE=openvino: one of them)
 	snakemake -s engines.smk --workflow-profile none --cores $(CORES) --keep-going --rerun-incomplete --quiet rules host \
@@ -64,20 +56,18 @@ engines: environment  ## collect tokens from other engines, each in its own envi
 
 # Large tensors are allocated and freed in every step of a training. With these settings of glibc their pages are kept,
 # which takes a third off the time on a CPU; elsewhere they mean nothing.
-models larger distilled features: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=20000000000:glibc.malloc.top_pad=500000000
+models distilled features: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=20000000000:glibc.malloc.top_pad=500000000
 
 models: environment  ## train the pair anew (PRESET=cpu takes about an hour on two cores, PRESET=gpu wants a GPU)
 	python -m studies.training.training --preset $(or $(PRESET),cpu)
 	python -m studies.training.model_card
 
-larger: environment  ## train a target of twice the layers from the shipped one (two hours on two cores); run again, it goes on
-	python -m studies.training.larger_target
-	python -m studies.training.model_card
-
 distilled: environment  ## train copies of the draft for acceptance, with several objectives; run again, it goes on
+	python -m studies distillation
 	python -m studies.training.distillation
 
 features: environment  ## train heads that draft from the target's features, and their control; run again, it goes on
+	python -m studies feature_drafts
 	python -m studies.training.feature_drafts
 
 paper: environment  ## typeset the paper from the committed results and figures

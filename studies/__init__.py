@@ -1,1 +1,4 @@
-"""Long runs whose tables are committed: benchmarks, the bug suite, training. Not part of the installed package."""
+"""Long runs whose tables are committed, training included. Not part of the installed package.
+
+`python -m studies NAME` makes `data/results/NAME.csv`; see `studies.study`.
+"""

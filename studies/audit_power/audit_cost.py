@@ -1,4 +1,4 @@
-"""What an audit costs in forward passes of its target, on the trained pair: `make experiments ONLY=audit_cost`.
+"""What an audit costs in forward passes of its target, on the trained pair.
 
 The table `data/results/audit_cost.csv` is that of `measure_audit_cost`, in float32, on completions of the exact
 sampler.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,16 +22,9 @@ from specnb.notebook import corpus
 from specnb_audit.api import audit
 from specnb_audit.numerics import measure_numerics
 from specnb_audit.teacher_forcing import Completion, teacher_forced_pass
+from studies.study import Study
 
-TABLE = "audit_cost"
-SETTINGS: dict[str, Any] = {"completions": 48, "new_tokens": 160, "repetitions": 5}
-SMOKE: dict[str, Any] = {"completions": 4, "new_tokens": 8, "repetitions": 3}
 FILES, PROMPT_TOKENS = 12, 24
-
-
-def items(**_: Any) -> list[str]:
-    """One item: all parts are timed in turn."""
-    return ["trained"]
 
 
 def measure(item: str, completions: int, new_tokens: int, repetitions: int) -> pd.DataFrame:
@@ -44,11 +36,6 @@ def measure(item: str, completions: int, new_tokens: int, repetitions: int) -> p
     given = [Completion(prompt, tokens) for prompt, tokens in zip(prompts, made.tokens, strict=True)]
     costs = measure_audit_cost(pair, given, repetitions)
     return costs.assign(dtype="float32", machine=machine(), threads=torch.get_num_threads())
-
-
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The lines as they are."""
-    return parts
 
 
 @torch.inference_mode()
@@ -92,3 +79,10 @@ def measure_audit_cost(
 
 def _clock(device: torch.device) -> Clock:
     return time.process_time if device.type == "cpu" else device_clock(device)
+
+
+STUDY = Study(
+    measure,
+    settings={"completions": 48, "new_tokens": 160, "repetitions": 5},
+    small={"completions": 4, "new_tokens": 8, "repetitions": 3},
+)

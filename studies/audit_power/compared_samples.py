@@ -1,4 +1,4 @@
-"""Samples that the tests of `studies.audit_power.comparison` are compared on, and what the tests read of them.
+"""Samples that the tests of `studies.audit_power.audit_comparison` are compared on, and what the tests read of them.
 
 All arrays are `(completions, LENGTH)`, one entry for each token. Completion i continues prompt i modulo `PROMPTS`.
 """
@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from specnb.decoding.generate import Study
 from specnb.decoding.generate import generate as plain_generate
@@ -105,13 +104,13 @@ def exact_like(bug: Bug) -> Bug:
 
 def greedy_mismatch(bug: Bug, pair: Pair, seed: int, completions: int) -> NDArray[np.bool_]:
     """Where the loop with `bug` at temperature 0 differs from plain greedy decoding, each from a prompt of its own."""
-    greedy, ends, random = at_temperature_0(bug), ends_of(bug), np.random.default_rng([1, seed])
+    greedy, random = at_temperature_0(bug), np.random.default_rng([1, seed])
     starts = [random.integers(VOCAB, size=4 + row % PROMPTS).tolist() for row in range(completions)]
     plain = plain_generate(
-        pair.target, starts, max_new_tokens=LENGTH, sampling=greedy.claimed, eos=ends, progress=False
+        pair.target, starts, max_new_tokens=LENGTH, sampling=greedy.claimed, eos=ends_of(bug), progress=False
     )
     made = generate(
-        greedy, pair.target, starts, pair.draft, gamma=GAMMA, max_new_tokens=LENGTH, eos=ends, progress=False
+        greedy, pair.target, starts, pair.draft, gamma=GAMMA, max_new_tokens=LENGTH, eos=ends_of(bug), progress=False
     )
     return _padded(made.tokens) != _padded(plain.tokens)  # type: ignore[no-any-return]  # numpy returns Any
 
@@ -119,21 +118,19 @@ def greedy_mismatch(bug: Bug, pair: Pair, seed: int, completions: int) -> NDArra
 @torch.inference_mode()
 def rows_of(made: Sampled, pair: Pair, claimed: Sampling) -> list[Row]:
     """The distributions of target and draft along the completions, one row for each."""
-    target: PreTrainedModel = pair.target
     completions = [
         Completion(prompts()[number % PROMPTS], tokens[tokens >= 0].tolist())
         for number, tokens in enumerate(made.tokens)
     ]
-    return list(teacher_forced_rows(Models(target, claimed, pair.draft, claimed), completions))
+    return list(teacher_forced_rows(Models(pair.target, claimed, pair.draft, claimed), completions))
 
 
 @torch.inference_mode()
 def judge(rows: Sequence[Row], ends: Sequence[int] | None, seed: int) -> Judged:
     """What the tests read of `rows`; `seed` is that of the transform's own uniforms."""
-    tokens, judged = np.zeros((len(rows), LENGTH), dtype=np.int64), np.zeros((len(rows), LENGTH), dtype=bool)
-    p = torch.full((len(rows), LENGTH, VOCAB), 1 / VOCAB, dtype=torch.float64)
-    shared = np.zeros((len(rows), LENGTH))
-    zero = np.zeros((len(rows), LENGTH), dtype=bool)
+    shape = (len(rows), LENGTH)
+    tokens, judged, zero = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    p, shared = torch.full((*shape, VOCAB), 1 / VOCAB, dtype=torch.float64), np.zeros(shape)
     for number, row in enumerate(rows):
         n = len(row.tokens)
         last = next((at for at, token in enumerate(row.tokens) if token in (ends or ())), n)
@@ -143,24 +140,15 @@ def judge(rows: Sequence[Row], ends: Sequence[int] | None, seed: int) -> Judged:
         if row.q is not None:
             shared[number, :n] = overlap(row.p, row.q).numpy()
     flat, at = p.flatten(0, 1), torch.from_numpy(tokens.ravel())
-    own = flat.gather(-1, at[:, None])[:, 0]
-    log = flat.clamp_min(1e-300).log()
+    own, log = flat.gather(-1, at[:, None])[:, 0], flat.clamp_min(1e-300).log()
     entropy = -(flat * log).sum(dim=-1)
-    variance = (flat * log**2).sum(dim=-1) - entropy**2
-    w = np.random.default_rng([2, seed]).random(len(flat))
-    u = transform(flat, flat, at, w)
-    log_p, entropies, variances = (
-        x.numpy().reshape(tokens.shape) for x in (own.clamp_min(1e-300).log(), entropy, variance)
-    )
-    zero |= judged & (own.numpy() == 0).reshape(tokens.shape)
-    return Judged(
-        judged, zero, log_p, entropies, variances.clip(min=0), u.reshape(tokens.shape), shared, p.numpy()
-    )  # fmt: skip
+    variance = ((flat * log**2).sum(dim=-1) - entropy**2).clamp_min(0)
+    u = transform(flat, flat, at, np.random.default_rng([2, seed]).random(len(flat)))
+    zero |= judged & (own.numpy() == 0).reshape(shape)
+    log_p, entropies, variances = (x.numpy().reshape(shape) for x in (own.clamp_min(1e-300).log(), entropy, variance))
+    return Judged(judged, zero, log_p, entropies, variances, u.reshape(shape), shared, p.numpy())
 
 
 def _padded(completions: Sequence[Sequence[int]]) -> Integers:
     """Completions as an array `(m, LENGTH)`, -1 after the last token of each."""
-    tokens = np.full((len(completions), LENGTH), -1)
-    for number, completion in enumerate(completions):
-        tokens[number, : len(completion)] = completion
-    return tokens
+    return np.array([[*own, *[-1] * (LENGTH - len(own))] for own in completions])

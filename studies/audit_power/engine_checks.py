@@ -1,15 +1,13 @@
 """The tests that inference engines apply to their own samplers, reimplemented, and which bugs pass them.
 
 Each tests one rule in isolation, with one distribution p and one q at every position, whatever was emitted before. So
-it cannot detect errors in caches, positions or between steps. `make experiments ONLY=engine_checks` applies them to the
-bug suite and records how often each bug passes.
+it cannot detect errors in caches, positions or between steps. The table says how often each bug passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,6 +23,7 @@ from specnb_audit.bugs.bug import UNFILTERED, Bug
 from specnb_audit.bugs.step import argmax_distribution, unchanged
 from specnb_audit.known_bugs import EXACT, KNOWN_BUGS
 from specnb_audit.known_bugs import generate as generate_wrong
+from studies.study import Study
 
 Check = Callable[[Bug, np.random.Generator], bool]
 """Whether a sampler passes, on distributions that are sampled anew for each call."""
@@ -100,9 +99,6 @@ CHECKS: dict[str, tuple[Check, int]] = {
 }
 """The checks and how often each is repeated."""
 
-TABLE = "engine_checks"
-SETTINGS: dict[str, Any] = {"bugs": [], "repeats": True}  # no bugs named: all of them
-SMOKE: dict[str, Any] = {"bugs": ["exact", "no-residual"], "repeats": False}
 PROMPTS = ("def f(x):", "import numpy", "class Graph:\n    ", "for i in range(")
 
 
@@ -162,25 +158,23 @@ def _within_ten_sigma(tokens: Tensor, probs: Tensor, least: float = 5.0) -> bool
     return freedom < 1 or float(((observed - wanted) ** 2 / wanted).sum()) < freedom + 10 * (2 * freedom) ** 0.5
 
 
-def items(bugs: Sequence[str], **_: Any) -> list[str]:
-    """The names of the bugs; one item is one bug."""
-    return list(bugs or [EXACT.name, *KNOWN_BUGS])
-
-
-def measure(item: str, repeats: bool, **_: Any) -> pd.DataFrame:
+def measure(item: str, repeats: bool) -> pd.DataFrame:
     """How often the bug `item` passes each check, out of how many repetitions (one, without `repeats`)."""
     bug, pair = ({EXACT.name: EXACT} | KNOWN_BUGS)[item], load_pair(packed=False)
     rows = []
-    for at, (name, (check, number)) in enumerate(CHECKS.items()):
-        if exercised(bug):
-            runs = number if repeats else 1
-            passed = sum(check(bug, np.random.default_rng([at, run])) for run in range(runs))
-            rows.append((item, name, passed, runs))
+    for at, (name, (check, number)) in enumerate(CHECKS.items() if exercised(bug) else ()):
+        runs = number if repeats else 1
+        passed = sum(check(bug, np.random.default_rng([at, run])) for run in range(runs))
+        rows.append((item, name, passed, runs))
     equal = greedy_passes(bug, pair, [pair.encode(prompt) for prompt in PROMPTS], 48)
     rows.append((item, "transformers", int(equal), 1))
     return pd.DataFrame(rows, columns=["bug", "check", "passed", "runs"])
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table: all bugs and checks."""
-    return parts
+STUDY = Study(
+    measure,
+    settings={"repeats": True},
+    small={"repeats": False},
+    items=(EXACT.name, *KNOWN_BUGS),
+    small_items=("exact", "no-residual"),
+)

@@ -1,4 +1,4 @@
-"""How often the audit rejects an exact sampler: `make experiments ONLY=false_alarms`.
+"""How often the audit rejects an exact sampler.
 
 Tokens are sampled by the speculative rule itself from the distributions of the trained pair, at prefixes that the
 target wrote, with several settings and two dtypes. Each audit samples them anew and uses the draft model's
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,7 @@ from specnb_audit.numerics import Numerics, crossing, in_dtype, measure_numerics
 from specnb_audit.report import Report
 from specnb_audit.teacher_forcing import Completion, Models, batch_logits, cutoff_gaps, teacher_forced_rows
 from studies.engines import engines
+from studies.study import Study
 
 PROMPTS = ("def ", "class ", "import ", "    return ", "for i in range(", "x = ", "from sympy import ", "assert ")
 LENGTH = 250
@@ -38,10 +39,6 @@ RATES = (1e-1, 1e-2, 1e-3, 1e-6)
 
 CONTROLS = "engines without speculation"
 NOT_EXACT = ("onnxruntime-none-t07-p09",)  # data/findings/onnxruntime-genai-top-p.md
-
-TABLE = "false_alarms"
-SETTINGS: dict[str, Any] = {"audits": 200, "block": 100, "tokens": 5000}
-SMOKE: dict[str, Any] = {"audits": 2, "block": 2, "tokens": 500}
 
 
 class Setting(NamedTuple):
@@ -126,13 +123,6 @@ def controls() -> list[str]:
     return [row.name for row in plain if row.name not in NOT_EXACT]
 
 
-def audit_control(row: engines.Row, tokens: int, most: int | None = None) -> pd.DataFrame:
-    """The audits of an engine's committed completions, `most` of them, each of about `tokens` tokens."""
-    size = max(1, tokens // engines.NEW_TOKENS)
-    starts = range(0, row.completions, size)[:most]
-    return outcomes((number, engines.audited(row, slice(at, at + size))) for number, at in enumerate(starts))
-
-
 def resampled(engine: ExactEngine, seed: int, number: int) -> Row:
     """Row `number` with new tokens: the first token that a step of Algorithm 1 emits at each of its prefixes."""
     row, probs = engine.rows[number], engine.probs[number]
@@ -147,36 +137,41 @@ def resampled(engine: ExactEngine, seed: int, number: int) -> Row:
     return replace(row, tokens=emitted, steps=None, cutoff_gaps=gaps)
 
 
-def items(audits: int, block: int, **_: Any) -> list[str]:
-    """Blocks of audits, named by their setting and the seed of the first, and the engines' rows."""
-    return [f"{name}-{first:05d}" for name in MIXED for first in range(0, audits, block)] + controls()
-
-
-def measure(item: str, audits: int, block: int, tokens: int) -> pd.DataFrame:
-    """A block of audits, one line for each; of an engine's row at most `audits`."""
+def measure(item: str, audits: int, tokens: int) -> pd.DataFrame:
+    """A line for each audit with one setting; of an engine's row at most `audits`, each of about `tokens` tokens."""
     if item in controls():
-        return audit_control(engines.rows()[item], tokens, audits).assign(setting=CONTROLS)
-    name, _, first = item.rpartition("-")
-    seeds = range(int(first), min(int(first) + block, audits))
-    engine = exact_engine(load_pair(packed=False), MIXED[name], tokens)
-    return run_audits(engine, seeds).assign(setting=name)
+        row, size = engines.rows()[item], max(1, tokens // engines.NEW_TOKENS)
+        starts = range(0, row.completions, size)[:audits]
+        reports = ((number, engines.audited(row, slice(at, at + size))) for number, at in enumerate(starts))
+        return outcomes(reports).assign(setting=CONTROLS)
+    engine = exact_engine(load_pair(packed=False), MIXED[item], tokens)
+    return run_audits(engine, range(audits)).assign(setting=item)
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
+def counted(parts: pd.DataFrame) -> pd.DataFrame:
     """For each setting, and for all of them together: how many audits exceeded 1/delta at any token, for several delta,
     and how many Ville's inequality allows."""
-    groups = [*parts.groupby("setting", sort=False), ("all", parts)]
-    return pd.DataFrame([_line(str(name), audited, rate) for name, audited in groups for rate in RATES])
+    return pd.DataFrame(
+        {
+            "setting": setting,
+            "delta": rate,
+            "audits": len(audited),
+            "tokens": int(audited.tokens.sum()),
+            "alarms": int((audited.rejected_at <= rate).sum()),
+            "alarms_allowed": rate * len(audited),
+            "largest_log10_e": float(audited.log10_e_peak.max()),
+            "median_peak_log10_e": float(audited.log10_e_peak.median()),
+        }
+        for setting, audited in [*parts.groupby("setting", sort=False), ("all", parts)]
+        for rate in RATES
+    )
 
 
-def _line(setting: str, audited: pd.DataFrame, rate: float) -> dict[str, Any]:
-    return {
-        "setting": setting,
-        "delta": rate,
-        "audits": len(audited),
-        "tokens": int(audited.tokens.sum()),
-        "alarms": int((audited.rejected_at <= rate).sum()),
-        "alarms_allowed": rate * len(audited),
-        "largest_log10_e": float(audited.log10_e_peak.max()),
-        "median_peak_log10_e": float(audited.log10_e_peak.median()),
-    }
+STUDY = Study(
+    measure,
+    settings={"audits": 200, "tokens": 5000},
+    small={"audits": 2, "tokens": 500},
+    items=(*MIXED, *controls()),
+    small_items=("t-1", "bfloat16", *controls()[:1]),
+    finish=counted,
+)

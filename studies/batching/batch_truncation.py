@@ -31,13 +31,7 @@ FinalUniform = Float[Tensor, " batch"]
 def keep_all(
     outcome: Outcome, others: Others, p: TargetProbs, draft_tokens: DraftTokens, final_uniform: FinalUniform
 ) -> Outcome:
-    """Every row keeps all it accepted and the token after it; `others` is not read. Exact.
-
-    >>> outcome, others = Outcome(torch.tensor([2]), torch.tensor([0])), torch.tensor([1])
-    >>> p, draft_tokens, uniform = torch.full((1, 3, 3), 1 / 3), torch.tensor([[1, 2]]), torch.tensor([0.5])
-    >>> keep_all(outcome, others, p, draft_tokens, uniform)
-    Outcome(accepted=tensor([2]), token=tensor([0]))
-    """
+    """Every row keeps all it accepted and the token after it; `others` is not read. Exact."""
     return outcome
 
 
@@ -47,11 +41,6 @@ def truncate_to_shortest(
     """All rows keep as many tokens as the shortest; the last token of a truncated row is an accepted draft token.
 
     Exact: whether a row continues is known before its next token is, so the row ends at a stopping time.
-
-    >>> outcome, others = Outcome(torch.tensor([2]), torch.tensor([0])), torch.tensor([1])
-    >>> p, draft_tokens, uniform = torch.full((1, 3, 3), 1 / 3), torch.tensor([[1, 2]]), torch.tensor([0.5])
-    >>> truncate_to_shortest(outcome, others, p, draft_tokens, uniform)
-    Outcome(accepted=tensor([1]), token=tensor([2]))
     """
     longer = outcome.accepted > others
     next_draft = draft_tokens.gather(-1, others.clamp_max(draft_tokens.shape[-1] - 1)[:, None])[:, 0]
@@ -65,11 +54,6 @@ def truncate_and_resample(
 
     Not exact: where the batch is truncated, a row that rejected keeps its recovered token and a row that accepted
     loses its draft token. So recovered tokens are too frequent.
-
-    >>> outcome, others = Outcome(torch.tensor([2]), torch.tensor([0])), torch.tensor([1])
-    >>> p, draft_tokens, uniform = torch.full((1, 3, 3), 1 / 3), torch.tensor([[1, 2]]), torch.tensor([0.5])
-    >>> truncate_and_resample(outcome, others, p, draft_tokens, uniform)
-    Outcome(accepted=tensor([1]), token=tensor([1]))
     """
     probs = p.gather(-2, others.clamp_max(draft_tokens.shape[-1])[:, None, None].expand(-1, 1, p.shape[-1]))[:, 0]
     longer = outcome.accepted > others
@@ -82,11 +66,6 @@ def truncate_as_printed(
     """Only n_max - n of the gamma draft tokens are removed, as section 6.3 of the walk-through states.
 
     Not exact: gamma - n_max rejected draft tokens stay in every row.
-
-    >>> outcome, others = Outcome(torch.tensor([2]), torch.tensor([0])), torch.tensor([1])
-    >>> p, draft_tokens, uniform = torch.full((1, 3, 3), 1 / 3), torch.tensor([[1, 2]]), torch.tensor([0.5])
-    >>> truncate_as_printed(outcome, others, p, draft_tokens, uniform)
-    Outcome(accepted=tensor([2]), token=tensor([0]))
     """
     most = outcome.accepted.maximum(others)
     return Outcome(draft_tokens.shape[-1] - (most - outcome.accepted), outcome.token)
@@ -139,13 +118,3 @@ def emitted_count_distribution(p: Conditional, q: Conditional, gamma: int) -> Fl
     [0.0, 1.0]
     """
     return count_distribution(step_distribution(token_verification, p, q, gamma), gamma)
-
-
-def shortest_count_distribution(counts: Float[Tensor, " counts"], rows: int) -> Float[Tensor, " counts"]:
-    """The distribution `(gamma + 1,)` of the minimum over `rows` independent rows that each emit by `counts`.
-
-    >>> shortest_count_distribution(torch.tensor([0.5, 0.5]), rows=2)
-    tensor([0.7500, 0.2500])
-    """
-    at_least = counts.flip(0).cumsum(0).flip(0) ** rows
-    return -at_least.diff(append=at_least.new_zeros(1))

@@ -1,4 +1,4 @@
-"""The three cache layouts of a batch by the clock: `make experiments ONLY=layout_speeds`.
+"""The three cache layouts of a batch by the clock.
 
 The trained pair generates a batch in float32. Then each layout repeats its steps: one forward pass of the target over
 gamma + 1 tokens, and the crop of rejected ones. The layouts take turns, in a new random order in each step. The table
@@ -27,10 +27,8 @@ from specnb.measure.timing import Job, device_clock, machine, time_round
 from specnb.models.loading import load_pair
 from specnb.notebook import corpus
 from studies.batching.batch_layouts import LAYOUTS, Layout, Rows, Sequences
+from studies.study import Study
 
-TABLE = "layout_speeds"
-SETTINGS: dict[str, Any] = {"largest": 16, "new_tokens": 64}
-SMOKE: dict[str, Any] = {"largest": 2, "new_tokens": 8}
 GAMMA, SEED = 4, 10
 LENGTHS = {"equal": (48, 48), "varied": (4, 92)}  # tokens of the shortest and of the longest prompt
 
@@ -59,11 +57,6 @@ def _pass_and_crop(rows: Rows, tokens: Tensor, counts: Tensor) -> None:
     rows.crop(counts)
 
 
-def items(**_: Any) -> list[str]:
-    """The kinds of prompts."""
-    return list(LENGTHS)
-
-
 @torch.inference_mode()
 def measure(item: str, largest: int, new_tokens: int) -> pd.DataFrame:
     """The lines of one kind of prompts: batches of 1, 2, 4, ... up to `largest` rows."""
@@ -89,6 +82,9 @@ def measure(item: str, largest: int, new_tokens: int) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The lines as they are."""
-    return parts
+STUDY = Study(
+    measure,
+    settings={"largest": 16, "new_tokens": 64},
+    small={"largest": 2, "new_tokens": 8},
+    items=tuple(LENGTHS),
+)

@@ -1,4 +1,4 @@
-"""Speculative beam search by the clock, on the trained pair: `make experiments ONLY=beam_speeds`.
+"""Speculative beam search by the clock, on the trained pair.
 
 Whole searches with several (draft width u, gamma) are timed in turn with the target's own search of the same width, on
 held-out prompts, in float32. The table `data/results/beam_speeds.csv` has a line for each choice:
@@ -13,7 +13,6 @@ held-out prompts, in float32. The table `data/results/beam_speeds.csv` has a lin
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import torch
@@ -25,18 +24,11 @@ from specnb.measure.timing import machine
 from specnb.models.loading import load_pair
 from specnb.notebook import corpus
 from studies.beams.beam_cost import improvement, measure_beam_speeds
+from studies.study import Study
 
-TABLE = "beam_speeds"
-SETTINGS: dict[str, Any] = {"prompts": 12, "prompt_tokens": 32, "new_tokens": 24, "repetitions": 30}
-SMOKE: dict[str, Any] = {"prompts": 3, "prompt_tokens": 8, "new_tokens": 4, "repetitions": 3}
 WIDTH = 4
 CHOICES = ((4, 2), (4, 4), (8, 2), (8, 4), (16, 4))
 SIZES = (1, 4, 8, 16, 24, 36, 68)  # tokens in the forward passes that are timed for v and d
-
-
-def items(**_: Any) -> list[str]:
-    """One item: all choices are timed in turn."""
-    return ["trained"]
 
 
 def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repetitions: int) -> pd.DataFrame:
@@ -63,6 +55,8 @@ def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repeti
     return pd.DataFrame(lines)
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The lines as they are."""
-    return parts
+STUDY = Study(
+    measure,
+    settings={"prompts": 12, "prompt_tokens": 32, "new_tokens": 24, "repetitions": 30},
+    small={"prompts": 8, "prompt_tokens": 8, "new_tokens": 4, "repetitions": 3},
+)

@@ -1,4 +1,4 @@
-"""Drafters compared on the same prompts: `make experiments ONLY=drafters`.
+"""Drafters compared on the same prompts.
 
 One line of `data/results/drafters.csv` for each kind of text and drafter, on the trained pair at temperature 1:
 
@@ -17,7 +17,6 @@ same passage with a name changed; `repetitive` a table of numbered entries.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -35,18 +34,17 @@ from specnb.drafting.length import BanditDrafter, HighEntropy, LowConfidence, St
 from specnb.drafting.model import MixtureDrafter, ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
 from specnb.measure.statistics import Estimate, ratio_of_medians, ratio_of_sums
-from specnb.measure.timing import machine, run_round
+from specnb.measure.timing import Job, device_clock, machine, time_rounds
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.notebook import corpus
+from studies import study
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
+from studies.study import columns
 from studies.training.training import encode
 
-TABLE = "drafters"
 TEXTS = ("new", "edited", "repetitive")
-SETTINGS: dict[str, Any] = {"sequences": 24, "timed_sequences": 12, "new_tokens": 48, "counted_files": 100}
-SMOKE: dict[str, Any] = {"sequences": 8, "timed_sequences": 3, "new_tokens": 8, "counted_files": 10}
 COPIED_FILES = 60  # training files in the suffix automaton
 PASSAGE, BEGUN = 96, 32  # tokens of a passage, and of its edited copy in the prompt
 ENTRIES = 8
@@ -135,11 +133,6 @@ def _repetitive(pair: Pair, source: str, number: int) -> list[int]:
     return pair.encode(f"{name} = {{\n" + "".join(lines))
 
 
-def items(**_: Any) -> list[str]:
-    """The kinds of text."""
-    return list(TEXTS)
-
-
 def measure(
     item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int, double: bool = False
 ) -> pd.DataFrame:
@@ -151,8 +144,10 @@ def measure(
     lines: list[dict[str, object]] = []
     for name, entry in entries.items():
         counts = counts_of(_made(pair, prompts, entry, sampling, new_tokens).record)
-        label = {"text": item, "drafter": name, "gamma": entry.gamma, "sequences": len(prompts)}
-        lines.append(label | {"new_tokens": new_tokens} | _flat(counts))
+        lines.append({"text": item, "drafter": name, "gamma": entry.gamma, "sequences": len(prompts)})
+        lines[-1]["new_tokens"] = new_tokens
+        for quantity, estimate in counts.items():
+            lines[-1] |= columns(quantity, estimate)
         if timed:
             lines[-1] |= _costs(timed, name, counts["tokens_per_step"].value)
             lines[-1] |= {"machine": machine(), "threads": torch.get_num_threads(), "timed_sequences": timed_sequences}
@@ -184,48 +179,35 @@ def _times(
     pair: Pair, prompts: list[list[int]], entries: dict[str, Entry], sampling: Sampling, new_tokens: int
 ) -> dict[str, dict[str, list[float]]]:
     """For each drafter and prompt: seconds per token of a whole call, and of drafting and the rest in a step."""
+    parts: dict[str, dict[str, list[float]]] = {name: {"draft": [], "rest": []} for name in entries}
 
-    def run(entry: Entry, prompt: list[int], row: int) -> tuple[float, float, float]:
-        began = time.perf_counter()
-        seconds = _made(pair, [prompt], entry, sampling, new_tokens, study=Study(rows=[row], timed=True)).record.seconds
-        whole = (time.perf_counter() - began) / new_tokens
-        return whole, float(np.median(seconds["draft"])), float(np.median(seconds["target"] + seconds["rest"]))
+    def run(name: str, prompt: list[int], row: int) -> None:
+        how = Study(rows=[row], timed=True)
+        seconds = _made(pair, [prompt], entries[name], sampling, new_tokens, study=how).record.seconds
+        parts[name]["draft"].append(float(np.median(seconds["draft"])))
+        parts[name]["rest"].append(float(np.median(seconds["target"] + seconds["rest"])))
 
-    order = np.random.default_rng(0)
-    for entry in entries.values():
-        run(entry, prompts[0], 0)
-    found: dict[str, dict[str, list[float]]] = {name: {"whole": [], "draft": [], "rest": []} for name in entries}
-    for row, prompt in enumerate(prompts):
-        of_all = run_round([partial(run, entry, prompt, row) for entry in entries.values()], order)
-        for name, measured in zip(entries, of_all, strict=True):
-            for part, seconds in zip(("whole", "draft", "rest"), measured, strict=True):
-                found[name][part].append(seconds)
-    return found
+    numbered = [(prompts[0], 0), *zip(prompts, range(len(prompts)), strict=True)]  # the first is the warm-up
+    rounds = [[Job(partial(run, name, *one)) for name in entries] for one in numbered]
+    whole = time_rounds(rounds, device_clock(pair.target.device), np.random.default_rng(0)) / new_tokens
+    return {
+        name: {"whole": of_calls.tolist()} | {part: values[1:] for part, values in parts[name].items()}
+        for name, of_calls in zip(entries, whole.T, strict=True)
+    }
 
 
 def _costs(timed: dict[str, dict[str, list[float]]], name: str, tokens_per_step: float) -> dict[str, float]:
     own, plain = timed[name], timed["none"]
     step = np.add(plain["draft"], plain["rest"])
     draft, v = (float(np.median(np.divide(own[part], step))) for part in ("draft", "rest"))
-    measured = ratio_of_medians(plain["whole"], own["whole"])
-    return {
-        "draft_cost": draft,
-        "v": v,
-        "predicted": tokens_per_step / (draft + v),
-        "measured": measured.value,
-        "measured_low": measured.low,
-        "measured_high": measured.high,
-    }
+    predicted = {"draft_cost": draft, "v": v, "predicted": tokens_per_step / (draft + v)}
+    return predicted | columns("measured", ratio_of_medians(plain["whole"], own["whole"]))
 
 
-def _flat(counts: dict[str, Estimate]) -> dict[str, float]:
-    return {
-        name + suffix: getattr(estimate, part)
-        for name, estimate in counts.items()
-        for suffix, part in (("", "value"), ("_low", "low"), ("_high", "high"))
-    }
-
-
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table: all kinds of text."""
-    return parts
+STUDY = study.Study(
+    measure,
+    settings={"sequences": 24, "timed_sequences": 12, "new_tokens": 48, "counted_files": 100},
+    small={"sequences": 8, "timed_sequences": 3, "new_tokens": 8, "counted_files": 10},
+    items=TEXTS,
+    small_items=TEXTS[:1],
+)

@@ -1,4 +1,4 @@
-"""When may a draft be cut short? Each rule enumerated: `make experiments ONLY=stopping_rules`.
+"""When may a draft be cut short? Each rule enumerated.
 
 One line of `data/results/stopping_rules.csv` for each rule: the largest and the mean total variation between the joint
 distribution that a step leads to and the target's, over `pairs` random pairs of distributions (vocabulary 3, gamma 2),
@@ -28,10 +28,8 @@ from specnb.drafting.length import (
 )
 from specnb.enumeration import completed, drafter_step_distribution, drafts_of, joint_distribution
 from specnb.rules import Outcome, token_verification
+from studies.study import Study
 
-TABLE = "stopping_rules"
-SETTINGS = {"pairs": 12}
-SMOKE = {"pairs": 2}
 VOCAB, GAMMA, PREFIX = 3, 2, (0,)
 EXACT = 1e-9  # largest total variation of a rule that is called exact; bisected edges are accurate to 1e-12
 
@@ -127,30 +125,24 @@ def deviation(case: Case, seed: int) -> tuple[float, float]:
     return float(difference.abs().sum()) / 2, drafted
 
 
-def items(**_: Any) -> list[str]:
-    """One item: it takes a minute."""
-    return ["all"]
-
-
 def measure(item: str, pairs: int) -> pd.DataFrame:
     """A line for each rule."""
     return pd.DataFrame(rule_line(name, case, pairs) for name, case in CASES.items())
 
 
 def rule_line(name: str, case: Case, pairs: int) -> dict[str, object]:
-    """The line of one rule, over `pairs` pairs of distributions."""
+    """The line of one rule, over `pairs` pairs of distributions; total variations below `EXACT` are 0."""
     found = np.array([deviation(case, seed) for seed in range(pairs)])
+    tv_max, tv_mean = (value if value >= EXACT else 0.0 for value in (found[:, 0].max(), found[:, 0].mean()))
     return {
         "rule": name,
-        "exact": bool(found[:, 0].max() < EXACT),
-        "tv_max": found[:, 0].max(),
-        "tv_mean": found[:, 0].mean(),
+        "exact": tv_max == 0,
+        "tv_max": tv_max,
+        "tv_mean": tv_mean,
         "drafted": found[:, 1].mean(),
         "pairs": pairs,
         "why": case.why,
     }
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table, with total variations below the accuracy of the enumeration as 0."""
-    return parts.assign(**{name: parts[name].where(parts[name] >= EXACT, 0.0) for name in ("tv_max", "tv_mean")})
+STUDY = Study(measure, settings={"pairs": 12}, small={"pairs": 2})

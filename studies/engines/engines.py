@@ -1,4 +1,4 @@
-"""Audit the tokens of other engines: `make experiments ONLY=engines`, without the engines.
+"""Audits of the tokens of other engines, without the engines.
 
 `data/engines/rows.csv` lists the rows: an engine, a kind of speculation and settings. The tokens of each row are
 committed as `data/engines/tokens/<row>.jsonl.gz`, with a record beside them. This module only audits them.
@@ -26,16 +26,13 @@ from specnb_audit.engine import Engine
 from specnb_audit.report import Report
 from specnb_audit.setting_names import ENGINE_ORDERS
 from specnb_audit.token_file import read_tokens
+from studies.study import Study
 
 ROWS = DATA / "engines" / "rows.csv"
 TOKENS = DATA / "engines" / "tokens"
 DELTA = 1e-6
 NEW_TOKENS = 64  # of every completion that no end token ends
 ORDERS = {"llama_cpp": "llama.cpp", "mlx_lm": "mlx-lm"}  # of the filters, where it is not that of `Sampling`
-
-TABLE = "engines"
-SETTINGS: dict[str, Any] = {"completions": None}
-SMOKE: dict[str, Any] = {"completions": 2}
 
 
 class Row(NamedTuple):
@@ -135,12 +132,14 @@ def audited(row: Row, part: slice = slice(None)) -> Report:
     )  # fmt: skip
 
 
-def items(**_: Any) -> list[str]:
-    """The rows that have a file of tokens."""
-    return [row.name for row in rows().values() if row.file.exists()]
+def collected() -> list[str]:
+    """The rows that have a file of tokens, engine by engine, each in the order of `rows.csv`."""
+    found = [row for row in rows().values() if row.file.exists()]
+    engines = list(dict.fromkeys(row.engine for row in found))
+    return [row.name for row in sorted(found, key=lambda row: engines.index(row.engine))]
 
 
-def measure(item: str, completions: int | None, **_: Any) -> pd.DataFrame:
+def measure(item: str, completions: int | None) -> pd.DataFrame:
     """The line of the table for one row."""
     row = rows()[item]
     start = time.perf_counter()
@@ -183,7 +182,10 @@ def line(row: Row, report: Report, seconds: float) -> dict[str, Any]:
     }
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table: engine by engine, each in the order of `rows.csv`."""
-    together = pd.concat([own for _, own in parts.groupby("engine", sort=False)], ignore_index=True)
-    return together.astype({"found_after": "Int64"})
+STUDY = Study(
+    measure,
+    settings={"completions": None},
+    small={"completions": 2},
+    items=collected(),
+    small_items=collected()[:2],
+)

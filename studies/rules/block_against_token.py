@@ -1,4 +1,4 @@
-"""Does block verification pay by the clock? `make experiments ONLY=block_against_token`.
+"""Does block verification pay by the clock?
 
 Both rules make the same forward passes in each step, so the time of a completion is the number of its steps times the
 time of a step. The two are measured apart: a step takes almost the same time in every call, but the number of steps
@@ -19,33 +19,27 @@ An item counts the steps at a temperature, or times them; timing needs a machine
 from __future__ import annotations
 
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from specnb.decoding.generate import Generation, Study, generate
 from specnb.distributions import Sampling
 from specnb.drafting.model import ModelDrafter
-from specnb.measure.statistics import Estimate, over_rows, ratio_of_sums
-from specnb.measure.timing import run_round
+from specnb.measure.statistics import over_rows, ratio_of_sums
+from specnb.measure.timing import Job, device_clock, time_rounds
 from specnb.models.loading import Pair, load_pair
 from specnb.rules import Rule, block_verification, token_verification
-from studies.speed.bench.generators import prompts_for
+from studies import study
+from studies.speed.pairs import prompts_of
+from studies.study import columns
 
-TABLE = "block_against_token"
-SETTINGS: dict[str, Any] = {"prompts": 51, "repeats": 20, "new_tokens": 60, "timed_rounds": 2}
-SMOKE: dict[str, Any] = {"prompts": 8, "repeats": 1, "new_tokens": 8, "timed_rounds": 1}
 GAMMA, PROMPT_TOKENS = 4, 32
 RULES: dict[str, Rule] = {"token": token_verification, "block": block_verification}
-
-
-def items(**_: Any) -> list[str]:
-    """Temperatures, and what is measured there."""
-    return [f"{temperature}-{what}" for what in ("counted", "timed") for temperature in ("0", "0-5", "1")]
 
 
 def measure(item: str, prompts: int, repeats: int, new_tokens: int, timed_rounds: int) -> pd.DataFrame:
@@ -53,7 +47,7 @@ def measure(item: str, prompts: int, repeats: int, new_tokens: int, timed_rounds
     number, what = item.rsplit("-", 1)
     temperature = float(number.replace("-", "."))
     pair = load_pair(packed=False)
-    starts = prompts_for(pair, "trained", prompts, PROMPT_TOKENS)
+    starts = prompts_of(pair, "held-out", prompts, PROMPT_TOKENS)
     complete = partial(_complete, pair, Sampling(temperature=temperature), new_tokens)
     if what == "timed":
         found = timed_steps(complete, starts, timed_rounds)
@@ -74,18 +68,16 @@ def counted_steps(complete: Any, prompts: list[list[int]], repeats: int) -> pd.D
 
 def timed_steps(complete: Any, prompts: list[list[int]], rounds: int) -> pd.DataFrame:
     """Seconds of a step by each rule (columns) in whole calls; on each prompt the rules take turns, `rounds` times."""
-    order, found = np.random.default_rng(0), []
     numbers = [0, *[*range(len(prompts))] * rounds]  # the first is the warm-up
-    for row, number in enumerate(tqdm(numbers, desc="timing", delay=3, leave=False)):
-        jobs = [partial(_seconds_of_a_step, complete, rule, prompts[number], row) for rule in RULES.values()]
-        found.append([number, *run_round(jobs, order)])
-    return pd.DataFrame(found[1:], columns=["prompt", *RULES])
+    steps: dict[str, list[int]] = {name: [] for name in RULES}
 
+    def run(name: str, number: int, row: int) -> None:
+        steps[name].append(int(complete(RULES[name], [prompts[number]], [row]).record.active.sum()))
 
-def _seconds_of_a_step(complete: Any, rule: Rule, prompt: list[int], row: int) -> float:
-    start = perf_counter()
-    steps = complete(rule, [prompt], [row]).record.active.sum()
-    return float((perf_counter() - start) / steps)
+    jobs = [[Job(partial(run, name, number, row)) for name in RULES] for row, number in enumerate(numbers)]
+    seconds = time_rounds(jobs, device_clock(torch.device("cpu")), np.random.default_rng(0))
+    table = pd.DataFrame(seconds / np.array([steps[name][1:] for name in RULES]).T, columns=[*RULES])
+    return table.assign(prompt=numbers[1:])
 
 
 def _complete(
@@ -97,7 +89,7 @@ def _complete(
     )  # fmt: skip
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
+def estimates(parts: pd.DataFrame) -> pd.DataFrame:
     """The table: a line for each temperature."""
     lines = [line(of) | {"temperature": temperature} for temperature, of in parts.groupby("temperature")]
     table = pd.DataFrame(lines)
@@ -125,15 +117,18 @@ def line(measured: pd.DataFrame) -> dict[str, float]:
 
     found: dict[str, float] = {}
     for name in RULES:
-        found |= _with_interval(f"{name}_per_step", ratio_of_sums(tokens, steps[name]))
-    found |= _with_interval("tokens_ratio", over_rows(tokens_ratio, len(steps)))
-    found |= _with_interval("step_ratio", over_rows(step_ratio, len(steps)))
-    found |= _with_interval(
-        "speed_ratio", over_rows(lambda chosen: tokens_ratio(chosen) * step_ratio(chosen), len(steps))
-    )
+        found |= columns(f"{name}_per_step", ratio_of_sums(tokens, steps[name]))
+    found |= columns("tokens_ratio", over_rows(tokens_ratio, len(steps)))
+    found |= columns("step_ratio", over_rows(step_ratio, len(steps)))
+    found |= columns("speed_ratio", over_rows(lambda chosen: tokens_ratio(chosen) * step_ratio(chosen), len(steps)))
     found |= {"prompts": len(steps), "sequences": len(counted), "calls": len(timed)}
     return found | {f"{name}_ms": 1000 * float(timed[name].median()) for name in RULES}
 
 
-def _with_interval(name: str, estimate: Estimate) -> dict[str, float]:
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+STUDY = study.Study(
+    measure,
+    settings={"prompts": 51, "repeats": 20, "new_tokens": 60, "timed_rounds": 2},
+    small={"prompts": 8, "repeats": 1, "new_tokens": 8, "timed_rounds": 1},
+    items=[f"{temperature}-{what}" for what in ("counted", "timed") for temperature in ("0", "0-5", "1")],
+    finish=estimates,
+)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specnb.distributions import Conditional
 from specnb.models.loading import Pair, load_pair
-from studies.speed.bench.generators import PROMPT_TOKENS, prompts_for
+from studies.speed.pairs import PROMPT_TOKENS, prompts_of
 
 TRAINED = "trained pair"
 CONTEXTS = 12  # held-out files of which the trained pair's distributions are taken
@@ -104,7 +104,7 @@ def _reduced(vocab: int, seed: int, context: tuple[int, ...]) -> tuple[Tensor, T
 @cache
 def _trained() -> tuple[Pair, list[list[int]]]:
     pair = load_pair(dtype=torch.float64)
-    return pair, prompts_for(pair, "trained", CONTEXTS, PROMPT_TOKENS)
+    return pair, prompts_of(pair, "held-out", CONTEXTS, PROMPT_TOKENS)
 
 
 def conditionals_of(family: str, vocab: int, pairs: int) -> list[tuple[Conditional, Conditional]]:

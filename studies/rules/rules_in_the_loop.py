@@ -1,4 +1,4 @@
-"""What each verification rule gains on the trained pair: `make experiments ONLY=rules_in_the_loop`.
+"""What each verification rule gains on the trained pair.
 
 All methods of a temperature make four forward passes of the draft model and one of the target in each step, so they
 differ in the tokens that the target's forward pass has to evaluate: 5 for a chain, 9 for two chains, 13 for a tree. The
@@ -49,11 +49,9 @@ from specnb.rules import (
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from studies.rules.best_draft import best_path_block
 from studies.rules.tree_shape import best_tree
-from studies.speed.bench.generators import prompts_for
+from studies.speed.pairs import prompts_of
+from studies.study import Study, columns
 
-TABLE = "rules_in_the_loop"
-SETTINGS: dict[str, Any] = {"sequences": 15, "new_tokens": 60, "timed": 21, "timed_tokens": 32}
-SMOKE: dict[str, Any] = {"sequences": 8, "new_tokens": 8, "timed": 3, "timed_tokens": 4}
 DEPTH, NODES, CHILDREN = 4, 12, 6  # levels and nodes of the tree; children whose acceptance is measured
 PROMPT_TOKENS = 32
 TWO_CHAINS = (-1, -1, 0, 1, 2, 3, 4, 5)
@@ -129,32 +127,21 @@ def both_expected(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]
     return ratios.clamp_max(1).cumprod(-1).sum(-1), torch.stack(weights, dim=-1).sum(-1)
 
 
-def items(**_: Any) -> list[str]:
-    """Temperatures."""
-    return ["0", "0-5", "1"]
-
-
 def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens: int) -> pd.DataFrame:
     """The lines of one temperature."""
     temperature = float(item.replace("-", "."))
-    sampling = Sampling(temperature=temperature)
-    pair = load_pair(packed=False)
-    prompts = prompts_for(pair, "trained", 2 * sequences + timed, PROMPT_TOKENS)
+    sampling, pair = Sampling(temperature=temperature), load_pair(packed=False)
+    prompts = prompts_of(pair, "held-out", 2 * sequences + timed, PROMPT_TOKENS)
     shaping, measured, timing = prompts[:sequences], prompts[sequences : 2 * sequences], prompts[2 * sequences :]
     run, run_timed = (partial(_run, pair, sampling, tokens) for tokens in (new_tokens, timed_tokens))
     sampled = distinct_children if temperature > 0 else top_children
-    rates = {scheme: child_rates(run, shaping, scheme) for scheme in {sampled, top_children}}
+    rates: dict[Scheme, list[float]] = {scheme: child_rates(run, shaping, scheme) for scheme in {sampled, top_children}}
     shapes = {scheme: best_tree(own, NODES, DEPTH).parents for scheme, own in rates.items()}
     chosen = methods(shapes[sampled], shapes[top_children], temperature)
-
-    noted = Noted([], [], steps=new_tokens // (DEPTH + 1))
-    run(Method(noted), measured)
-    token, block = torch.stack(noted.token), torch.stack(noted.block)
-    lines = {}
+    counted = {}
     for name, method in chosen.items():
         record = run(method, measured).record
-        emitted = (record.accepted + 1) * record.active
-        lines[name] = ratio_of_sums(emitted.sum(1), record.active.sum(1))
+        counted[name] = ratio_of_sums(((record.accepted + 1) * record.active).sum(1), record.active.sum(1))
 
     context, slots = mid_generation(PROMPT_TOKENS, timed_tokens, NODES)
     lengths = sorted({1, *(method.gamma + 1 for method in chosen.values())})
@@ -162,44 +149,35 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
     rounds = [
         [Job(partial(run_timed, method, [prompt])) for method in chosen.values()] for prompt in [timing[0], *timing]
     ]
-    seconds = dict(
-        zip(chosen, time_rounds(rounds, device_clock(pair.target.device), np.random.default_rng(0)).T, strict=True)
-    )
+    times = time_rounds(rounds, device_clock(pair.target.device), np.random.default_rng(0)).T
+    seconds = dict(zip(chosen, times, strict=True))
     chain = step_cost(chosen["token, chain"], costs)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, method in chosen.items():
-        tokens, v = lines[name], float(costs.verify_cost(method.gamma + 1))
-        speed = ratio_of_medians(seconds["plain"], seconds[name])
+        tokens, speed = counted[name], ratio_of_medians(seconds["plain"], seconds[name])
         drafted = DEPTH * costs.cost_ratio.value if method.gamma else 0.0
-        row = {
-            "temperature": temperature,
-            "method": name,
-            "nodes": method.gamma,
-            "depth": DEPTH if method.gamma else 0,
-            "tokens_per_step": tokens.value,
-            "low": tokens.low,
-            "high": tokens.high,
-            "steps": tokens.n,
-            "verify_cost": v,
-            "cost_ratio": costs.cost_ratio.value,
-            "predicted": tokens.value / step_cost(method, costs),
-            "measured": speed.value,
-            "measured_low": speed.low,
-            "measured_high": speed.high,
-            "timed_prompts": speed.n,
-            "break_even": tokens.value / lines["token, chain"].value * chain - drafted,
-            "parents": " ".join(map(str, method.parents or ())),
-            "child_rates": " ".join(f"{rate:.3f}" for rate in rates[method.scheme]) if method.scheme in rates else "",
-        }
+        rows.append({"temperature": temperature, "method": name, "nodes": method.gamma})
+        rows[-1] |= {"depth": DEPTH if method.gamma else 0, "tokens_per_step": tokens.value}
+        rows[-1] |= {"low": tokens.low, "high": tokens.high, "steps": tokens.n}
+        rows[-1] |= {"verify_cost": float(costs.verify_cost(method.gamma + 1)), "cost_ratio": costs.cost_ratio.value}
+        rows[-1] |= {"predicted": tokens.value / step_cost(method, costs)} | columns("measured", speed)
+        rows[-1] |= {"timed_prompts": speed.n}
+        rows[-1] |= {"break_even": tokens.value / counted["token, chain"].value * chain - drafted}
+        rows[-1] |= {"parents": " ".join(map(str, method.parents or ()))}
+        rows[-1] |= {"child_rates": " ".join(f"{rate:.3f}" for rate in rates.get(method.scheme, []))}
         if name == "token, chain":
-            row |= {
-                "token_accepted": float(token.mean()),
-                "block_accepted": float(block.mean()),
-                "block_worse": int((block < token - 1e-12).sum()),
-                "drafts": token.numel(),
-            }
-        rows.append(row)
+            rows[-1] |= block_beside_token(run, measured, new_tokens // (DEPTH + 1))
     return pd.DataFrame(rows)
+
+
+def block_beside_token(run: Callable[..., Any], prompts: list[list[int]], steps: int) -> dict[str, float]:
+    """What both rules are expected to accept of the drafts of at most so many steps of token verification."""
+    noted = Noted([], [], steps)
+    run(Method(noted), prompts)
+    token, block = torch.stack(noted.token), torch.stack(noted.block)
+    worse, drafts = int((block < token - 1e-12).sum()), token.numel()
+    found = {"token_accepted": float(token.mean()), "block_accepted": float(block.mean())}
+    return found | {"block_worse": worse, "drafts": drafts}
 
 
 def step_cost(method: Method, costs: Costs) -> float:
@@ -229,6 +207,9 @@ def _run(pair: Pair, sampling: Sampling, new_tokens: int, method: Method, prompt
     )  # fmt: skip
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table."""
-    return parts
+STUDY = Study(
+    measure,
+    settings={"sequences": 15, "new_tokens": 60, "timed": 21, "timed_tokens": 32},
+    small={"sequences": 8, "new_tokens": 8, "timed": 3, "timed_tokens": 4},
+    items=("0", "0-5", "1"),
+)

@@ -1,4 +1,4 @@
-"""Verification rules side by side: `make experiments ONLY=verification_rules`.
+"""Verification rules side by side.
 
 Every rule is enumerated exactly on the same small distributions. The table `data/results/verification_rules.csv` has
 one line for each rule, number of draft tokens, vocabulary and family of distributions:
@@ -24,7 +24,6 @@ and vocabulary 2 or 3. Three positions with vocabulary 3 and several chains (2^2
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -59,11 +58,9 @@ from studies.rules.rule_catalogue import (
     TreeMethod,
 )
 from studies.rules.rule_families import FAMILIES, TRAINED, conditionals_of
+from studies.study import Study
 
-TABLE = "verification_rules"
 PAIRS = 4  # pairs p, q of each family
-SETTINGS = {"pairs": PAIRS}
-SMOKE = {"pairs": 2}
 CHAIN_SIZES = ((3, 2), (3, 3), (4, 2))  # vocabulary, gamma
 DRAFTS = {3: (1, 2, 3, 4, 6, 8), 4: (1, 2, 3, 4), 5: (1, 2, 3, 4)}  # numbers of draft tokens for each vocabulary
 TREE_PAIRS = 2  # of the pairs of each family, for trees
@@ -178,7 +175,7 @@ def _summary(
     fractions = np.divide(accepted, best, out=np.ones(len(best)), where=np.array(best) > 0)
     return {
         "pairs": len(best),
-        "tv": round(max(distances), 12),
+        "tv": round(max(distances), 12) if max(distances) >= EXACT else 0.0,
         "exact": max(distances) < EXACT,
         "accepted": np.mean(accepted),
         "optimum": np.mean(best),
@@ -190,18 +187,11 @@ def _summary(
     }
 
 
-def items(**_: Any) -> list[str]:
-    """Rules for one chain, rules for several draft tokens of one position, and rules for trees."""
-    return ["chain", "several", "tree"]
-
-
-def measure(item: str, pairs: int, **_: Any) -> pd.DataFrame:
+def measure(item: str, pairs: int) -> pd.DataFrame:
     """The lines of one kind of rule, over `pairs` pairs of distributions of each family (`TREE_PAIRS` for trees)."""
     if item == "tree":
         return pd.DataFrame(tree_rows(min(pairs, TREE_PAIRS)))
     return pd.DataFrame(chain_rows(pairs) if item == "chain" else selection_rows(pairs))
 
 
-def gather(parts: pd.DataFrame) -> pd.DataFrame:
-    """The table, with total variations below the accuracy of the enumeration as 0."""
-    return parts.assign(tv=parts.tv.where(parts.tv >= EXACT, 0.0))
+STUDY = Study(measure, settings={"pairs": PAIRS}, small={"pairs": 2}, items=("chain", "several", "tree"))

@@ -16,18 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from specnb.drafting.heads import AttentionHead, ParallelHeads, RecurrentHead, load_head
-from specnb.models.loading import TRAINED_PAIR, Pair
+from specnb.drafting.heads import AttentionHead, ParallelHeads, RecurrentHead
+from specnb.models.loading import Pair
 from specnb.notebook import corpus
-from studies.training.objectives import forward_kl, total_variation
+from studies.training.distillation_training import forward_kl, total_variation
 from studies.training.training import build, encode, windows
-from studies.training.training_loop import CHECKPOINT, Learner, rate, run
+from studies.training.training_loop import Learner, rate
+from studies.training.training_loop import train as run
 
 DEPTHS = 4  # draft tokens that a student learns to propose
 EVERY = 4  # heads learn from a draft that begins at every fourth position
@@ -35,18 +36,14 @@ EVERY = 4  # heads learn from a draft that begins at every fourth position
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` updates of `students` on `rows` sequences of `length` tokens; `hidden` units in the heads' layers.
+    """`steps` updates on `rows` sequences of `length` tokens; `hidden` units in the heads' layers.
 
-    `target` is the folder of the target in `data/pair`. The attention head has `wide` units, `heads` heads and the
-    target's states of `layers`; the other heads read the last. It begins with the weights in the folder `start`, or
-    with random ones. For the fraction `begin` of the steps the objective is forward KL, and it becomes total variation
-    over as many more. `compiled` needs a C++ compiler.
+    The attention head has `wide` units, `heads` heads and the target's states of `layers`; the other heads read the
+    last. For the fraction `begin` of the steps the objective is forward KL, and it becomes total variation over as many
+    more. `compiled` needs a C++ compiler.
     """
 
     steps: int
-    target: str = "target"
-    students: tuple[str, ...] = ("attention", "recurrent", "parallel", "of tokens")
-    start: str = ""
     rows: int = 16
     length: int = 256
     hidden: int = 320
@@ -76,17 +73,17 @@ class Student(nn.Module):
     from the second on; a model of tokens, which has one depth, computes all positions.
     """
 
+    def __init__(self, pair: Pair, head: nn.Module) -> None:
+        super().__init__()
+        self.head: Any = head
+        self.frozen = (pair.target.get_input_embeddings(), pair.target.get_output_embeddings())
+
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
         raise NotImplementedError
 
 
 class Recurrent(Student):
     """`RecurrentHead` on the last hidden state."""
-
-    def __init__(self, pair: Pair, plan: Plan) -> None:
-        super().__init__()
-        self.head = RecurrentHead(pair.target.config.hidden_size, plan.hidden)
-        self.frozen = (pair.target.get_input_embeddings(), pair.target.get_output_embeddings())
 
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
         embedding, output = self.frozen
@@ -101,26 +98,16 @@ class Recurrent(Student):
 class Parallel(Student):
     """`ParallelHeads` on the last hidden state."""
 
-    def __init__(self, pair: Pair, plan: Plan) -> None:
-        super().__init__()
-        self.head = ParallelHeads(pair.target.config.hidden_size, plan.hidden, DEPTHS)
-        self.frozen = (pair.target.get_output_embeddings(),)
-
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
-        (output,), found = self.frozen, []
+        _, output = self.frozen
         features = self.head(states[:, :-1:every, -self.head.settings["width"] :])
-        for depth, at in enumerate(drafted(every)):
-            found.append(Part(output(features[:, : tokens[:, at].shape[1], depth]), at))
-        return found
+        return [
+            Part(output(features[:, : tokens[:, at].shape[1], depth]), at) for depth, at in enumerate(drafted(every))
+        ]
 
 
 class Attention(Student):
     """`AttentionHead` on the states of several layers: its own states stand in for those of the tokens drafted."""
-
-    def __init__(self, pair: Pair, plan: Plan) -> None:
-        super().__init__()
-        self.head = AttentionHead(pair.target.config.hidden_size, plan.wide, plan.heads, plan.layers)
-        self.frozen = (pair.target.get_input_embeddings(), pair.target.get_output_embeddings())
 
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
         embedding, output = self.frozen
@@ -135,6 +122,13 @@ class Attention(Student):
                 state = self.head(state[:, : len(slots[at])], embedded[:, at], partial(seen.attend, slots[at]))
             found.append(Part(output(self.head.features(state)), at))
         return found
+
+
+class OfTokens(Student):
+    """A model of the shape of the shipped draft, which reads tokens alone: the same at all depths, so one is learnt."""
+
+    def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
+        return [Part(self.head(input_ids=tokens, use_cache=False).logits, slice(None))]
 
 
 class Seen:
@@ -170,17 +164,6 @@ class Seen:
         return found
 
 
-class OfTokens(Student):
-    """A model of the shape of the shipped draft, which reads tokens alone: the same at all depths, so one is learnt."""
-
-    def __init__(self, pair: Pair) -> None:
-        super().__init__()
-        self.head = build("draft", pair.tokenizer.eos_token_id)
-
-    def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
-        return [Part(self.head(input_ids=tokens, use_cache=False).logits, slice(None))]
-
-
 def drafted(every: int) -> list[slice]:
     """The positions of each draft token, depth by depth, of drafts after every `every`th token from the second on.
 
@@ -192,17 +175,14 @@ def drafted(every: int) -> list[slice]:
 
 def students_of(pair: Pair, plan: Plan) -> dict[str, Student]:
     """The students of `plan` by name, as they are before the training."""
+    width = pair.target.config.hidden_size
     torch.manual_seed(plan.seed)
-    attention = Attention(pair, plan)
-    if plan.start:
-        attention.head.load_state_dict(load_head(TRAINED_PAIR / plan.start).state_dict())
-    found: dict[str, Student] = {
-        "attention": attention,
-        "recurrent": Recurrent(pair, plan),
-        "parallel": Parallel(pair, plan),
-        "of tokens": OfTokens(pair),
+    return {
+        "attention": Attention(pair, AttentionHead(width, plan.wide, plan.heads, plan.layers)),
+        "recurrent": Recurrent(pair, RecurrentHead(width, plan.hidden)),
+        "parallel": Parallel(pair, ParallelHeads(width, plan.hidden, DEPTHS)),
+        "of tokens": OfTokens(pair, build("draft", pair.tokenizer.eos_token_id)),
     }
-    return {name: found[name] for name in plan.students}
 
 
 def loss_of(student: Student, tokens: Tensor, states: Tensor, log_p: Tensor, share: Tensor) -> Tensor:
@@ -249,5 +229,5 @@ def train(pair: Pair, plan: Plan, folder: Path) -> dict[str, Student]:
 
     text = encode(pair.tokenizer, corpus.read("train"))
     batches = windows(text, plan.rows, plan.length, plan.seed)
-    run(learners, batches, plan.steps, update, checkpoint=folder / CHECKPOINT, save_every=plan.save_every)
+    run(learners, batches, plan.steps, update, folder=folder, save_every=plan.save_every)
     return students

@@ -29,11 +29,14 @@ from transformers import (
 
 from specnb.models.checkpoints import write_checksums
 from specnb.notebook import corpus
-from studies.training.training_loop import CHECKPOINT, Learner, checkpoint_folder, rate, run
+from specnb.notebook.corpus import DATA
+from specnb.notebook.findings import ROOT
+from studies.training.training_loop import Learner, folder_of, rate, train
 
 END = "<|endoftext|>"
 VOCABULARY = 4096
 CONTEXT = 512
+SEED = 0
 SHAPES: dict[str, dict[str, Any]] = {
     "target": {"num_hidden_layers": 16, "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 3},
     "draft": {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2},
@@ -55,7 +58,7 @@ class Budget:
 PRESETS = {
     "cpu": {"target": Budget(steps=1_700, batch=16), "draft": Budget(steps=3_000, batch=16)},
     "gpu": {"target": Budget(steps=6_000, batch=64), "draft": Budget(steps=6_000, batch=64)},
-    "smoke": {"target": Budget(steps=2, batch=2), "draft": Budget(steps=2, batch=2)},
+    "small": {"target": Budget(steps=2, batch=2), "draft": Budget(steps=2, batch=2)},
 }
 
 
@@ -126,64 +129,59 @@ def fit(
     batches: Iterator[Tensor],
     steps: int,
     *,
-    name: str,
-    factor: float = 1.0,
     compiled: bool = True,
-    checkpoint: Path | None = None,
+    folder: Path | None = None,
 ) -> None:
-    """Trains `model` on the first `steps` of `batches`, at `factor` times the usual learning rates.
+    """Trains `model` on the first `steps` of `batches`, from what `folder` has; `compiled` needs a C++ compiler.
 
-    It is in evaluation mode afterwards. `compiled` needs a C++ compiler.
+    It is in evaluation mode afterwards.
     """
-    learner, loss = Learner(model, factor), torch.compile(loss_of, dynamic=False) if compiled else loss_of
+    learner, loss = Learner(model), torch.compile(loss_of, dynamic=False) if compiled else loss_of
 
     def update(step: int, window: Tensor) -> dict[str, float]:
         nats = learner.learn(loss(model, window.to(model.device)), rate(step, steps))
         return {"bits per token": nats / math.log(2)}
 
-    run({name: learner}, batches, steps, update, name=name, checkpoint=checkpoint)
+    train({"model": learner}, batches, steps, update, folder=folder)
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes weights in bfloat16 (half the size, read back into any dtype), config and tokenizer."""
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, note: dict[str, Any]) -> None:
+    """Writes weights in bfloat16 (half the size, read back into any dtype), config, tokenizer, and a note."""
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    add_note(folder, note)
+
+
+def add_note(folder: Path, note: dict[str, Any]) -> None:
+    """Writes how a model was trained, `training.json`, and the checksums of all files of `folder`."""
+    (folder / "training.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+    write_checksums(folder)
 
 
 def main() -> None:
     """Trains tokenizer, target and draft, and writes them with a note of the budget and their checksums."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--out", type=Path, default=corpus.DATA / "pair")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--roles", nargs="+", choices=SHAPES, default=list(SHAPES))
-    arguments = parser.parse_args()
+    preset = parser.parse_args().preset
     device = "cuda" if torch.cuda.is_available() else "cpu"
-
     texts = corpus.read("train")
     tokenizer = train_tokenizer(texts)
     tokens = encode(tokenizer, texts)
-    for role in arguments.roles:
-        budget = PRESETS[arguments.preset][role]
-        torch.manual_seed(arguments.seed)
+    for role, budget in PRESETS[preset].items():
+        torch.manual_seed(SEED)
         model = build(role, tokenizer.eos_token_id)
         model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
-        checkpoint = checkpoint_folder("studies.training.training", (role, arguments)) / CHECKPOINT
-        fit(model, curriculum(tokens, budget, arguments.seed), budget.steps, name=role, checkpoint=checkpoint)
-        folder = arguments.out / role
-        save(model.cpu(), tokenizer, folder)
-        seen = budget.steps * budget.batch * CONTEXT
+        fit(model, curriculum(tokens, budget, SEED), budget.steps, folder=folder_of(role, preset))
         note = {
-            "preset": arguments.preset,
+            "preset": preset,
             "device": device,
-            "seed": arguments.seed,
+            "seed": SEED,
             "parameters": sum(weight.numel() for weight in model.parameters()),
             "tokens_in_corpus": len(tokens),
-            "tokens_seen": seen,
+            "tokens_seen": budget.steps * budget.batch * CONTEXT,
             "budget": asdict(budget),
         }
-        (folder / "training.json").write_text(json.dumps(note, indent=1) + "\n")
-        write_checksums(folder)
+        save(model.cpu(), tokenizer, (ROOT / "build" if preset == "small" else DATA) / "pair" / role, note)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One training loop for models from random weights, larger copies, distilled drafts and heads.
+"""One training loop for models from random weights, distilled drafts and heads.
 
 A training has one or several learners, which all see the same batches. It shows its losses on a progress bar, and with
 a checkpoint an interrupted training goes on where it was.
@@ -6,6 +6,7 @@ a checkpoint an interrupted training goes on where it was.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -15,13 +16,9 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from specnb.models.checkpoints import CHECKSUMS
-from specnb.notebook import corpus
-from specnb.notebook.findings import ROOT, out
-from specnb.notebook.source_digest import digest, module_digest
+from specnb.notebook.findings import ROOT
 
 MUON_RATE, ADAM_RATE = 0.02, 0.003
-CHECKPOINT = "learners.pt"
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -53,18 +50,17 @@ class Learner(Generic[Model]):
             optimizer.zero_grad(set_to_none=True)
         return float(loss.detach())
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> list[Any]:
         """What a checkpoint keeps."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-        }
+        return [part.state_dict() for part in self._parts()]
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def _parts(self) -> list[Any]:
+        return [self.model, *self.optimizers]
+
+    def restore(self, state: list[Any]) -> None:
         """Continues from a checkpoint."""
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        for part, saved in zip(self._parts(), state, strict=True):
+            part.load_state_dict(saved)
 
 
 def rate(step: int, steps: int) -> float:
@@ -76,55 +72,39 @@ def rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / (0.02 * steps + 1), (steps - step) / (0.6 * steps))
 
 
-def checkpoint_folder(module: str, plan: object, *models: Path) -> Path:
-    """Where the training of `plan` by the present code of `module` keeps what it has done.
-
-    It depends on the corpus, and on the weights of `models`, which the training begins with or learns from.
-    """
-    files = [corpus.MANIFEST, *(folder / CHECKSUMS for folder in models)]
-    read = b"".join(digest(file.read_bytes()).encode() for file in files)
-    key = digest(f"{module_digest(ROOT, module)} {plan} ".encode() + read)
-    return out() / "build" / module.rpartition(".")[2] / key
+def folder_of(name: str, plan: object) -> Path:
+    """Where a training keeps what it has done; another plan has another folder. Delete it when the code has changed."""
+    return ROOT / "build" / "training" / f"{name}-{hashlib.sha256(repr(plan).encode()).hexdigest()[:12]}"
 
 
-def run(
+def train(
     learners: Mapping[str, Learner[Any]],
     batches: Iterable[Tensor],
     steps: int,
     update: Callable[[int, Tensor], Mapping[str, float]],
     *,
-    name: str = "training",
-    checkpoint: Path | None = None,
+    folder: Path | None = None,
     save_every: int = 50,
 ) -> None:
     """Calls `update(step, batch)` for the first `steps` batches, which updates all learners and returns their losses.
 
-    Begins after the last step that is in `checkpoint`, and saves there every `save_every` steps and after the last. The
-    models are in evaluation mode afterwards.
+    Begins after the last step that is saved in `folder`, and saves there every `save_every` steps and after the last.
+    The models are in evaluation mode afterwards.
     """
-    begin = _restored(checkpoint, learners)
+    checkpoint, begin = folder and folder / "learners.pt", 0
+    if checkpoint and checkpoint.exists():
+        begin, states = torch.load(checkpoint, weights_only=True)
+        for name, learner in learners.items():
+            learner.restore(states[name])
     left = islice(enumerate(islice(batches, steps)), begin, None)
-    with tqdm(left, desc=name, initial=begin, total=steps, unit="step", mininterval=5) as bar:
+    with tqdm(left, desc="training", initial=begin, total=steps, unit="step", mininterval=5) as bar:
         for step, batch in bar:
             losses = update(step, batch)
             bar.set_postfix({of: f"{value:.3f}" for of, value in losses.items()}, refresh=False)
-            if checkpoint is not None and ((step + 1) % save_every == 0 or step + 1 == steps):
-                _save(checkpoint, step + 1, learners)
+            if checkpoint and ((step + 1) % save_every == 0 or step + 1 == steps):
+                checkpoint.parent.mkdir(parents=True, exist_ok=True)
+                partial = checkpoint.with_suffix(".partial")
+                torch.save((step + 1, {name: learner.state() for name, learner in learners.items()}), partial)
+                partial.replace(checkpoint)
     for learner in learners.values():
         learner.model.eval()
-
-
-def _save(checkpoint: Path, step: int, learners: Mapping[str, Learner[Any]]) -> None:
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    partial = checkpoint.with_suffix(".partial")
-    torch.save({"step": step} | {name: learner.state() for name, learner in learners.items()}, partial)
-    partial.replace(checkpoint)
-
-
-def _restored(checkpoint: Path | None, learners: Mapping[str, Learner[Any]]) -> int:
-    if checkpoint is None or not checkpoint.exists():
-        return 0
-    saved = torch.load(checkpoint, weights_only=True)
-    for name, learner in learners.items():
-        learner.restore(saved[name])
-    return int(saved["step"])

@@ -13,7 +13,7 @@ import typst
 
 from paper.build import assembled, build, compiled, main
 from specnb.theory import walltime_improvement
-from studies.audit_power.detection import BUG_SUITE, CAP, DELTA
+from studies.audit_power.bug_suite import BUG_SUITE, CAP, DELTA
 from studies.speed.pair_speeds import GAMMAS
 
 ROOT = Path(__file__).parent.parent.parent

@@ -1,28 +1,40 @@
-"""The table of engines belongs to the committed tokens, and no verdict is without its control."""
+"""The table of engines belongs to the committed tokens, no verdict lacks its control, and conversions are checked."""
+
+from __future__ import annotations
 
 import json
+import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
+from specnb.distributions import Sampling, standardise
+from specnb.models.loading import load_pair
 from specnb.notebook.findings import ROOT
 from specnb_audit.claimed import claimed_probs
+from specnb_audit.cli.tokens_out import read_prompts
 from specnb_audit.token_file import read_tokens
-from studies.engines import engines, openvino_rule
+from studies.engines import engines, engines_collect, openvino_rule
+from studies.engines.engines_collect import CONVERTED, CONVERTING, LIMIT, PROMPTS, check, differences, main, prompts
+from studies.engines.onnxruntime_rule import kept_probs
 
 TABLE = pd.read_csv(ROOT / "data" / "results" / "engines.csv").set_index("row")
 ROWS = engines.rows()
+TRUE = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]], dtype=torch.float64).log()
 
 
-@pytest.mark.parametrize("name", TABLE.index)
-def test_the_table_is_of_the_committed_tokens(name: str) -> None:
-    row = ROWS[name]
-    record = json.loads(row.file.with_name(f"{name}.json").read_text())
-    assert engines.digest(row.file) == TABLE.sha256[name] == record["sha256"]
-    sequences = read_tokens(row.file)
-    assert sum(len(one.tokens) for one in sequences) == TABLE.tokens[name]
-    assert len(sequences) == record["completions"]
+def test_the_table_is_of_the_committed_tokens() -> None:
+    assert set(TABLE.index) == set(engines.collected())
+    for name, line in TABLE.iterrows():
+        row = ROWS[str(name)]
+        record = engines.record(row)
+        assert engines.digest(row.file) == line.sha256 == record["sha256"]
+        sequences = read_tokens(row.file)
+        assert sum(len(one.tokens) for one in sequences) == line.tokens
+        assert len(sequences) == record["completions"]
+    assert sum(file.stat().st_size for file in engines.TOKENS.glob("*")) < 3_000_000
 
 
 def test_every_rejected_row_has_a_control_that_was_not_or_has_its_fault() -> None:
@@ -32,15 +44,13 @@ def test_every_rejected_row_has_a_control_that_was_not_or_has_its_fault() -> Non
     assert of_the_engine <= rejected
     for name in rejected - of_the_engine:
         assert TABLE.verdict[engines.control(ROWS[name])] != "rejected"
-
-
-def test_a_mended_engine_has_the_control_of_the_release() -> None:
     mended = [row for row in ROWS.values() if row.engine != row.environment]
     assert mended
     assert all(ROWS[str(engines.control(row))].engine == row.environment for row in mended)
+    assert len(ROWS) == len({row.number for row in ROWS.values()})
 
 
-def test_the_order_of_filters_is_the_engines_where_it_matters() -> None:
+def test_the_order_of_filters_is_the_engine_s_where_it_matters() -> None:
     """Temperature 0.7 and top-p 0.9: llama.cpp has the temperature last, so that top-p keeps more tokens."""
     logits = torch.tensor([3.0, 2.0, 1.5])
     first, last = (ROWS[name].sampling for name in ("openvino-none-t07-p09", "llamacpp-none-t07-p09"))
@@ -49,13 +59,61 @@ def test_the_order_of_filters_is_the_engines_where_it_matters() -> None:
     assert ROWS["llamacpp-none-t07-k40"].sampling.top_k == 40
 
 
-def test_rows_have_seeds_of_their_own_and_names_of_their_own() -> None:
-    assert len(ROWS) == len({row.number for row in ROWS.values()})
-    assert all(row.engine.replace("_", "") in row.name or row.engine == "mlx_lm" for row in ROWS.values())
+def test_the_prompts_are_the_committed_ones() -> None:
+    made = prompts(load_pair(packed=False), 8)
+    assert made == read_prompts(PROMPTS)[:8]
 
 
-def test_all_token_files_together_are_small() -> None:
-    assert sum(file.stat().st_size for file in engines.TOKENS.glob("*")) < 3_000_000
+# Converted models
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """An engine whose converted models give what the list holds last; its version is 1.2."""
+    made = [TRUE + 3.0]  # logits are known up to a constant
+
+    def answer(python: str, code: str) -> str:
+        return "1.2" if "metadata" in code else json.dumps(made[-1].tolist())
+
+    monkeypatch.setattr(engines_collect, "answer", answer)
+    monkeypatch.setattr(engines_collect, "original_logits", lambda name, given: TRUE)
+    return made
+
+
+def test_each_engine_has_a_line_for_each_model(engine: list[torch.Tensor], tmp_path: Path) -> None:
+    table = tmp_path / "converted.csv"
+    for name in ("openvino", "mlx_lm"):
+        check(name, "python", table)
+    engine.append(TRUE + torch.tensor([0.0, 1e-4, 0.0]))
+    check("openvino", "python", table)  # again: its lines are replaced
+    found = pd.read_csv(table)
+    assert found.engine.tolist() == ["mlx_lm"] * 2 + ["openvino"] * 2
+    assert found.model.tolist() == ["target", "draft"] * 2
+    assert found.version.eq(1.2).all()
+    assert found.log_probability.tolist() == pytest.approx([0, 0, 7.5e-5, 7.5e-5], rel=0.05, abs=1e-12)
+    assert found.total_variation.tolist() == pytest.approx([0, 0, 2.5e-5, 2.5e-5], rel=0.05, abs=1e-12)
+
+
+def test_a_model_that_is_further_off_is_refused(engine: list[torch.Tensor], tmp_path: Path) -> None:
+    for logits, found in ((TRUE.roll(1, dims=1), r"0\.25"), (TRUE * torch.nan, "nan")):
+        engine.append(logits)
+        with pytest.raises(ValueError, match=f"target as converted for openvino has a total variation of {found} to"):
+            check("openvino", "python", tmp_path / "converted.csv")
+    assert not (tmp_path / "converted.csv").exists()
+
+
+def test_the_original_is_the_checkpoint_and_the_command_takes_engines_that_convert() -> None:
+    made = engines_collect.original_logits("draft", [[0, 5], [0, 199, 32]])
+    assert (made.shape, made.dtype) == ((2, 4096), torch.float64)
+    assert differences(made, made + 1.0)["total_variation"] < 1e-12
+    with pytest.raises(SystemExit):
+        main(["transformers", "python"])
+    table = pd.read_csv(CONVERTED)
+    assert sorted(set(table.engine)) == sorted(CONVERTING)
+    assert (table.total_variation < LIMIT).all()
+
+
+# Rules of engines, as their sources have them
 
 
 @pytest.mark.parametrize("kind", openvino_rule.KINDS)
@@ -64,8 +122,34 @@ def test_certain_draft_tokens_that_the_target_excludes(kind: str) -> None:
     p, q = torch.eye(3)[[1, 2]], torch.eye(3)[[0]]
     tokens = openvino_rule.step(kind, p, q, [0], False, torch.Generator().manual_seed(0))
     assert tokens == {"late replacement alone": [2]}.get(kind, [0, 2])
-
-
-def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="as released"):
-        openvino_rule.step("right", torch.eye(2), torch.eye(2), [0], False, torch.Generator())
+        openvino_rule.step("right", p, q, [0], False, torch.Generator())
+
+
+def kept_by_the_loop(logits: list[float], temperature: float, top_p: float) -> int:
+    """How many tokens are kept: groups of 16, 64, 256 tokens, in none of which the search stops at the last token."""
+    vocab, largest = len(logits), max(logits)
+    weights = sorted((math.exp((logit - largest) / temperature) for logit in logits), reverse=True)
+    done, group, so_far = 0, min(16, vocab), 0.0
+    while True:
+        cutoff = group
+        for place in range(done, group):
+            so_far += weights[place]
+            if so_far >= top_p * (so_far + (vocab - place - 1) * weights[place]):
+                cutoff = place + 1
+                break
+        if cutoff < group or group == vocab:
+            return cutoff
+        done, group = group, min(4 * group, vocab)
+
+
+@pytest.mark.parametrize("vocab", [5, 16, 17, 70, 300])
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.99])
+def test_as_many_tokens_are_kept_as_by_the_loop_and_never_fewer_than_top_p_keeps(vocab: int, top_p: float) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    scales = torch.tensor([1.0, 4.0, 12.0], dtype=torch.float64)[:, None]
+    logits = scales * torch.randn(3, vocab, generator=generator, dtype=torch.float64)
+    p = kept_probs(logits, 0.7, top_p)
+    assert (p > 0).sum(-1).tolist() == [kept_by_the_loop(row, 0.7, top_p) for row in logits.tolist()]
+    assert ((p > 0) | (standardise(logits, Sampling(0.7, top_p=top_p)) == 0)).all()
+    assert p.sum(-1).tolist() == pytest.approx([1, 1, 1])

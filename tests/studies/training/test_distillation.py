@@ -1,6 +1,5 @@
 """Training for acceptance: the objectives, a training that goes on where it stopped, and the table, on tiny models."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +9,14 @@ import pytest
 import torch
 from scipy.stats import entropy
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from studies.training import distillation, distillation_training
-from studies.training.distillation_training import RECIPES, Plan, Recipe, Student, acceptance, draft_loss, fit, rate
-from studies.training.objectives import OBJECTIVES, Objective, forward_kl, reverse_kl, total_variation
+from studies.training.distillation_training import OBJECTIVES, RECIPES, Plan, acceptance, fit, objective_of, rate
+from studies.training.training_loop import Learner
 
 VOCAB = 7
-PLAN = Plan(
-    steps=4,
-    horizon=4,
-    search_steps=1,
-    sampled_rows=4,
-    validation_windows=2,
-    rows=4,
-    length=8,
-    save_every=2,
-    compiled=False,
-)
+PLAN = Plan(steps=4, search_steps=1, sampled_rows=4, validation_windows=2, rows=4, length=8, save_every=2)
 TEXT = np.random.default_rng(0).integers(VOCAB, size=600).astype(np.uint16)
 SAMPLES = torch.from_numpy(np.random.default_rng(1).integers(VOCAB, size=(6, PLAN.length + 1)))
 
@@ -43,79 +32,58 @@ def tiny(seed: int) -> LlamaForCausalLM:
 
 
 @pytest.fixture
-def logits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def logits() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     p, q = torch.randn(2, 2, 5, VOCAB, generator=generator, dtype=torch.float64)
     return q, p.log_softmax(dim=-1), torch.randint(VOCAB, (2, 5), generator=generator)
 
 
-def test_total_variation_is_one_minus_the_acceptance_by_enumeration(logits: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, log_p, tokens = logits
-    accepted = [
-        sum(min(float(a), float(b)) for a, b in zip(p, own, strict=True))
-        for p, own in zip(log_p.exp().reshape(-1, VOCAB), q.softmax(-1).reshape(-1, VOCAB), strict=True)
-    ]
-    assert float(total_variation(q, log_p, tokens)) == pytest.approx(1 - np.mean(accepted), abs=1e-14)
-
-
-def test_divergences_are_those_of_scipy_and_vanish_only_where_the_distributions_are_equal(
-    logits: tuple[Tensor, Tensor, Tensor],
-) -> None:
+def test_objectives_are_the_divergences_that_they_are_named_after(logits: tuple[Tensor, Tensor, Tensor]) -> None:
     q, log_p, tokens = logits
     p, own = log_p.exp().reshape(-1, VOCAB).numpy(), q.softmax(-1).reshape(-1, VOCAB).numpy()
-    assert float(forward_kl(q, log_p, tokens)) == pytest.approx(entropy(p, own, axis=1).mean())
-    assert float(reverse_kl(q, log_p, tokens)) == pytest.approx(entropy(own, p, axis=1).mean())
-    for objective in (forward_kl, reverse_kl, total_variation):
-        assert float(objective(log_p + 3, log_p, tokens)) == pytest.approx(0, abs=1e-12)
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_gradients_are_those_of_finite_differences(name: str, logits: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, log_p, tokens = logits
+    expected = {
+        "cross-entropy": -np.log(own[np.arange(10), tokens.ravel().numpy()]).mean(),
+        "forward KL": entropy(p, own, axis=1).mean(),
+        "reverse KL": entropy(own, p, axis=1).mean(),
+        "total variation": 1 - np.minimum(p, own).sum(1).mean(),
+    }
+    found = {name: float(objective(q, log_p, tokens)) for name, objective in OBJECTIVES.items()}
+    assert found == pytest.approx(expected)
     q.requires_grad_(True)
-    assert torch.autograd.gradcheck(lambda x: OBJECTIVES[name](x, log_p, tokens), q)
+    for objective in OBJECTIVES.values():
+        assert torch.autograd.gradcheck(lambda x, of=objective: of(x, log_p, tokens), q)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_student_lowers_its_own_loss_and_leaves_the_draft_alone(name: str) -> None:
-    target, draft = tiny(0), tiny(1)
-    before = [weight.clone() for weight in draft.parameters()]
-    student, plan = Student(RECIPES[name], draft, 1.0), replace(PLAN, rows=8)
+def students() -> dict[str, Learner[Any]]:
+    return {name: Learner(tiny(1)) for name in RECIPES}
+
+
+def test_every_student_lowers_its_own_loss() -> None:
     window = torch.from_numpy(np.random.default_rng(2).integers(VOCAB, size=(8, PLAN.length + 1)))
-    log_p = target(window[:, :-1]).logits.detach().log_softmax(-1)
-
-    def loss() -> Tensor:
-        return OBJECTIVES[student.recipe.objective](student.model(window[:, :-1]).logits, log_p, window[:, 1:])
-
-    values = [student.learn(loss(), rate(step, 30, plan.warm_up)) for step in range(30)]
-    assert values[-1] < 0.9 * values[0]
-    assert all(torch.equal(old, new) for old, new in zip(before, draft.parameters(), strict=True))
-
-
-def test_the_rate_falls_to_zero_at_the_horizon() -> None:
-    assert [round(rate(step, 100, 0.03), 2) for step in (0, 2, 51, 99)] == [0.33, 1, 0.51, 0]
-
-
-def students() -> dict[str, Student]:
-    return {name: Student(recipe, tiny(1), 1.0) for name, recipe in RECIPES.items()}
+    log_p = tiny(0)(window[:, :-1]).logits.detach().log_softmax(-1)
+    for name, student in students().items():
+        objective = OBJECTIVES[objective_of(name)]
+        values = [
+            student.learn(objective(student.model(window[:, :-1]).logits, log_p, window[:, 1:]), rate(step, 30))
+            for step in range(30)
+        ]
+        assert values[-1] < 0.9 * values[0], name
 
 
 def test_an_interrupted_training_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, whole, first, second = tiny(0), students(), students(), students()
-    fit(target, whole, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon)
-    checkpoint = tmp_path / "students.pt"
+    fit(target, whole, TEXT, SAMPLES, PLAN, PLAN.steps)
 
-    def interrupted(step: int, *plan: Any) -> float:
+    def interrupted(step: int, steps: int) -> float:
         if step == 3:
             raise InterruptedError
-        return rate(step, *plan)
+        return rate(step, steps)
 
-    monkeypatch.setattr(distillation_training, "rate", interrupted)
-    with pytest.raises(InterruptedError):
-        fit(target, first, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon, checkpoint)
-    monkeypatch.undo()
-    assert torch.load(checkpoint, weights_only=True)["step"] == 2
-    fit(target, second, TEXT, SAMPLES, PLAN, PLAN.steps, PLAN.horizon, checkpoint)
+    with monkeypatch.context() as patch:
+        patch.setattr(distillation_training, "rate", interrupted)
+        with pytest.raises(InterruptedError):
+            fit(target, first, TEXT, SAMPLES, PLAN, PLAN.steps, tmp_path)
+    fit(target, second, TEXT, SAMPLES, PLAN, PLAN.steps, tmp_path)
     for name, student in whole.items():
         for weight, again in zip(student.model.parameters(), second[name].model.parameters(), strict=True):
             assert torch.equal(weight, again), name
@@ -124,19 +92,17 @@ def test_an_interrupted_training_ends_with_the_same_bits(tmp_path: Path, monkeyp
 def test_students_of_one_objective_differ_only_by_their_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def loss(model: PreTrainedModel, window: Tensor, log_p: Tensor, objective: Objective) -> Tensor:
-        seen.append((window, log_p))
-        return draft_loss(model, window, log_p, objective)
+    def objective(logits: Tensor, log_p: Tensor, tokens: Tensor) -> Tensor:
+        seen.append((tokens, log_p))
+        return logits.sum()
 
-    monkeypatch.setattr(distillation_training, "draft_loss", loss)
-    chosen = {"text": Student(Recipe("total variation"), tiny(1), 1.0),
-              "half": Student(Recipe("total variation", samples=True), tiny(1), 1.0)}  # fmt: skip
-    fit(tiny(0), chosen, TEXT, SAMPLES, PLAN, 1, 1)
+    monkeypatch.setitem(distillation_training.OBJECTIVES, "total variation", objective)
+    fit(tiny(0), {name: Learner(tiny(1)) for name in ("total variation", RECIPES[-1])}, TEXT, SAMPLES, PLAN, 1)
     (text, p_text), (half, p_half) = seen
-    assert text.shape == half.shape == (PLAN.rows, PLAN.length + 1)
+    assert text.shape == half.shape == (PLAN.rows, PLAN.length)
     assert torch.equal(half[:2], text[2:])
     assert torch.equal(p_half[:2], p_text[2:])
-    assert all((row == SAMPLES).all(dim=1).any() for row in half[2:])
+    assert all((row == SAMPLES[:, 1:]).all(dim=1).any() for row in half[2:])
 
 
 def test_acceptance_at_temperature_0_counts_equal_argmaxes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +116,9 @@ def test_acceptance_at_temperature_0_counts_equal_argmaxes(monkeypatch: pytest.M
 
 
 def test_a_line_has_the_differences_of_the_same_positions() -> None:
-    numbers = np.repeat(np.arange(8), 2)
     base = torch.rand(16, 5, generator=torch.Generator().manual_seed(0)).double()
     betas = {"shipped": base, "cross-entropy": base + 0.1, "total variation": base + 0.3}
-    table = distillation.lines(betas, numbers).set_index("draft")
+    table = distillation.lines(betas, np.repeat(np.arange(8), 2)).set_index("draft")
     assert table.over_shipped.round(12).tolist() == [0, 0.1, 0.3]
     assert table.over_control.round(12).tolist() == [-0.1, 0, 0.2]
     assert table.alpha["shipped"] == pytest.approx(float(base.mean()))

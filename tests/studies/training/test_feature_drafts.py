@@ -14,7 +14,7 @@ from specnb.drafting.base import Context
 from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
 from specnb.models.loading import Pair, load_pair
 from specnb.notebook import corpus
-from studies.training import feature_drafts, feature_training, training_loop
+from studies.training import feature_drafts, feature_training
 from studies.training.feature_drafts import ALL, CONTROL, betas, lines
 from studies.training.feature_training import (
     DEPTHS,
@@ -104,24 +104,6 @@ def test_the_loss_is_the_mean_over_the_positions_learnt_from(pair: Pair) -> None
     assert found == pytest.approx(1 - float(overlap(log_p.exp(), q).mean()), abs=2e-3)  # the loss is in bfloat16
 
 
-def test_training_goes_on_where_it_stopped(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = train(pair, PLAN, tmp_path / "whole")
-
-    def stopped(file: Path, step: int, *rest: object) -> None:
-        save(file, step, *rest)  # type: ignore[arg-type]
-        raise KeyboardInterrupt
-
-    save = training_loop._save
-    with monkeypatch.context() as patch:
-        patch.setattr(training_loop, "_save", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            train(pair, PLAN, tmp_path / "parts")
-    parts = train(pair, PLAN, tmp_path / "parts")
-    for name, student in whole.items():
-        for key, weight in student.state_dict().items():
-            assert torch.allclose(weight, parts[name].state_dict()[key], atol=1e-6)
-
-
 def test_what_is_trained_is_not_trained_again(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = train(pair, PLAN, tmp_path)
     monkeypatch.setattr(feature_training, "loss_of", None)
@@ -159,7 +141,7 @@ def test_lines_have_every_depth_and_the_difference_to_the_control() -> None:
 
 
 def test_heads_are_saved_beside_the_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
-    folders = feature_drafts.ship(Plan(**feature_drafts.SMOKE_PLAN), tmp_path)
+    monkeypatch.setattr(feature_drafts, "folder_of", lambda *_: tmp_path / "checkpoints")
+    folders = feature_drafts.ship(PLAN, tmp_path)
     assert [folder.name for folder in folders] == ["draft-attention", "draft-recurrent", "draft-parallel"]
     assert all((folder / "SHA256SUMS").exists() for folder in folders)

@@ -1,58 +1,105 @@
-"""Training: the pieces that decide what is learned from, and two steps of the real script's loop."""
+"""Training: what is learned from, that every weight is, an interruption that changes nothing, and the model card."""
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pytest
 import torch
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specnb.models.loading import TRAINED_PAIR, load_pair
 from studies.training import training
+from studies.training.model_card import card
 from studies.training.training import Budget
+from studies.training.training_loop import ADAM_RATE, MUON_RATE, Learner, folder_of, rate, train
 
 TEXTS = ["def f(x):\n    return x + 1\n" * 40, "class A:\n    pass\n" * 40]
+STEPS = 5
 
 
-def test_files_are_joined_by_end_tokens() -> None:
+def test_files_are_joined_by_end_tokens_and_a_saved_model_is_read_back(tmp_path: Path) -> None:
     tokenizer = training.train_tokenizer(TEXTS)
-    end = tokenizer.eos_token_id
     tokens = training.encode(tokenizer, TEXTS)
-    assert tokens[0] == end
-    assert (tokens == end).sum() == len(TEXTS) + 1
-    inside = tokens[1 : np.flatnonzero(tokens == end)[1]]
-    assert tokenizer.decode(inside) == TEXTS[0]
+    ends = np.flatnonzero(tokens == tokenizer.eos_token_id)
+    assert (ends[0], len(ends)) == (0, len(TEXTS) + 1)
+    assert tokenizer.decode(tokens[1 : ends[1]]) == TEXTS[0]
+    model = training.build("draft", end=0)
+    training.save(model, tokenizer, tmp_path, {"seed": 0})
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert all(torch.equal(again.state_dict()[name], weight.float()) for name, weight in model.state_dict().items())
+    assert AutoTokenizer.from_pretrained(tmp_path).encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
+    assert {"training.json", "SHA256SUMS"} <= {file.name for file in tmp_path.iterdir()}
 
 
 def test_windows_are_consecutive_text_and_every_epoch_differs() -> None:
     tokens = np.arange(1000, dtype=np.uint16)
     batches = list(islice(training.windows(tokens, batch=4, length=32, seed=0), 20))
-    for batch in batches:
-        assert batch.shape == (4, 33)
-        assert (batch.diff(dim=1) == 1).all()
+    assert all(batch.shape == (4, 33) and (batch.diff(dim=1) == 1).all() for batch in batches)
     starts = torch.cat([batch[:, 0] for batch in batches])
     assert len(starts.unique()) > len(starts) * 0.9
-
-
-def test_the_curriculum_keeps_the_tokens_of_a_step() -> None:
-    tokens = np.zeros(40_000, dtype=np.uint16)
-    batches = list(training.curriculum(tokens, Budget(steps=5, batch=2), seed=0))
-    assert [tuple(batch.shape) for batch in batches] == [(4, 257)] * 4 + [(2, 513)]
-
-
-def test_a_saved_model_is_read_back(tmp_path: Path) -> None:
-    tokenizer = training.train_tokenizer(TEXTS)
-    model = training.build("draft", end=0)
-    training.save(model, tokenizer, tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    assert all(torch.equal(again.state_dict()[name], weight.float()) for name, weight in model.state_dict().items())
-    assert AutoTokenizer.from_pretrained(tmp_path).encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
+    short_then_long = training.curriculum(np.zeros(40_000, dtype=np.uint16), Budget(steps=5, batch=2), seed=0)
+    assert [tuple(batch.shape) for batch in short_then_long] == [(4, 257)] * 4 + [(2, 513)]
 
 
 def test_two_steps_of_training_change_every_weight() -> None:
     tokens = np.random.default_rng(0).integers(training.VOCABULARY, size=4000).astype(np.uint16)
     model = training.build("draft", end=0)
+    muon, adam = (one.param_groups[0]["params"] for one in Learner(model).optimizers)
+    assert sorted(map(id, [*muon, *adam])) == sorted(map(id, model.parameters()))
+    assert id(model.get_input_embeddings().weight) in map(id, adam)
     before = [weight.clone() for weight in model.parameters()]
-    training.fit(model, training.curriculum(tokens, Budget(2, 1), seed=0), 2, name="draft", compiled=False)
+    training.fit(model, training.curriculum(tokens, Budget(2, 1), seed=0), 2, compiled=False)
     assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert not any(weight.isnan().any() for weight in model.parameters())
     assert not model.training
+
+
+def batches() -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield torch.randn(8, 4, generator=generator)
+
+
+def trained(steps: list[int], folder: Path | None = None) -> dict[str, Learner[nn.Module]]:
+    """Two learners that are trained until a step that is in `steps`, if there is one."""
+    learners: dict[str, Learner[nn.Module]] = {}
+    for seed, factor in enumerate((1.0, 0.5)):
+        torch.manual_seed(seed)
+        learners[str(seed)] = Learner(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), factor)
+
+    def update(step: int, batch: Tensor) -> dict[str, float]:
+        if step in steps:
+            raise InterruptedError
+        return {
+            name: one.learn((one.model(batch) - batch).square().mean(), rate(step, STEPS))
+            for name, one in learners.items()
+        }
+
+    train(learners, batches(), STEPS, update, folder=folder, save_every=2)
+    return learners
+
+
+def test_an_interrupted_training_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole, folder = trained([]), tmp_path / "folder"
+    with pytest.raises(InterruptedError):
+        trained([3], folder)
+    parts = trained([0, 1], folder)
+    for name, learner in whole.items():
+        assert not learner.model.training
+        for weight, again in zip(learner.model.parameters(), parts[name].model.parameters(), strict=True):
+            assert torch.equal(weight, again), name
+    assert whole["1"].rates == [0.5 * MUON_RATE, 0.5 * ADAM_RATE]
+    trained(list(range(STEPS)), folder)  # nothing is done again
+
+
+def test_another_plan_has_another_folder() -> None:
+    assert folder_of("it", 1) == folder_of("it", 1) != folder_of("it", 2)
+
+
+def test_the_model_card_is_the_committed_one() -> None:
+    table = pd.read_csv(TRAINED_PAIR / "quality.csv")
+    assert card(load_pair(packed=False), table) == (TRAINED_PAIR / "README.md").read_text()

@@ -1,0 +1,190 @@
+"""The audit beside other tests, at the same number of tokens and the same false-alarm rate.
+
+Samplers write blocks of `tokens` tokens of a small random pair: the exact loop, and the loop with each known bug. For
+about half of the bugs no bet of the audit was designed (they are held out). A test gets a budget of tokens and rejects
+if its p-value is at most `ALPHA`. A smaller budget is tried on disjoint pieces of the blocks. The audit rejects when
+its e-value has reached 1/`ALPHA` within the budget; it alone may look after every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specnb.distributions import Sampling, sample
+from specnb.models.loading import Pair
+from specnb.rules import Outcome
+from specnb_audit.auditor import Auditor
+from specnb_audit.bets import Row
+from specnb_audit.bugs.bug import Bug
+from specnb_audit.bugs.step import leading
+from specnb_audit.known_bugs import EXACT, MORE_BUGS, known_bugs
+from studies.audit_power import relatives
+from studies.audit_power.compared_samples import (
+    LENGTH,
+    PROMPTS,
+    Judged,
+    Sampled,
+    ends_of,
+    exact_like,
+    greedy_mismatch,
+    judge,
+    rows_of,
+    sampled,
+)
+from studies.audit_power.random_pair import random_pair
+from studies.study import Study
+
+ALPHA = 1 / (relatives.PERMUTATIONS + 1)  # the smallest level that the permutation test reaches
+BUDGETS = (200, 500, 1000, 2000, 5000, 10_000, 20_000)
+PIECES, EXACT_PIECES = 20, 1000  # at most so many pieces are tried for each budget
+GREEDY = 2000  # tokens of greedy decoding: it is deterministic, only the prompts differ
+SHORT = 5000  # tokens of audits after the first, which are made if that rejects
+FILTERS = Sampling(top_k=20, top_p=0.9)  # both remove tokens of the small pair
+
+
+def own_samples_matching(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    """Exact match as engines have it: the target samples at every position, and the first mismatch ends the step."""
+    own = sample(p, torch.cat([accept, final[..., None]], dim=-1))
+    accepted = leading(draft_tokens == own[..., :-1], draft_tokens)
+    return Outcome(accepted, own.gather(-1, accepted[..., None])[..., 0])
+
+
+EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", "-", "step", rule=own_samples_matching,
+                  lossless=True)  # fmt: skip
+SUITE = {EXACT.name: EXACT, EXACT_MATCH.name: EXACT_MATCH} | known_bugs(FILTERS) | MORE_BUGS
+
+PValue = Callable[[slice], float]
+"""The p-value of a test on the completions of a slice of a block."""
+Found = list[tuple[str, int, float]]
+"""The name of a test, a budget, and a p-value."""
+
+
+def tests_of(mine: Sampled, seen: Judged, same: Sampled, other: Sampled, seed: int) -> dict[str, PValue]:
+    """The tests of a fixed number of tokens. `same` is the exact sampler with the seed of `mine`, `other` with another.
+
+    An impossible token is a rejection in every test that reads p.
+    """
+
+    def reading_p(test: Callable[..., float], *read: NDArray[np.generic]) -> PValue:
+        def p_value(at: slice) -> float:
+            return 0.0 if seen.zero[at].any() else test(*(values[at][seen.judged[at]] for values in read))
+
+        return p_value
+
+    def acceptance(at: slice) -> float:
+        tested = (mine.decided[at] >= 0) & seen.judged[at]
+        return relatives.acceptance(mine.decided[at][tested] == 1, seen.overlap[at][tested])
+
+    def kernel(at: slice) -> float:
+        prompts = np.arange(len(mine.tokens))[at] % PROMPTS
+        return relatives.kernel(mine.tokens[at], other.tokens[at], prompts, np.random.default_rng([3, seed]))
+
+    return {
+        "ranks": reading_p(relatives.ranks, seen.u),
+        "surprise": reading_p(relatives.surprise, seen.log_p, seen.entropy, seen.variance),
+        "marginals": reading_p(relatives.marginals, mine.tokens, seen.p),
+        "kernel": kernel,
+        "acceptance": acceptance,
+        "same seed": lambda at: float((mine.tokens[at] == same.tokens[at]).all()),
+    }
+
+
+def pieces(budget: int, count: int, tokens: int = BUDGETS[-1]) -> Iterator[slice]:
+    """The slices of a block of `tokens` with `budget` tokens each: `count` of them, or as many as there are.
+
+    >>> list(pieces(10_000, count=4))
+    [slice(0, 200, None), slice(200, 400, None)]
+    """
+    size = budget // LENGTH
+    for number in range(min(count, tokens // budget)):
+        yield slice(number * size, (number + 1) * size)
+
+
+def tried(tests: dict[str, PValue], count: int, tokens: int) -> Found:
+    """Tests on `count` pieces of a block of `tokens` for every budget."""
+    places = [(budget, at) for budget in BUDGETS for at in pieces(budget, count, tokens)]
+    return [(name, budget, test(at)) for budget, at in places for name, test in tests.items()]
+
+
+@torch.inference_mode()
+def block_of_tests(bug: Bug, pair: Pair, block: int, count: int, audit: bool, tokens: int = BUDGETS[-1]) -> Found:
+    """Every test on `count` pieces of a block of `tokens`; audits where asked for."""
+    size, right = tokens // LENGTH, exact_like(bug)
+    mine, same, other = (
+        sampled(one, pair, seed, size) for one, seed in ((bug, block), (right, block), (right, block + 1))
+    )
+    rows, ends = rows_of(mine, pair, bug.claimed), ends_of(bug)
+    found = tried(tests_of(mine, judge(rows, ends, block), same, other, block), count, tokens)
+    if block == 0:
+        found += greedy_tests(bug, pair, count)
+    if audit:
+        blind = [Row(row.tokens, row.p, prompt=row.prompt) for row in rows]  # the draft model is unknown
+        found += audits("audit", rows, ends, block, tokens)
+        found += audits("audit, no draft", blind, ends, block, tokens)
+    return found
+
+
+def greedy_tests(bug: Bug, pair: Pair, count: int) -> Found:
+    """Whether greedy decoding with the bug equals plain greedy decoding, as p-values of 0 and 1."""
+    differs = greedy_mismatch(bug, pair, 0, GREEDY // LENGTH)
+    return tried({"greedy": lambda at: float(not differs[at].any())}, count, GREEDY)
+
+
+def audited(rows: Sequence[Row], ends: list[int] | None, seed: int) -> NDArray[np.float64]:
+    """The audit's p-value after each token, up to a rejection: one over the largest e-value so far."""
+    auditor = Auditor(ALPHA, seed, ends)
+    for row in rows:
+        auditor.add(row)
+        if auditor.found_after is not None:
+            break
+    return 10.0 ** -np.maximum.accumulate(np.maximum(auditor.report(detect=False).running, 0.0))
+
+
+def audits(name: str, rows: Sequence[Row], ends: list[int] | None, seed: int, longest: int) -> Found:
+    """The audit of the first `longest` tokens of a block; if it rejects, audits of later pieces of `SHORT` tokens."""
+    first = audited(rows[: longest // LENGTH], ends, seed)
+    found = [(name, budget, float(first[:budget][-1])) for budget in BUDGETS if budget <= longest]
+    if first[-1] <= ALPHA:
+        for at in list(pieces(SHORT, len(rows), len(rows) * LENGTH))[1:]:
+            piece = audited(rows[at], ends, seed)
+            found += [(name, budget, float(piece[:budget][-1])) for budget in BUDGETS if budget <= SHORT]
+    return found
+
+
+def measure(item: str, tokens: int, exact_blocks: int, exact_audits: int) -> pd.DataFrame:
+    """One line for each test and budget of the bug `item`: how often it was tried, and how often it rejected."""
+    is_exact = item == EXACT.name
+    blocks, audited_blocks, most = (exact_blocks, exact_audits, EXACT_PIECES) if is_exact else (1, 1, PIECES)
+    found: Found = []
+    for block in range(blocks):
+        found += block_of_tests(SUITE[item], random_pair(), block, -(-most // blocks), block < audited_blocks, tokens)
+    return counted(item, found)
+
+
+def counted(bug: str, found: Found) -> pd.DataFrame:
+    """The lines of one bug: `runs`, those `rejected` at `ALPHA`, and those with a p-value of at most 0.05."""
+    lines = pd.DataFrame(found, columns=["test", "budget", "p"])
+    lines = lines.assign(bug=bug, runs=1, rejected=lines.p <= ALPHA * (1 + 1e-9), below_5_percent=lines.p <= 0.05)
+    return lines.drop(columns="p").groupby(["bug", "test", "budget"], sort=False).sum().reset_index()
+
+
+def tokens_to_detection(table: pd.DataFrame) -> pd.DataFrame:
+    """Bugs by tests: the smallest budget at which at least half of the runs reject; NaN where there is none."""
+    enough = table[table.rejected * 2 >= table.runs]
+    smallest = enough.pivot_table("budget", "bug", "test", aggfunc="min")
+    return smallest.reindex(index=table.bug.unique(), columns=table.test.unique())
+
+
+STUDY = Study(
+    measure,
+    settings={"tokens": 20_000, "exact_blocks": 4, "exact_audits": 2},
+    small={"tokens": 2000, "exact_blocks": 1, "exact_audits": 1},
+    items=tuple(SUITE),
+    small_items=("exact", "no-residual"),
+)

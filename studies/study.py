@@ -1,0 +1,135 @@
+"""What a study is, and how one is run: rows item by item, then the committed table and the record beside it.
+
+A study is a module with the name of its table and a `STUDY`. The table is `data/results/<name>.csv`;
+`<name>.record.json` says by which commit, when, with which settings and on what it was measured. Rows of finished items
+are kept under `build/studies/<name>/<commit>`, so an interrupted run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from specnb.measure.statistics import Estimate
+from specnb.measure.timing import machine
+from specnb.models.loading import Pair
+from specnb.notebook.findings import ROOT, write
+
+PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers")
+CODE = ("specnb", "specnb_audit", "studies")
+Rows: TypeAlias = pd.DataFrame | Iterable[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A committed table.
+
+    rows      the rows of one item: `rows(item, **settings)`
+    settings  of the committed table
+    small     those that try the code in seconds, with `small_items`, or all items
+    items     what is measured apart, in the order of the table: letters, digits, "-", "_" and "."
+    finish    the table, made from the rows of all items; None for the rows themselves
+    """
+
+    rows: Callable[..., Rows]
+    settings: Mapping[str, Any]
+    small: Mapping[str, Any]
+    items: Sequence[str] = ("all",)
+    small_items: Sequence[str] = ()
+    finish: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+
+
+def names() -> list[str]:
+    """The names of all studies: modules in the folders of `studies` that define `STUDY`."""
+    return sorted(_folders())
+
+
+def _folders() -> dict[str, str]:
+    files = (ROOT / "studies").glob("*/*.py")
+    return {file.stem: file.parent.name for file in files if "\nSTUDY = " in file.read_text(encoding="utf-8")}
+
+
+def find(name: str) -> Study:
+    """The study of the table `name`. Raises `ValueError` where there is none.
+
+    >>> find("stopping_rules").settings
+    {'pairs': 12}
+    """
+    folders = _folders()
+    if name not in folders:
+        raise ValueError(f"no study is called {name!r}; there are {', '.join(sorted(folders))}")
+    study: Study = import_module(f"studies.{folders[name]}.{name}").STUDY
+    return study
+
+
+def run(
+    name: str, items: Sequence[str] = (), *, small: bool = False, anew: bool = False, out: Path = ROOT
+) -> Path | None:
+    """Measures what is missing of `items` (all by default), and writes table and record where every item is there.
+
+    Returns the table's path, or None. `small` tries the code and writes below `out`/build/small. With `anew` nothing
+    that was measured before is used. Raises `ValueError` for an unknown study or item.
+    """
+    study = find(name)
+    settings, every = (study.small, study.small_items or study.items) if small else (study.settings, study.items)
+    if unknown := sorted({*items} - {*every}):
+        raise ValueError(f"{name} has no item {', '.join(unknown)}; it has {', '.join(every)}")
+    by = commit()
+    place = out / "build" / "studies" / name / ("small" if small else by)
+    parts = {item: place / f"{item}.csv" for item in every}
+    missing = [item for item in items or every if small or anew or not parts[item].exists()]
+    for item in (bar := tqdm(missing, desc=name, unit="item")):
+        bar.set_postfix_str(item)
+        write(parts[item], pd.DataFrame(study.rows(item, **settings)).to_csv(index=False, lineterminator="\n"))
+    if not all(part.exists() for part in parts.values()):
+        return None
+    table = pd.concat([pd.read_csv(part) for part in parts.values()], ignore_index=True)
+    table = study.finish(table) if study.finish else table
+    path = (out / "build" / "small" if small else out / "data" / "results") / f"{name}.csv"
+    write(path, table.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
+    write(path.with_suffix(".record.json"), json.dumps(record(name, by, settings), indent=1) + "\n")
+    return path
+
+
+def record(name: str, by: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table was made with: commit, date, settings, machine and versions."""
+    made: dict[str, Any] = {"study": name, "commit": by, "date": date.today().isoformat(), "settings": settings}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    made |= {"processor": machine(), "threads": torch.get_num_threads(), "device": device}
+    made |= {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
+    return made | {"packages": {package: metadata.version(package) for package in PACKAGES}}
+
+
+def commit() -> str:
+    """The commit of the code; with "-dirty" if files of the code differ from it, "unknown" outside a repository."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + "-dirty" * bool(git("status", "--porcelain", "--", *CODE))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def columns(name: str, estimate: Estimate) -> dict[str, float]:
+    """An estimate as three columns."""
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def conditions(pair: Pair, compiled: bool | str = False) -> dict[str, Any]:
+    """The columns with the conditions of a measurement."""
+    dtype = str(pair.target.dtype).removeprefix("torch.")
+    where = machine(pair.target.device)
+    return {"machine": where, "threads": torch.get_num_threads(), "dtype": dtype, "compiled": compiled}

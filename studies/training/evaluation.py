@@ -1,0 +1,60 @@
+"""What trained drafts are measured on: held-out text, and sequences that the target samples after its beginnings."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from specnb.decoding.generate import Study, generate
+from specnb.distributions import Sampling
+from specnb.measure.statistics import Estimate, ratio_of_sums
+from specnb.models.loading import Pair
+from specnb.notebook import corpus
+from studies.training.training import encode
+
+PROMPT = 32  # tokens of text before positions at which acceptance is measured, and before sampled tokens
+TEXT, OWN = "held-out text", "samples of the target"
+SAMPLED_AT_ONCE = 64
+Files = NDArray[np.int64]
+
+
+def held_out_windows(pair: Pair, length: int, per_file: int, files: int | None = None) -> tuple[Tensor, Files]:
+    """Passages of `length` tokens, `(n, length)`, evenly spaced over each held-out file, and the file of each, `(n,)`.
+
+    Files that are shorter have none.
+    """
+    rows, numbers = [], []
+    for number, text in enumerate(corpus.read("held-out", limit=files)):
+        tokens = encode(pair.tokenizer, [text]).astype(np.int64)
+        if len(tokens) >= length:
+            starts = np.unique(np.linspace(0, len(tokens) - length, per_file).astype(int))
+            rows += [tokens[start : start + length] for start in starts]
+            numbers += [number] * len(starts)
+    return torch.from_numpy(np.stack(rows)), np.array(numbers)
+
+
+def sampled(target: PreTrainedModel, prompts: Tensor, length: int, temperature: float, seed: int) -> Tensor:
+    """`prompts` `(n, PROMPT)` continued by the target to `length` tokens, `(n, length)`."""
+    parts = []
+    for at in tqdm(range(0, len(prompts), SAMPLED_AT_ONCE), desc="samples of the target", delay=3):
+        some = prompts[at : at + SAMPLED_AT_ONCE]
+        made = generate(
+            target, some.tolist(), max_new_tokens=length - PROMPT, sampling=Sampling(temperature), seed=seed,
+            progress=False, study=Study(range(at, at + len(some))),
+        )  # fmt: skip
+        parts.append(torch.cat([some, torch.tensor([list(tokens) for tokens in made.tokens])], dim=1))
+    return torch.cat(parts)
+
+
+def sum_per_file(values: Tensor, numbers: Files) -> NDArray[np.float64]:
+    """The sum of `values` `(n, positions)` in each file, `(files,)`."""
+    return np.array([float(values[torch.from_numpy(numbers == file)].double().sum()) for file in np.unique(numbers)])
+
+
+def mean_over_files(values: Tensor, numbers: Files) -> Estimate:
+    """The mean of `values` `(n, positions)`, with an interval over files."""
+    return ratio_of_sums(sum_per_file(values, numbers), sum_per_file(torch.ones_like(values), numbers))

@@ -1,0 +1,168 @@
+"""The smallest part of every deterministic table, computed again and compared with the committed rows.
+
+Not computed again: `false_alarms` and `block_against_token`, whose rows are sums over hundreds of audits and of
+completions; `transformers_audit`, whose samplers are another package's and slow; `distillation` and `feature_drafts`,
+which come from an hour of training; and the columns of times (all of `bench_*`, `audit_cost`, `recommendation`,
+`layout_speeds`), which only say on what and when they were measured. Counts and evidence of decoding in float32 have a
+tolerance: another processor rounds in other ways.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from specnb.beam import beam_search
+from specnb.distributions import Sampling
+from specnb.drafting.ngram import UniformDrafter
+from specnb.models.loading import Pair, load_pair
+from specnb.notebook.findings import ROOT
+from specnb.rules import token_verification
+from studies.audit_power import audit_comparison, bug_suite, engine_checks
+from studies.audit_power.compared_samples import LENGTH, greedy_mismatch
+from studies.audit_power.random_pair import random_pair
+from studies.beams import beam_speeds
+from studies.drafters import drafters, stopping_rules
+from studies.engines import engines
+from studies.rules import rules_in_the_loop, verification_rules
+from studies.rules.rules_in_the_loop import Method
+from studies.speed import pair_speeds
+from studies.speed.pairs import prompts_of
+from studies.study import find
+
+
+def written(value: float) -> Any:
+    """A number of which the table has six digits."""
+    return pytest.approx(value, rel=1e-5, abs=1e-6)
+
+
+def rounded(value: float) -> Any:
+    """A count of decoding in float32."""
+    return pytest.approx(value, rel=0.02, abs=0.02)
+
+
+def committed(name: str, **values: Any) -> pd.DataFrame:
+    """The rows of a committed table that have these values."""
+    table = pd.read_csv(ROOT / "data" / "results" / f"{name}.csv", dtype={"depth": str})
+    for column, value in values.items():
+        table = table[table[column] == value]
+    assert len(table), f"{name} has no such rows"
+    return table.reset_index(drop=True)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair(packed=False)
+
+
+def test_stopping_rules() -> None:
+    name = "discard a token with low q"
+    made = stopping_rules.rule_line(name, stopping_rules.CASES[name], **find("stopping_rules").settings)
+    (row,) = committed("stopping_rules", rule=name).to_dict("records")
+    assert made == {key: written(row[key]) if isinstance(row[key], float) else row[key] for key in row}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda pairs: verification_rules.chain_rows(pairs, ((3, 2),), ("random",)),
+        lambda pairs: verification_rules.selection_rows(pairs, {3: (2,)}, ("peaked",)),
+        lambda pairs: verification_rules.tree_rows(2, ("tree of 4",), ("near",)),
+    ],
+    ids=["chain", "several", "tree"],
+)
+def test_verification_rules(made: Any) -> None:
+    table = pd.DataFrame(made(**find("verification_rules").settings))
+    key = [name for name in ("kind", "rule", "draft_tokens", "vocab", "family", "shape") if name in table]
+    rows = table[key].merge(committed("verification_rules"), on=key, how="left")
+    numbers = ["tv", "accepted", "optimum", "fraction_min", "fraction_mean", "fraction_max"]
+    pd.testing.assert_frame_equal(table[numbers], rows[numbers], rtol=1e-5, atol=1e-5)
+    assert table.exact.tolist() == rows.exact.tolist()
+
+
+def test_audit_comparison() -> None:
+    """Greedy decoding with a bug of the cache, in float64."""
+    name = "rejected-stays"
+    differs = greedy_mismatch(audit_comparison.SUITE[name], random_pair(), 0, audit_comparison.GREEDY // LENGTH)
+    found = [
+        ("greedy", budget, float(not differs[at].any()))
+        for budget in audit_comparison.BUDGETS
+        for at in audit_comparison.pieces(budget, audit_comparison.PIECES, audit_comparison.GREEDY)
+    ]
+    rows = committed("audit_comparison", bug=name, test="greedy")
+    pd.testing.assert_frame_equal(audit_comparison.counted(name, found), rows, check_dtype=False)
+
+
+def test_engine_checks() -> None:
+    name = "raw-q"
+    made = pd.DataFrame(engine_checks.measure(name, **find("engine_checks").settings))
+    assert made.to_dict("list") == committed("engine_checks", bug=name).to_dict("list")
+
+
+def test_bug_suite(pair: Pair) -> None:
+    """The first group of audits of a bug that the first tokens show."""
+    name = "after-the-end"
+    made = bug_suite.audited(bug_suite.BUG_SUITE[name], pair, range(bug_suite.GROUP))
+    rows = committed("bug_suite", bug=name)
+    assert [one.kind for one in made] == rows.kind[: len(made)].tolist()
+    assert [one.found_after for one in made] == pytest.approx(rows.found_after[: len(made)].tolist(), abs=2)
+
+
+def test_engines() -> None:
+    """The audit of committed tokens of another engine."""
+    (made,) = engines.measure("openvino-none-t0", **find("engines").settings).to_dict("records")
+    (row,) = committed("engines", row="openvino-none-t0").to_dict("records")
+    for name in ("engine", "version", "tokens", "verdict", "impossible", "sha256"):
+        assert made[name] == row[name], name
+    assert made["log10_e"] == pytest.approx(row["log10_e"], abs=1e-3)
+
+
+def test_drafters() -> None:
+    text, size = "repetitive", find("drafters").settings
+    pair = drafters._pair(False)
+    entry = drafters.Entry(lambda _: UniformDrafter(pair.target.config.vocab_size), 1)
+    prompts = drafters.prompts_of(pair, text, size["sequences"])
+    counts = drafters.counts_of(drafters._made(pair, prompts, entry, Sampling(), size["new_tokens"]).record)
+    (row,) = committed("drafters", text=text, drafter="random").to_dict("records")
+    for name, estimate in counts.items():
+        assert estimate.value == rounded(row[name]), name
+
+
+def test_rules_in_the_loop(pair: Pair) -> None:
+    size = find("rules_in_the_loop").settings
+    n = size["sequences"]
+    prompts = prompts_of(pair, "held-out", 2 * n)[n:]
+    made = rules_in_the_loop._run(pair, Sampling(0.0), size["new_tokens"], Method(token_verification), prompts)
+    (row,) = committed("rules_in_the_loop", temperature=0, method="token, chain").to_dict("records")
+    active = made.record.active
+    assert int(active.sum()) == pytest.approx(row["steps"], rel=0.02)
+    emitted = ((made.record.accepted + 1) * active).sum()
+    assert emitted / active.sum() == rounded(row["tokens_per_step"])
+
+
+def test_pair_speeds(pair: Pair) -> None:
+    """Tokens per step of the attention head at temperature 0, which makes the fewest steps."""
+    name, size = "attention head", find("pair_speeds").settings
+    (row,) = committed("pair_speeds", drafter=name, temperature=0, prompts="held-out").to_dict("records")
+    (entry,) = [one for one in pair_speeds.entries(pair, Sampling(0.0), False) if one.name == name]
+    calls = pair_speeds.Calls(pair, Sampling(0.0), False, size["new_tokens"])
+    prompts = prompts_of(pair, "held-out", size["prompts"], size["prompt_tokens"])
+    made = calls.tokens_per_step(entry._replace(gamma=int(row["gamma"])), prompts)
+    assert made == {name: rounded(row[name]) for name in made}
+
+
+def test_beam_speeds(pair: Pair) -> None:
+    """Levels per step of the first choice of draft width and gamma."""
+    size, (u, gamma) = find("beam_speeds").settings, beam_speeds.CHOICES[0]
+    prompts = prompts_of(pair, "held-out", size["prompts"], size["prompt_tokens"])
+    levels = [
+        beam_search(
+            pair.target, prompt, pair.draft, width=beam_speeds.WIDTH, max_new_tokens=size["new_tokens"],
+            draft_width=u, gamma=gamma, progress=False,
+        ).record.levels
+        for prompt in prompts
+    ]  # fmt: skip
+    (row,) = committed("beam_speeds", u=u, gamma=gamma).to_dict("records")
+    assert sum(map(sum, levels)) / sum(map(len, levels)) == rounded(row["levels_per_step"])
