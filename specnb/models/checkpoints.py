@@ -17,6 +17,8 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
+from specnb.models.gguf import REAL, converted, smollm2
+
 CHECKSUMS = "SHA256SUMS"
 """The file of a folder's checksums, in the format of `sha256sum -c SHA256SUMS`."""
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -29,14 +31,20 @@ MOST_NAMES = 5  # names of tensors in a message
 def folder_of(name: str | Path) -> Path:
     """The folder of the model `name`: that folder, or the local copy of the model of that name on the Hugging Face hub.
 
+    `smollm2` is the real model of this project, and a path ending in `.gguf` is converted (`specnb.models.gguf`).
+
     Raises `FileNotFoundError` if there is neither, and `NotADirectoryError` for a file.
 
     >>> folder_of(Path("."))
     PosixPath('.')
     """
+    if name == REAL:
+        return smollm2()
     folder = Path(name)
     if folder.is_dir():
         return folder
+    if folder.suffix == ".gguf":
+        return converted(folder)
     if folder.exists():
         raise NotADirectoryError(f"{name} is a file; give the folder that holds config.json and the weights")
     wanted = "give a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub"
