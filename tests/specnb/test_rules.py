@@ -499,7 +499,7 @@ def test_an_outcome_names_a_path_of_the_tree_and_rows_are_independent(name: str,
         assert all(case[2][row, node] >= 0 for node in path)
         alone = rule(*(part[row] for part in case), TokenTree(parents))
         assert alone[:2] == (outcome.accepted[row], outcome.token[row])
-        assert torch.equal(alone.path, outcome.path[row])  # type: ignore[arg-type]
+        assert torch.equal(alone.path, outcome.path[row])
     shaped = rule(*(part.reshape(2, 3, 4, *part.shape[1:]) for part in case), parents)
     assert torch.equal(shaped.token.flatten(), outcome.token)
     with torch.device("meta"):  # whatever the default device is
