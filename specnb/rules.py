@@ -29,9 +29,10 @@ is emitted because of its draft token is so with min(p, q) / 2, and otherwise th
 >>> p = torch.tensor([[0.5, 0.5], [0.9, 0.1]])
 >>> half_as_often(p, p[:1], torch.tensor([1]), torch.tensor([0.4]), torch.tensor(0.3))
 Outcome(accepted=tensor(1), token=tensor(0), path=None)
->>> from specnb.enumeration import step_distribution
->>> step_distribution(half_as_often, lambda prefix: p[0].double(), lambda prefix: p[0].double(), 1)
-{(0,): 0.25, (1,): 0.25, (0, 0): 0.125, (0, 1): 0.125, (1, 0): 0.125, (1, 1): 0.125}
+>>> from specnb.enumeration import completed, step_distribution
+>>> even = lambda prefix: torch.tensor([0.5, 0.5]).double()
+>>> completed(step_distribution(half_as_often, even, even, gamma=1), even, length=2).tolist()
+[[0.25, 0.25], [0.25, 0.25]]
 
 Sources (read where nothing else is said)
 - Token verification, rejection sampling, lenience: Leviathan et al., arXiv 2211.17192, Algorithm 1, A.2 and A.5.

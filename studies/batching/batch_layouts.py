@@ -247,7 +247,7 @@ class BatchContinuation:
         outcome = self.rule(p, q, draft_tokens, self.uniforms.accept[:, self.steps], self.uniforms.final[:, self.steps])
         emitted = []
         for sequence, own, n, x in zip(
-            self.sequences, draft_tokens.tolist(), *(part.tolist() for part in outcome), strict=True
+            self.sequences, draft_tokens.tolist(), outcome.accepted.tolist(), outcome.token.tolist(), strict=True
         ):
             new = [*own[:n], x][: self.asked - len(sequence)]
             sequence += new

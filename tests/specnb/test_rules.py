@@ -144,7 +144,11 @@ def test_where_nothing_is_proposed_it_is_exact_as_well(name: str) -> None:
     """After some contexts the drafter has no token (-1, q = 0); descendants and later siblings are missing too."""
     p, q = distribution_pair("dense", vocab=3)
     for silent in ((), (0,), (1,)):
-        emitted = emitted_by(EXACT[name], p, lambda context, silent=silent: q(context) * (context != silent))
+
+        def drafted(context: tuple[int, ...], silent: tuple[int, ...] = silent) -> Tensor:
+            return q(context) * (context != silent)
+
+        emitted = emitted_by(EXACT[name], p, drafted)
         assert off(emitted, p, EXACT[name].length) < 1e-12
 
 
@@ -473,7 +477,7 @@ def any_case(parents: tuple[int, ...], rows: int = 24, vocab: int = 4) -> tuple[
     return p, q, tokens, uniforms[:, :-1], uniforms[:, -1]
 
 
-ANY_RULES = {
+ANY_RULES: dict[str, Any] = {
     "token": token_verification, "exact match": exact_match, "rejection": rejection_sampling,
     "greedy": greedy_verification, "lenient": lenient_verification(0.4), "traversal": traversal_verification,
     "lenient greedy": lenient_greedy_verification(0.4),
@@ -495,7 +499,7 @@ def test_an_outcome_names_a_path_of_the_tree_and_rows_are_independent(name: str,
         assert all(case[2][row, node] >= 0 for node in path)
         alone = rule(*(part[row] for part in case), TokenTree(parents))
         assert alone[:2] == (outcome.accepted[row], outcome.token[row])
-        assert torch.equal(alone.path, outcome.path[row])  # type: ignore[arg-type]
+        assert torch.equal(alone.path, outcome.path[row])
     shaped = rule(*(part.reshape(2, 3, 4, *part.shape[1:]) for part in case), parents)
     assert torch.equal(shaped.token.flatten(), outcome.token)
     with torch.device("meta"):  # whatever the default device is
