@@ -131,8 +131,10 @@ class PlannedRule:
     schemes: tuple[Scheme, ...] = SCHEMES
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "__name__", getattr(self.plan, "__name__", repr(self.plan)))
-        object.__setattr__(self, "__doc__", self.plan.__doc__)
+        name = getattr(self.plan, "__name__", repr(self.plan))
+        # As of a decorated function, so that `inspect` and `doctest` find the plan.
+        for key, value in (("__name__", name), ("__doc__", self.plan.__doc__), ("__wrapped__", self.plan)):
+            object.__setattr__(self, key, value)
 
     def __repr__(self) -> str:
         return str(self.__name__)  # type: ignore[attr-defined]

@@ -1,7 +1,6 @@
-"""A type checker for `specnb.sampling` that checks the shapes and dtypes of tensors.
+"""A type checker that checks the shapes and dtypes of tensors, for `install_import_hook` of jaxtyping.
 
-Numbers are not checked: the functions refuse bad ones themselves, with errors that tests expect. All tests of a folder
-run with it by `pytest tests/sampling --jaxtyping-packages=specnb.sampling,shape_checks.check`, in four times the time.
+Numbers are not checked: the functions refuse bad ones themselves, with errors that tests expect.
 """
 
 from beartype import BeartypeConf, FrozenDict, beartype
