@@ -194,4 +194,6 @@ def measure(item: str, pairs: int) -> pd.DataFrame:
     return pd.DataFrame(chain_rows(pairs) if item == "chain" else selection_rows(pairs))
 
 
-STUDY = Study(measure, settings={"pairs": PAIRS}, small={"pairs": 2}, items=("chain", "several", "tree"))
+STUDY = Study(
+    measure, settings={"pairs": PAIRS}, small={"pairs": 2}, items=("chain", "several", "tree"), small_items=("chain",)
+)
