@@ -248,6 +248,9 @@ def test_ignored_alternatives_are_not_bet_on() -> None:
     names = set(audited([row]).alternatives)
     report = audited([row], ignore=["along-ids", "repeats"]).report()
     assert set(report.running_by_alternative) == names - {"along-ids", "repeats"}
+    quiet = audited([Row([1, 0] * 30, p)]).report().detectable
+    without = audited([Row([1, 0] * 30, p)], ignore=["impossible", "sharper"]).report().detectable
+    assert set(without) == set(quiet) - {"impossible", "sharper"}
     with pytest.raises(
         ValueError, match=r"^ignore leaves no kind of deviation to test for; leave out one of its names$"
     ):
