@@ -158,7 +158,13 @@ class PlannedRule:
 
 def as_tree(parents: Sequence[int] | None, draft_tokens: Tensor) -> TokenTree:
     """The tree of `draft_tokens` `(..., nodes)` with these `parents`; a chain for None."""
-    return TokenTree(chain(draft_tokens.shape[-1]) if parents is None else parents, draft_tokens.device)
+    if parents is not None:
+        return TokenTree(parents, draft_tokens.device)
+    gamma = draft_tokens.shape[-1]
+    return _CHAINS[gamma] if gamma < len(_CHAINS) else TokenTree(chain(gamma), tables=False)
+
+
+_CHAINS = tuple(TokenTree(chain(gamma), tables=False) for gamma in range(33))  # they hold no tensors, so no device
 
 
 # From the root down

@@ -13,7 +13,6 @@ children proposed so far to the distribution `(..., vocab)` of the next child; z
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -36,8 +35,18 @@ class Siblings(NamedTuple):
 
 
 class TokenTree:
-    """The tree `parents`, with tables on `device` for the forward pass and for rules, each made when it is first used.
+    """The tree `parents`, with tables on `device` for the forward pass and for rules.
 
+    depths     (nodes + 1,)            the depth of each entry, 0 for the root
+    ancestors  (nodes + 1, nodes + 1)  whether the second entry is an ancestor of the first, or itself
+    paths      (nodes + 1, depth)      the nodes from the root to each entry, then -1
+
+    parent_entries  an index of the entries of all parents
+    by_rank         the first child of every entry that has one, then the second children, and so on
+    by_turns        the nodes by how many earlier siblings they and their ancestors have
+    families        the children of each entry that has any, in their order; their `parents` is that one entry
+
+    A chain without `tables` has the last four only, which hold no tensors then: so one can be made within a step.
     Raises `ValueError` for parents that do not come before their children.
 
     >>> TokenTree((-1, -1, 0)).ancestors.int()
@@ -47,29 +56,35 @@ class TokenTree:
             [1, 1, 0, 1]], dtype=torch.int32)
     """
 
-    def __init__(self, parents: Sequence[int], device: torch.device | str = "cpu") -> None:
+    def __init__(self, parents: Sequence[int], device: torch.device | str = "cpu", tables: bool = True) -> None:
         self.parents, self.device = tuple(parents), device
         self.node_depths = node_depths(self.parents)
-        self.depth = max(self.node_depths, default=0)
-        self.is_chain = self.parents == chain(len(self.parents))
+        self.depth, nodes = max(self.node_depths, default=0), len(self.parents)
+        self.is_chain = self.parents == chain(nodes)
+        self.parent_entries = self._index([parent + 1 for parent in self.parents])
+        turns: list[int] = []
+        ranks = [self.parents[:node].count(parent) for node, parent in enumerate(self.parents)]
+        for rank, parent in zip(ranks, self.parents, strict=True):
+            turns.append(rank + (turns[parent] if parent >= 0 else 0))
+        self.by_rank, self.by_turns = self._grouped(ranks), self._grouped(turns)
+        self.families = [family._replace(parents=self._index([entry])) for entry, family in self._children()]
+        if tables:
+            self._make_tables()
 
-    def _table(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
-
-    # For the forward pass
-
-    @cached_property
-    def depths(self) -> Tensor:
-        """`(nodes + 1,)`: the depth of each entry, 0 for the root."""
-        return self._table([0, *self.node_depths])
-
-    @cached_property
-    def ancestors(self) -> Tensor:
-        """`(nodes + 1, nodes + 1)`: whether the second entry is an ancestor of the first, or itself."""
-        found = torch.eye(len(self.parents) + 1, dtype=torch.bool, device="cpu")
+    def _make_tables(self) -> None:
+        paths: list[list[int]] = [[]]
         for node, parent in enumerate(self.parents):
-            found[node + 1] |= found[parent + 1]
-        return found.to(self.device)
+            paths.append([*paths[parent + 1], node])
+        padded = [[*path, *[-1] * (self.depth - len(path))] for path in paths]
+        self.depths, self.paths = self._table([0, *self.node_depths]), self._table(padded)
+        entries = range(len(paths))
+        ancestry = [[other == 0 or other - 1 in path for other in entries] for path in paths]
+        self.ancestors = torch.tensor(ancestry, device=self.device)
+        earlier = [[other < node and self.parents[other] == own for other in range(len(self.parents))]
+                   for node, own in enumerate(self.parents)]  # fmt: skip
+        self._earlier_siblings = torch.tensor(earlier, dtype=torch.bool, device=self.device)
+        # The root's entry, then those of the nodes in the reverse of the order in which they are visited.
+        self._leaves_last = self._table([0, *[node + 1 for node in reversed(leaves_first(self.parents))]])
 
     def slots(self, first: Tensor) -> Tensor:
         """The slots `(rows, nodes + 1)` of all entries; `first` `(rows,)` is the root's."""
@@ -85,48 +100,6 @@ class TokenTree:
         inside = self.ancestors[:, entry.clamp(0, len(self.parents))].transpose(0, 1)
         return (inside & (entry <= len(self.parents))[:, None]) | (entry < 0)[:, None]
 
-    # For rules
-
-    @cached_property
-    def parent_entries(self) -> Rows:
-        """The entry of each node's parent."""
-        return slice(0, len(self.parents)) if self.is_chain else self._table([parent + 1 for parent in self.parents])
-
-    @cached_property
-    def ranks(self) -> list[int]:
-        """How many earlier siblings each node has."""
-        return [self.parents[:node].count(parent) for node, parent in enumerate(self.parents)]
-
-    @cached_property
-    def by_rank(self) -> list[Siblings]:
-        """The first child of every entry that has one, then the second children, and so on."""
-        return self._grouped(self.ranks)
-
-    @cached_property
-    def by_turns(self) -> list[Siblings]:
-        """The nodes by how many earlier siblings they and their ancestors have: what must be rejected before them."""
-        turns: list[int] = []
-        for rank, parent in zip(self.ranks, self.parents, strict=True):
-            turns.append(rank + (turns[parent] if parent >= 0 else 0))
-        return self._grouped(turns)
-
-    @cached_property
-    def families(self) -> list[Siblings]:
-        """The children of each entry that has any, in their order; `parents` is that one entry."""
-        found = []
-        for parent in sorted(set(self.parents)):
-            numbers = [node for node, own in enumerate(self.parents) if own == parent]
-            found.append(Siblings(numbers, self._table(numbers), self._table([parent + 1])))
-        return found
-
-    @cached_property
-    def paths(self) -> Tensor:
-        """`(nodes + 1, depth)`: the nodes from the root to each entry, then -1."""
-        paths: list[list[int]] = [[]]
-        for node, parent in enumerate(self.parents):
-            paths.append([*paths[parent + 1], node])
-        return self._table([[*path, *[-1] * (self.depth - len(path))] for path in paths])
-
     def last_from_root(self, passed: Bool[Tensor, "*batch nodes"]) -> Int[Tensor, "*batch"]:
         """The entry reached from the root by going to the first child that `passed`, as long as there is one.
 
@@ -138,7 +111,7 @@ class TokenTree:
             return passed.cumprod(dim=-1).sum(dim=-1)
         chosen = passed & ~(passed.unsqueeze(-2) & self._earlier_siblings).any(dim=-1)
         reached = (chosen.unsqueeze(-2) | ~self.ancestors[1:, 1:]).all(dim=-1)
-        return (reached * self._numbers).amax(dim=-1)  # an entry has a larger number than those on the way to it
+        return (reached * self._numbers(passed)).amax(dim=-1)  # an entry has a larger number than its ancestors
 
     def first_from_leaves(self, passed: Bool[Tensor, "*batch nodes"]) -> Int[Tensor, "*batch"]:
         """The first entry that `passed`, every subtree before its node and earlier siblings first; else the root, 0.
@@ -149,33 +122,33 @@ class TokenTree:
         if not self.parents:
             return passed.sum(dim=-1)
         if self.is_chain:
-            return (passed * self._numbers).amax(dim=-1)
+            return (passed * self._numbers(passed)).amax(dim=-1)
         order = self._leaves_last
-        return order[(passed[..., order[1:] - 1] * self._numbers).amax(dim=-1)]
+        return order[(passed[..., order[1:] - 1] * self._numbers(passed)).amax(dim=-1)]
 
-    @cached_property
-    def _numbers(self) -> Tensor:
-        return torch.arange(1, len(self.parents) + 1, device=self.device)
+    def _numbers(self, passed: Tensor) -> Tensor:
+        return torch.arange(1, passed.shape[-1] + 1, device=passed.device)
 
-    @cached_property
-    def _earlier_siblings(self) -> Tensor:
-        parents = torch.tensor(self.parents, device="cpu")
-        return (parents == parents[:, None]).tril(-1).to(self.device)
+    def _table(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    @cached_property
-    def _leaves_last(self) -> Tensor:
-        """The root's entry, then those of the nodes in the reverse of the order in which they are visited."""
-        return self._table([0, *[node + 1 for node in reversed(leaves_first(self.parents))]])
+    def _index(self, values: list[int]) -> Rows:
+        """An index of `values`; for a chain they are consecutive."""
+        if self.is_chain:
+            return slice(values[0], values[-1] + 1) if values else slice(0, 0)
+        return self._table(values)
 
     def _grouped(self, groups: list[int]) -> list[Siblings]:
         found = []
         for group in range(max(groups, default=-1) + 1):
             numbers = [node for node, own in enumerate(groups) if own == group]
-            whole = slice(0, len(numbers))
             entries = [self.parents[node] + 1 for node in numbers]
-            indices = (whole, whole) if self.is_chain else (self._table(numbers), self._table(entries))
-            found.append(Siblings(numbers, *indices))
+            found.append(Siblings(numbers, self._index(numbers), self._index(entries)))
         return found
+
+    def _children(self) -> list[tuple[int, Siblings]]:
+        ids = sorted(set(self.parents))
+        return list(zip([one + 1 for one in ids], self._grouped([ids.index(one) for one in self.parents]), strict=True))
 
 
 def chain(gamma: int) -> tuple[int, ...]:

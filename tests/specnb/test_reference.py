@@ -92,30 +92,6 @@ def test_the_models_are_asked_after_the_prefix_and_the_guesses_so_far() -> None:
     assert asked == {"target": [[5, 6], [5, 6, 0], [5, 6, 0, 1]], "draft": [[5, 6], [5, 6, 0]]}
 
 
-@pytest.mark.parametrize(
-    ("accept", "expected"),
-    [
-        ([Fraction(1, 2), Fraction(1, 2)], [0, 0, 0]),  # r = p/q accepts
-        ([Fraction(51, 100), Fraction(0)], [1]),
-        ([Fraction(1, 2), Fraction(51, 100)], [0, 1]),
-        ([Fraction(51, 100), Fraction(51, 100)], [1]),
-    ],
-)
-def test_a_guess_is_rejected_from_the_first_uniform_above_p_over_q(accept: list[Number], expected: list[int]) -> None:
-    half, one, zero = Fraction(1, 2), Fraction(1), Fraction(0)
-    made = speculative_decoding_step(lambda _: [half, half], lambda _: [one, zero], [], 2, [zero] * 2, accept, zero)
-    assert made == expected
-
-
-def test_the_recovered_token_has_the_distribution_of_the_residual() -> None:
-    """p - q is (0, 3/10, 1/10): three quarters of the uniforms give token 1."""
-    p: list[Number] = [Fraction(n, 10) for n in (1, 4, 5)]
-    q: list[Number] = [Fraction(n, 10) for n in (5, 1, 4)]
-    for final, token in ((0, 1), (74, 1), (75, 2), (99, 2)):
-        uniform = Fraction(final, 100)
-        assert speculative_decoding_step(lambda _: p, lambda _: q, [], 1, [0], [Fraction(1, 2)], uniform) == [token]
-
-
 def test_a_token_is_the_first_whose_cumulated_distribution_is_above_the_uniform() -> None:
     probs: list[Number] = [Fraction(1, 4), Fraction(0), Fraction(3, 4)]
     uniforms = [Fraction(0), Fraction(24, 100), Fraction(1, 4), Fraction(99, 100)]
