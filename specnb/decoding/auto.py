@@ -1,21 +1,35 @@
 """How many tokens to draft in the next step, chosen from what the steps so far showed: `generate(gamma="auto")`.
 
 Before each step the choice maximises expected tokens over expected time. Tokens: the acceptance of the draft token at
-each position, estimated from past steps, with an estimate that forgets. Time: how long steps of each width took. Drafting
-nothing is one of the choices, so speculation is switched off where it does not pay, and tried again from time to time,
-because what is forgotten returns to the prior. The choice looks at past steps alone and at nothing that is sampled in the
-step, so the output distribution is the target's (contract 10 of the design).
+each position, estimated from past steps, with an estimate that forgets. Time: how long steps of each width took.
+Drafting nothing is one of the choices, so speculation is switched off where it does not pay, and tried again from time
+to time, because what is forgotten returns to the prior. The choice looks at past steps alone and at nothing that is
+sampled in the step, so the output distribution is the target's (contract 10 of the design).
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.decoding.request import Request
+from specnb.decoding.step import IDLE, Batch
+from specnb.distributions import Uniforms
+from specnb.drafting.base import Drafter, Proposal, missing_members
+from specnb.rules import Outcome
 
 Floats = NDArray[np.float64]
+
+LARGEST = 10
+"""The most draft tokens that are considered."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +56,7 @@ class Acceptance:
     >>> for _ in range(40):
     ...     estimate.learn(drafted=np.array([3]), accepted=np.array([1]))
     >>> estimate.tokens().round(1)[0]
-    array([1. , 1.9, 2. , 2. ])
+    array([1., 2., 2., 2.])
     """
 
     rows: int
@@ -80,8 +94,8 @@ class Acceptance:
 class StepTimes:
     """The time of a step by the number of tokens drafted, from the latest steps of each width.
 
-    Widths that were not tried lie on the line between their neighbours; beyond the widest, on that through the narrowest
-    and the widest. The first steps of a generation are the widest and the narrowest, so both are known at once.
+    Widths that were not tried lie on the line between their neighbours; beyond the widest, on that through the
+    narrowest and the widest. The first steps of a generation are the widest and the narrowest, so both are known.
 
     >>> times = StepTimes(gamma=4)
     >>> times.learn(0, 1.0); times.learn(4, 1.4)
@@ -129,9 +143,11 @@ class AutoGamma:
 
     def choose(self, going: NDArray[np.bool_]) -> int:
         """The number of draft tokens, 0 to gamma, for the rows that are `going` `(rows,)`."""
-        for width in (self.gamma, 0):
-            if width not in self.times.latest:
-                return width
+        known = self.times.latest
+        if not any(known):  # none, or plain steps only: as many as possible, of which a drafter may propose fewer
+            return self.gamma
+        if 0 not in known:
+            return 0
         tokens = self.acceptance.tokens()[going].sum(axis=0)
         return int(np.argmax(tokens / self.times.expected()))
 
@@ -139,3 +155,73 @@ class AutoGamma:
         """Counts a step that took `seconds` with `width` positions for draft tokens; see `Acceptance.learn`."""
         self.times.learn(width, seconds)
         self.acceptance.learn(drafted, accepted)
+
+
+class AutoBatch(Batch):
+    """A batch whose steps have as many draft tokens as pays, at most the request's gamma.
+
+    All rows of a step have the same width; it is chosen for all together. A step in which no row has a draft token is a
+    plain one, also where that is known only after drafting. `require_changing_width` says for which requests.
+    """
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.auto = AutoGamma(request.rows, request.gamma)
+        self.readers = [(part, part.unseen) for part in _parts(request.drafter) if hasattr(part, "unseen")]
+        self.skipped = 0  # tokens of each row since the drafter has drafted
+
+    def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
+        """See `Batch.enter`; what was learnt of earlier sequences in these rows is forgotten."""
+        super().enter(rows, prompts, uniforms, max_new_tokens)
+        self.auto.acceptance.forget(rows)
+
+    def step_in_parts(self, mark: Callable[[str], None] = lambda part: None) -> None:
+        """See `Batch.step_in_parts`; chooses the width first, and learns from the step."""
+        going = (self.state.remaining > IDLE).numpy()
+        self.width = self.auto.choose(going)
+        start = time.perf_counter()
+        super().step_in_parts(mark)
+        drafted, accepted = self.fate
+        self.auto.learn(self.width, time.perf_counter() - start, drafted * going, accepted)
+
+    def propose(self, uniforms: Tensor) -> Proposal:
+        """As many columns as any row has draft tokens."""
+        if self.width == 0:
+            self.skipped += 1
+            return Proposal(uniforms[:, :0].long(), uniforms.new_zeros(len(uniforms), 0, self.vocab))
+        for part, least in self.readers:  # models in the drafter have not seen the tokens of plain steps
+            part.unseen = least + min(self.skipped, int(self.state.lengths.max()) - least)
+        draft_tokens, q = super().propose(uniforms)
+        self.skipped = 0
+        self.width = int((draft_tokens >= 0).any(dim=0).sum())
+        return Proposal(draft_tokens[:, : self.width], q[:, : self.width])
+
+    def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:
+        """See `Batch.verify_and_emit`; keeps how many tokens each row drafted, and how many were accepted."""
+        outcome = super().verify_and_emit(logits, draft_tokens, q)
+        self.fate = (draft_tokens >= 0).sum(dim=1).numpy(), outcome.accepted.numpy()
+        return outcome
+
+
+def require_changing_width(
+    target: PreTrainedModel, drafter: Drafter | None, compile: bool | str, batch_class: type[Batch] | None
+) -> None:
+    """Raises `ValueError` where the steps of `generate` cannot differ in width."""
+    name, reason = type(drafter).__name__, ""
+    if drafter is not None and drafter.parents is not None:
+        reason = f"{name} proposes a tree of a fixed shape"
+    elif drafter is not None and drafter.hidden_layers:
+        reason = f"{name} reads hidden states, so it must draft in every step"
+    elif batch_class is not None:
+        reason = f"the study makes its own steps ({batch_class.__name__})"
+    elif compile or target.device.type != "cpu":
+        how = f"compile={compile!r} on {target.device}"
+        reason = f"steps of different widths are made on the CPU without compilation only, not with {how}"
+    if reason:
+        raise ValueError(f"gamma is 'auto', but {reason}; give gamma as a number")
+
+
+def _parts(drafter: Any) -> list[Any]:
+    """A drafter and the drafters that it is made of."""
+    inner = [part for part in vars(drafter).values() if not isinstance(part, type) and not missing_members(part)]
+    return [drafter, *(each for part in inner for each in _parts(part))]

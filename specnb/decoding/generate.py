@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from specnb.decoding.auto import LARGEST, AutoBatch, require_changing_width
 from specnb.decoding.record import StepRecord, StepTimer, merge_rows
 from specnb.decoding.request import Request, Tokens, as_list, require_memory, token_lists
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
@@ -78,7 +79,7 @@ def generate(
     prompts: Collection[Collection[int]],
     draft: PreTrainedModel | Drafter | None = None,
     *,
-    gamma: int = 4,
+    gamma: int | Literal["auto"] = 4,
     max_new_tokens: int = 64,
     sampling: Sampling = Sampling(),
     rule: Rule | None = None,
@@ -95,7 +96,9 @@ def generate(
     draft       a model, which is then sampled as `sampling` says, or any `Drafter`. Without one, or with `gamma` = 0,
                 the target decodes alone
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
-                both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these
+                both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
+                "auto" chooses it before each step, 0 to 10, so that drafting does not cost more than it gains
+                (`specnb.decoding.auto`); above temperature 0 the tokens then depend on measured times, too
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
                 siblings: then completions have exactly the target's distribution, whatever the drafter
     seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
@@ -126,11 +129,14 @@ def generate(
     >>> [len(tokens) for tokens in made.tokens]
     [6, 6]
     """
+    drafter = as_drafter(draft, sampling, compile=compile is True)
+    if gamma == "auto":
+        require_changing_width(target, drafter, compile, study.batch_class)
     request = Request(
         target,
         token_lists(prompts),
-        as_drafter(draft, sampling, compile=compile is True),
-        gamma=gamma,
+        drafter,
+        gamma=LARGEST if gamma == "auto" else gamma,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         rule=rule,
@@ -141,7 +147,7 @@ def generate(
         numbers=() if study.rows is None else list(study.rows),
         keep_probs=study.keep_probs,
     )
-    batch_class = study.batch_class or Batch
+    batch_class = study.batch_class or (AutoBatch if gamma == "auto" and drafter is not None else Batch)
     if compile:
         batch = _compiled(request, draft, batch_class, study.timed and target.device.type == "cuda", progress)
     else:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from tqdm import tqdm
 
 from specnb.decoding.record import CompletedRow
@@ -132,7 +133,10 @@ class State:
     def remember(self, proposal: Proposal, outcome: Outcome, emitted: Tensor, beta: Tensor) -> None:
         """Writes the step into the record of the rows that have not ended, and counts it."""
         numbers = (outcome.accepted[:, None], outcome.token[:, None], emitted[:, None])
-        self.record[self.rows, self.steps] = torch.cat([proposal.draft_tokens, *numbers, beta.double()], dim=1)
+        draft_tokens, missing = proposal.draft_tokens, self.gamma - beta.shape[1]
+        if missing:
+            draft_tokens, beta = pad(draft_tokens, (0, missing), value=-1), pad(beta, (0, missing))
+        self.record[self.rows, self.steps] = torch.cat([draft_tokens, *numbers, beta.double()], dim=1)
         self.steps += emitted > 0
 
     def completed_rows(self, rows: list[int]) -> list[CompletedRow]:
@@ -180,6 +184,7 @@ class Batch:
         self.runner = self.runner_class(request.target, request.slots)
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, request.rows)
+        self.width = request.gamma  # positions for draft tokens in the next step
         self.wrapped: dict[str, Any] = {}  # what stands for a part of the step, see `wrap`
 
     def clear(self, eos: Sequence[int]) -> None:
@@ -220,7 +225,7 @@ class Batch:
         propose = self.wrapped.get("draft", self.propose)
         run_target = self.wrapped.get("target", self.run_target)
         verify_and_emit = self.wrapped.get("rest", self.verify_and_emit)
-        draft_tokens, q = propose(self.state.step_uniforms[:, : self.state.gamma])
+        draft_tokens, q = propose(self.state.step_uniforms[:, : self.width])
         mark("draft")
         logits = run_target(draft_tokens)
         mark("target")
@@ -243,24 +248,24 @@ class Batch:
             self.wrapped[part] = wrapper(self.wrapped.get(part, plain[part]))
 
     def propose(self, uniforms: Tensor) -> Proposal:
-        """The draft tokens of a step, from its uniforms `(rows, gamma)`."""
+        """The draft tokens of a step, from its uniforms `(rows, width)`."""
         if self.drafter is None:
-            nothing = uniforms.new_zeros(len(uniforms), self.state.gamma, self.vocab, dtype=torch.float32)
+            nothing = uniforms.new_zeros(*uniforms.shape, self.vocab, dtype=torch.float32)
             return Proposal(self.state.lengths.new_zeros(nothing.shape[:2]), nothing)
         proposal = self.drafter.propose(self.context, uniforms)
-        require_shapes(proposal, len(uniforms), self.state.gamma, self.vocab)
+        require_shapes(proposal, len(uniforms), uniforms.shape[1], self.vocab)
         return proposal
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
-        """The target's logits `(rows, gamma + 1, vocab)` at the newest token and at each draft token."""
+        """The target's logits `(rows, width + 1, vocab)` at the newest token and at each draft token."""
         first = self.state.lengths - 1
-        slots = first[:, None] + self.state.offsets
+        slots = first[:, None] + self.state.offsets[: self.width + 1]
         newest = self.state.tokens.gather(1, slots[:, :1])
         tokens = torch.cat([newest, draft_tokens.clamp(0, self.vocab - 1)], dim=1)
         if self.tree is None:
-            return self.runner.run(tokens, slots, keep=self.state.gamma + 1)
+            return self.runner.run(tokens, slots, keep=self.width + 1)
         positions, visible = self.tree.positions(first), self.tree.visible(first, self.runner.capacity)
-        return self.runner.run(tokens, slots, keep=self.state.gamma + 1, positions=positions, visible=visible)
+        return self.runner.run(tokens, slots, keep=self.width + 1, positions=positions, visible=visible)
 
     def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:
         """Applies the rule, appends what it accepts, and records the step."""
@@ -294,9 +299,9 @@ class Batch:
         return along, Proposal(proposal.draft_tokens.gather(1, nodes), proposal.q)
 
     def verification_uniforms(self) -> tuple[Tensor, Tensor]:
-        """The uniforms of this step's rule: `(rows, gamma)` for acceptance, `(rows,)` for the final sample."""
+        """The uniforms of this step's rule: `(rows, width)` for acceptance, `(rows,)` for the final sample."""
         _, accept, final = self.state.step_uniforms.split([self.state.gamma, self.state.gamma, 1], dim=1)
-        return accept, final[:, 0]
+        return accept[:, : self.width], final[:, 0]
 
     def checked(self, draft_tokens: Tensor, q: Tensor) -> Tensor:
         """Marks the rows with an improper proposal; returns the draft tokens, clamped so that a rule can index by them.

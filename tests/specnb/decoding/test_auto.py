@@ -1,0 +1,158 @@
+"""gamma="auto": exact whatever is chosen, close to the best fixed gamma, and never much slower than plain decoding."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from tiny import llama, near_copy, next_distributions
+
+from specnb import ModelDrafter, PromptLookupDrafter, Sampling, generate
+from specnb.decoding import auto
+from specnb.decoding.auto import AutoBatch, AutoGamma
+from specnb.decoding.generate import Study
+from specnb.decoding.step import Batch
+from specnb.drafting.base import Drafter
+from specnb.drafting.model import MixtureDrafter, TreeDrafter
+from specnb.enumeration import joint_distribution
+from specnb.measure.statistics import goodness_of_fit
+
+VOCAB = 4
+LEVEL = 1e-7
+
+
+def _steps(accepted: Callable[[int], float], cost: Callable[[int], float], tokens: int) -> tuple[float, list[int]]:
+    """Tokens per unit of time and the widths of a simulated generation, with the acceptance at each token's place."""
+    rng = np.random.default_rng(1)
+    choice, done, spent, widths = AutoGamma(rows=1, gamma=10), 0, 0.0, list[int]()
+    while done < tokens:
+        width = choice.choose(np.array([True]))
+        count = int((rng.random(width) < accepted(done)).cumprod().sum())
+        seconds = cost(width) * float(np.exp(0.03 * rng.standard_normal()))
+        choice.learn(width, seconds, np.array([width]), np.array([count]))
+        done, spent, widths = done + count + 1, spent + seconds, [*widths, width]
+    return done / spent, widths
+
+
+@pytest.mark.parametrize("slope", [0.02, 0.1])
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.4, 0.7, 0.95])
+def test_it_comes_close_to_the_best_fixed_gamma(alpha: float, slope: float) -> None:
+    def cost(width: int) -> float:
+        return 1 + slope * width
+
+    reached, _ = _steps(lambda place: alpha, cost, tokens=3000)
+    best = max(sum(alpha**k for k in range(gamma + 1)) / cost(gamma) for gamma in range(11))
+    assert reached > 0.96 * best
+    assert reached > 0.97  # of plain decoding, which makes one token in a unit of time
+
+
+def test_it_follows_a_text_that_changes() -> None:
+    """300 tokens in which nothing is accepted, then 300 in which nearly all is."""
+    _, widths = _steps(lambda place: 0.95 if place >= 300 else 0.0, lambda width: 1 + 0.1 * width, tokens=600)
+    before = widths[5 : next(i for i, w in enumerate(widths) if sum(x + 1 for x in widths[: i + 1]) > 299)]
+    assert np.mean([width == 0 for width in before]) > 0.8
+    assert np.mean(widths[-20:]) > 6
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock is a second later, so that runs are equal; the choice is then by acceptance alone."""
+    ticks: Iterator[int] = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+
+
+def _widths(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
+    """Steps have these widths in turn, again and again."""
+    turn = itertools.cycle(widths)
+    monkeypatch.setattr(AutoGamma, "choose", lambda self, going: next(turn))
+
+
+TARGET, DRAFT = llama(VOCAB), near_copy(llama(VOCAB), 0.5)
+
+
+def _drafters() -> dict[str, Drafter]:
+    lookup = PromptLookupDrafter(vocab=VOCAB, longest=2)
+    return {
+        "model": ModelDrafter(DRAFT),
+        "lookup": lookup,
+        "mixture": MixtureDrafter(lookup, ModelDrafter(DRAFT), weight=0.5),
+    }
+
+
+@pytest.mark.parametrize("name", _drafters())
+@pytest.mark.parametrize("widths", [None, (0, 3, 1, 0, 0, 2)], ids=["chosen", "given"])
+def test_completions_have_the_target_s_distribution(
+    name: str, widths: tuple[int, ...] | None, clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if widths:
+        _widths(monkeypatch, *widths)
+    prompt, new, rows = [1, 0, 1], 4, 6000
+    sampling = Sampling()
+    made = generate(
+        TARGET, [prompt] * rows, _drafters()[name], gamma="auto", max_new_tokens=new, batch_size=500, progress=False,
+        sampling=sampling, seed=3,
+    )  # fmt: skip
+    counts = torch.zeros((VOCAB,) * new)
+    for tokens in made.tokens:
+        counts[tuple(tokens)] += 1
+    expected = joint_distribution(lambda tokens: next_distributions(TARGET, [[*prompt, *tokens]])[0], new)
+    assert goodness_of_fit(counts.flatten().numpy(), expected.flatten().numpy()).p_value > LEVEL
+
+
+def test_models_catch_up_on_the_tokens_of_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that drafts for itself has every token accepted, unless its cache lacks some."""
+    _widths(monkeypatch, 2, 0, 0, 0, 3, 0, 1)
+    target = llama(VOCAB, dtype=torch.float64)
+    for drafter in (ModelDrafter(target), MixtureDrafter(ModelDrafter(target), ModelDrafter(target), weight=0.5)):
+        record = generate(target, [[1], [2, 3]], drafter, gamma="auto", max_new_tokens=12, progress=False).record
+        drafted = (record.draft_tokens >= 0).sum(-1)
+        assert (record.accepted == drafted)[record.emitted > 0].all()
+        assert set(drafted[record.emitted > 0].tolist()) >= {0, 1, 2, 3}
+
+
+def test_greedy_tokens_are_those_of_plain_decoding(clock: None) -> None:
+    sampling = Sampling(temperature=0)
+    prompts = [[1, 0, 1, 0], [2], [3, 3, 1]]
+    plain = generate(TARGET, prompts, max_new_tokens=10, sampling=sampling, progress=False)
+    for drafter in _drafters().values():
+        made = generate(TARGET, prompts, drafter, gamma="auto", max_new_tokens=10, sampling=sampling, batch_size=2)
+        assert made.tokens == plain.tokens
+
+
+def test_a_step_without_draft_tokens_is_a_plain_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompt lookup without a match costs a pass over one token, not over gamma + 1."""
+    passes: list[int] = []
+    run = AutoBatch.run_target
+
+    def counted(self: Batch, draft_tokens: torch.Tensor) -> torch.Tensor:
+        passes.append(draft_tokens.shape[1] + 1)
+        return run(self, draft_tokens)
+
+    monkeypatch.setattr(AutoBatch, "run_target", counted)
+    drafter = PromptLookupDrafter(vocab=VOCAB, longest=3, shortest=3)
+    generate(TARGET, [[0, 1, 2, 3]], drafter, gamma="auto", max_new_tokens=3, progress=False)
+    assert passes[0] == 1
+
+
+def test_without_a_drafter_it_decodes_alone() -> None:
+    made = generate(TARGET, [[1]], gamma="auto", max_new_tokens=3, progress=False)
+    assert made.tokens == generate(TARGET, [[1]], gamma=0, max_new_tokens=3, progress=False).tokens
+
+
+def test_where_the_width_cannot_change_it_says_so() -> None:
+    with pytest.raises(ValueError, match=r"TreeDrafter proposes a tree of a fixed shape; give gamma as a number"):
+        generate(TARGET, [[1]], TreeDrafter(DRAFT, (-1, -1)), gamma="auto")
+    with pytest.raises(ValueError, match=r"on the CPU without compilation only, not with compile=True on cpu"):
+        generate(TARGET, [[1]], DRAFT, gamma="auto", compile=True)
+    with pytest.raises(ValueError, match=r"the study makes its own steps \(Batch\)"):
+        generate(TARGET, [[1]], DRAFT, gamma="auto", study=Study(batch_class=Batch))
+    hidden = PromptLookupDrafter(vocab=VOCAB)
+    hidden.hidden_layers = (-1,)
+    with pytest.raises(ValueError, match=r"reads hidden states, so it must draft in every step"):
+        auto.require_changing_width(TARGET, hidden, False, None)
+    with pytest.raises((TypeError, ValueError), match=r"gamma"):
+        generate(TARGET, [[1]], DRAFT, gamma="fast")  # type: ignore[arg-type]
