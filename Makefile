@@ -32,7 +32,8 @@ lint: environment  ## style, types, and imports that point downwards
 	ruff check && ruff format --check && mypy && lint-imports --no-logo
 
 fast: environment  ## the tests, and the examples in docstrings
-	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder --doctest-modules specnb specnb_audit studies tests
+	pytest -n $(CORES) --doctest-modules specnb specnb_audit studies
+	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder
 
 nbval: environment  ## short notebooks, run and compared with their committed outputs (NOTEBOOKS=notebooks: all)
 	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg $(NOTEBOOKS)
