@@ -15,7 +15,7 @@ interface. The files, each of which imports only from those before it:
     decoding/          `generate`: the request, the batched step, the scheduler of batch rows, the record
     beam.py            beam search and its speculative version
     measure/           statistics, timing, acceptance, cost, speed, the recommended gamma, predicted speeds
-    notebook/          findings, figures, and the text that notebooks measure on
+    notebook/          findings and figures of notebooks
 
 >>> import specnb
 >>> pair = specnb.load_pair()

@@ -41,10 +41,7 @@ Sources (read where nothing else is said)
 - EAGLE's rule for top-k trees: its authors' answers in github.com/SafeAILab/EAGLE issues 93, 183 and 221.
 - Block verification: Sun et al., 2403.10444, Algorithm 2 and equation (4). Traversal: Weng et al., 2505.12398
   (abstract); the recursion here is derived from block verification and proved by enumeration.
-- k-sequential selection: Sun et al., SpecTr, 2310.15141, from memory of its Algorithm 3.
-- SpecHub: Sun et al., 2411.05289, from the comment above its verification in its authors' code
-  (github.com/MasterGodzilla/Speculative_decoding_OT, EAGLE/eagle/model/utils.py).
-Rules whose exactness is disputed are in `studies.rules`.
+SpecTr, SpecHub and rules whose exactness is disputed are in `studies.rules`.
 """
 
 from __future__ import annotations
@@ -58,8 +55,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specnb.distributions import normalise, one_hot, residual, sample, unnormalised_residual
-from specnb.trees import SCHEMES, Scheme, TokenTree, chain, hub_children, independent_children, top_children
+from specnb.distributions import residual, sample, unnormalised_residual
+from specnb.trees import SCHEMES, Scheme, TokenTree, chain
 
 
 class Outcome(NamedTuple):
@@ -185,11 +182,11 @@ def token_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTr
     Outcome(accepted=tensor(1), token=tensor(1), path=tensor([1]))
     """
     if tree.is_chain:
-        return Plan(_ratio(p[..., :-1, :], q, draft_tokens), p, less=q)
+        return Plan(acceptance_ratio(p[..., :-1, :], q, draft_tokens), p, less=q)
     accept, left = torch.zeros_like(draft_tokens, dtype=torch.float64), p.clone()
     for _, nodes, parents in tree.by_rank:
         own, proposed = left[..., parents, :], q[..., nodes, :]
-        accept[..., nodes] = _ratio(own, proposed, draft_tokens[..., nodes])
+        accept[..., nodes] = acceptance_ratio(own, proposed, draft_tokens[..., nodes])
         left[..., parents, :] = residual(own, proposed).to(left.dtype)
     return Plan(accept, left)
 
@@ -227,7 +224,7 @@ def rejection_sampling(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTr
     """
     before = p[..., tree.parent_entries, :]
     least = torch.where(before > 0, q / before, torch.inf).amin(dim=-1)
-    return Plan(_ratio(before, q, draft_tokens) * least, p)
+    return Plan(acceptance_ratio(before, q, draft_tokens) * least, p)
 
 
 @dataclass(frozen=True)
@@ -326,7 +323,7 @@ def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: Tok
     left = p.clone()
     for turn, (numbers, nodes, parents) in enumerate(tree.by_turns):
         own, proposed = left[..., parents, :], q[..., nodes, :]
-        ratios = _ratio(own, proposed, draft_tokens[..., nodes]).nan_to_num(0.0).to(p.dtype).unbind(-1)
+        ratios = acceptance_ratio(own, proposed, draft_tokens[..., nodes]).nan_to_num(0.0).to(p.dtype).unbind(-1)
         entries = [tree.parents[node] + 1 for node in numbers]
         for node, entry, ratio in zip(numbers, entries, ratios, strict=True):
             weights[node + 1] = scales[node + 1] = (scales[entry] * ratio).clamp_max(1)
@@ -349,109 +346,6 @@ block_verification = traversal_verification
 """The name of traversal verification on chains (Sun et al., Algorithm 2): accept the longest prefix that passes."""
 
 
-# Rules that look at all children of a node at once
-
-Selection = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From p `(..., vocab)` after a node, q `(..., k, vocab)` and the tokens `(..., k)` of its children to the probability
-`(..., k)` that each is accepted if all before it are rejected, and what is sampled from `(..., vocab)` if all are."""
-
-
-@dataclass(frozen=True)
-class AtEachNode:
-    """The plan that applies `select` to the children of every node."""
-
-    select: Selection
-
-    def __call__(self, p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-        accept, after = torch.zeros_like(draft_tokens, dtype=p.dtype), p.clone()
-        for _, nodes, parent in tree.families:
-            own = after[..., parent, :].squeeze(-2)
-            chances, left = self.select(own, q[..., nodes, :], draft_tokens[..., nodes])
-            accept[..., nodes], after[..., parent, :] = chances.to(p.dtype), left.unsqueeze(-2).to(p.dtype)
-        return Plan(accept, after)
-
-    def __repr__(self) -> str:
-        return getattr(self.select, "__name__", repr(self.select))
-
-
-def k_sequential(p: Tensor, q: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """SpecTr's k-sequential selection for k independent samples from one q, none of them -1; exact.
-
-    Each is accepted with probability min(1, p(x) / (rho q(x))), rho from `division_factor`. With
-    beta = sum min(p / rho, q), all are rejected with probability (1 - beta)^k, and then the token is sampled from
-    p - min(p / rho, q) (1 - (1 - beta)^k) / beta.
-    """
-    k, shared = q.shape[-2], q[..., 0, :]
-    rho = division_factor(p, shared, k).unsqueeze(-1)
-    served = torch.minimum(p / rho, shared)
-    beta = served.sum(-1, keepdim=True)
-    share = (_at_least_one(beta, k) / beta).nan_to_num(0.0)
-    accept = _ratio((p / rho).unsqueeze(-2).expand(q.shape), q, draft_tokens).nan_to_num(0.0).clamp_max(1)
-    left = (p - served * share).clamp_min(0)
-    return accept, left.where(left.sum(-1, keepdim=True) > 0, p)
-
-
-def division_factor(p: Tensor, q: Tensor, k: int) -> Tensor:
-    """The rho in [1, k] `(...,)` with 1 - (1 - beta)^k = rho beta: the smallest for which `k_sequential` is exact.
-
-    A smaller rho would serve some tokens more often than p has them. Found by bisection to the last bit. Without
-    common support beta is 0 and rho 1.
-    """
-    low, high = torch.ones_like(p[..., 0]), torch.full_like(p[..., 0], float(k))
-    for _ in range(60):
-        middle = (low + high) / 2
-        beta = torch.minimum(p / middle.unsqueeze(-1), q).sum(-1)
-        too_small = _at_least_one(beta, k) > middle * beta
-        low, high = middle.where(too_small, low), high.where(too_small, middle)
-    return high
-
-
-def spechub(p: Tensor, q: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """SpecHub's rule for the pairs of `specnb.trees.hub_children`; exact for these.
-
-    In (x, a), x is accepted with probability min(1, p(x) / q(x)); in (a, x), with min(1, (p(x) - q(x))+ / Q(a, x)).
-    What is left of the pairs goes to the hub a, the pairs (a, x) first, as far as p(a) reaches.
-    Raises `ValueError` unless there are two draft tokens.
-    """
-    if draft_tokens.shape[-1] != 2:
-        raise ValueError(f"SpecHub verifies 2 draft tokens; it was given {draft_tokens.shape[-1]}")
-    shared = q[..., 0, :]
-    hub = shared.argmax(-1, keepdim=True)
-    is_hub = one_hot(hub.squeeze(-1), p.shape[-1], p.dtype)
-    first = shared * (1 - is_hub)  # Q(x, a)
-    second = (shared.gather(-1, hub) * normalise(first)).nan_to_num(0.0)  # Q(a, x)
-    from_first = torch.minimum(p, first)
-    from_second = torch.minimum(p - from_first, second) * (1 - is_hub)
-    left_second, left_first = (second - from_second).sum(-1), (first - from_first).sum(-1)
-    alone = first.sum(-1) == 0  # q is one-hot: the hub is the only draft token
-    at_hub = p.gather(-1, hub).squeeze(-1)
-    hub_second = (at_hub / left_second).clamp_max(1).nan_to_num(1.0)
-    hub_first = ((at_hub - left_second).clamp_min(0) / left_first).clamp_max(1).nan_to_num(1.0)
-    hub_taken = torch.minimum(at_hub, left_first + left_second + alone)
-    starts_with_hub = draft_tokens[..., 0] == hub.squeeze(-1)
-    other = draft_tokens[..., 1].where(starts_with_hub, draft_tokens[..., 0])
-    other_first = _ratio(from_first, first, other).nan_to_num(0.0).clamp_max(1)
-    other_second = _ratio(from_second, second, other).nan_to_num(0.0).clamp_max(1)
-    # In (a, x) the code tests x and then a; the plan lists a first, with the same probabilities of both.
-    hub_tested_first = torch.where(alone, at_hub, (1 - other_second) * hub_second)
-    then_other = (other_second / (1 - hub_tested_first)).nan_to_num(1.0).clamp_max(1)
-    accept = torch.stack(
-        [
-            torch.where(starts_with_hub, hub_tested_first, other_first),
-            torch.where(starts_with_hub, then_other, hub_first),
-        ],
-        dim=-1,
-    ).where(draft_tokens >= 0, 0.0)
-    left = (p - from_first - from_second - hub_taken.unsqueeze(-1) * is_hub).clamp_min(0)
-    return accept, left.where(left.sum(-1, keepdim=True) > 0, p)
-
-
-k_sequential_tree = PlannedRule(AtEachNode(k_sequential), schemes=(independent_children,))
-"""`k_sequential` at every node."""
-spechub_tree = PlannedRule(AtEachNode(spechub), schemes=(hub_children, top_children))
-"""`spechub` at every node, two children at each that has any."""
-
-
 def _row(rows: Float[Tensor, "*batch n vocab"], index: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch vocab"]:
     index = index[..., None, None].expand(*index.shape, 1, rows.shape[-1])
     return rows.gather(-2, index).squeeze(-2)
@@ -462,7 +356,7 @@ def _chosen(probs: Float[Tensor, "*batch n vocab"], tokens: Int[Tensor, "*batch 
     return probs.gather(-1, tokens.clamp_min(0).unsqueeze(-1)).squeeze(-1)
 
 
-def _ratio(mass: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
+def acceptance_ratio(mass: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
     """mass(x) / q(x) of each token `(..., n)`, 0 where there is none; NaN where both are 0.
 
     In float64, where `u < p/q` and Algorithm 1's `u q < p` agree but for rounding in the 53rd bit.
@@ -470,8 +364,3 @@ def _ratio(mass: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
     index = tokens.clamp_min(0).unsqueeze(-1)
     ratio = mass.gather(-1, index).squeeze(-1).double() / q.gather(-1, index).squeeze(-1)
     return ratio.where(tokens >= 0, 0.0)
-
-
-def _at_least_one(beta: Tensor, k: int) -> Tensor:
-    """1 - (1 - beta)^k, without cancellation for small beta."""
-    return -torch.expm1(k * torch.log1p(-beta.clamp_max(1)))

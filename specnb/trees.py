@@ -179,15 +179,6 @@ def node_depths(parents: Sequence[int]) -> list[int]:
     return depths
 
 
-def prefix_of(node: int, parents: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
-    """The tokens from the root to `node`, its own included; () for the root, -1.
-
-    >>> prefix_of(2, (-1, -1, 1), (5, 6, 7))
-    (6, 7)
-    """
-    return () if node < 0 else (*prefix_of(parents[node], parents, tokens), tokens[node])
-
-
 def leaves_first(parents: Sequence[int]) -> list[int]:
     """All nodes, every subtree before its node, earlier siblings first.
 

@@ -37,8 +37,7 @@ class Settings:
     """What the choice is made by.
 
     forget    factor per step by which earlier evidence counts less
-    accepted  prior probability that a draft token is accepted
-    weight    how many draft tokens the prior counts for
+    accepted  prior probability that a draft token is accepted, with the weight of `weight` draft tokens
     recent    how many of the latest times of a width count; their median is its time
     """
 
@@ -171,12 +170,10 @@ class AutoBatch(Batch):
         self.skipped = 0  # tokens of each row since the drafter has drafted
 
     def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
-        """See `Batch.enter`; what was learnt of earlier sequences in these rows is forgotten."""
         super().enter(rows, prompts, uniforms, max_new_tokens)
         self.auto.acceptance.forget(rows)
 
     def step_in_parts(self, mark: Callable[[str], None] = lambda part: None) -> None:
-        """See `Batch.step_in_parts`; chooses the width first, and learns from the step."""
         going = (self.state.remaining > IDLE).numpy()
         self.width = self.auto.choose(going)
         start = time.perf_counter()
@@ -197,7 +194,6 @@ class AutoBatch(Batch):
         return Proposal(draft_tokens[:, : self.width], q[:, : self.width])
 
     def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:
-        """See `Batch.verify_and_emit`; keeps how many tokens each row drafted, and how many were accepted."""
         outcome = super().verify_and_emit(logits, draft_tokens, q)
         self.fate = (draft_tokens >= 0).sum(dim=1).numpy(), outcome.accepted.numpy()
         return outcome

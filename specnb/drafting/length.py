@@ -28,20 +28,6 @@ StoppingRule = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class MaxTokens:
-    """Stop after `limit` draft tokens.
-
-    >>> MaxTokens(1)(torch.ones(2, 1), torch.ones(2, 1))
-    tensor([True, True])
-    """
-
-    limit: int
-
-    def __call__(self, q: Tensor, token_probs: Tensor) -> Tensor:
-        return torch.full((len(q),), token_probs.shape[1] >= self.limit, device=q.device)
-
-
-@dataclass(frozen=True)
 class LowConfidence:
     """Stop where the largest probability of q is below `threshold`.
 
@@ -72,20 +58,6 @@ class HighEntropy:
     def __call__(self, q: Tensor, token_probs: Tensor) -> Tensor:
         entropy = -torch.xlogy(q, q).sum(dim=-1)
         return 1 - (self.scale * entropy).clamp_min(0).sqrt() < self.threshold
-
-
-@dataclass(frozen=True)
-class UnlikelySoFar:
-    """Stop where the draft tokens so far have together a probability below `threshold`. They are kept.
-
-    >>> UnlikelySoFar(0.3)(torch.ones(2, 1), torch.tensor([[0.5, 0.5], [0.9, 0.9]]))
-    tensor([ True, False])
-    """
-
-    threshold: float
-
-    def __call__(self, q: Tensor, token_probs: Tensor) -> Tensor:
-        return token_probs.prod(dim=-1) < self.threshold
 
 
 class ShortenedDrafter(ChainDrafter):

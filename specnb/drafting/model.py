@@ -186,7 +186,7 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
 
     A tree in which no node has two children is a chain for every scheme.
 
-    >>> from specnb.rules import k_sequential_tree
+    >>> from studies.rules.selection import k_sequential_tree
     >>> from specnb.trees import independent_children
     >>> require_exact(k_sequential_tree, independent_children, (-1, -1))
     """

@@ -166,8 +166,8 @@ class CostMeter:
         vocab = pair.target.config.vocab_size
         tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or required)))
         tokens = tokens.to(pair.target.device)
-        plain, *verify = [forward_pass_of(pair.target, n, tokens, context, compile) for n in lengths]
-        drafts = [forward_pass_of(pair.draft, n, tokens, context, compile) for n in draft_lengths]
+        plain, *verify = [_forward_pass_of(pair.target, n, tokens, context, compile) for n in lengths]
+        drafts = [_forward_pass_of(pair.draft, n, tokens, context, compile) for n in draft_lengths]
         # What ran before is in the processor's caches and changes the time of a forward pass. So each is timed after
         # what precedes it in a loop: drafts after the target, verification after its like and drafts, plain decoding
         # after itself.
@@ -192,20 +192,10 @@ class CostMeter:
         return Costs(draft, target, self.lengths, self.draft_lengths)
 
 
-def forward_pass_of(
+def _forward_pass_of(
     model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool | str = False
 ) -> Callable[[], Tensor]:
-    """A function that runs `model` over the `n` tokens after `context` and returns logits `(rows, n, vocab)`.
-
-    `tokens` is `(rows, slots)`. Each call writes the same cache slots again, so it can be repeated. `compile` as in
-    `generate`; compilation happens in the first call.
-
-    >>> from specnb.models.shapes import Shape, empty_model
-    >>> model = empty_model(Shape(1, 32, 32, 2), 64, 32, "cpu", torch.float32)
-    >>> with torch.inference_mode():
-    ...     forward_pass_of(model, 3, torch.zeros(2, 8, dtype=torch.int64), context=4)().shape
-    torch.Size([2, 3, 64])
-    """
+    """A function that runs `model` over the `n` tokens after `context` and returns logits `(rows, n, vocab)`."""
     cached = CachedModel(model, tokens.shape[1])
     prefill(cached, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
     newest = tokens[:, context : context + n].contiguous()

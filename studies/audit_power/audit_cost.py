@@ -18,10 +18,10 @@ from specnb.decoding.generate import generate
 from specnb.measure.statistics import ratio_of_medians
 from specnb.measure.timing import Clock, Job, device_clock, machine, time_rounds
 from specnb.models.loading import Pair, load_pair
-from specnb.notebook import corpus
 from specnb_audit.api import audit
 from specnb_audit.numerics import measure_numerics
 from specnb_audit.teacher_forcing import Completion, teacher_forced_pass
+from studies import corpus
 from studies.study import Study
 
 FILES, PROMPT_TOKENS = 12, 24

@@ -17,13 +17,12 @@ from tqdm import tqdm
 
 from specnb.decoding.generate import Study
 from specnb.models.loading import Pair, load_pair
-from specnb.notebook import corpus
 from specnb_audit.auditor import Auditor
 from specnb_audit.bugs.bug import Bug
 from specnb_audit.known_bugs import EXACT, KNOWN_BUGS, generate
 from specnb_audit.numerics import measure_numerics
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
-from studies import study
+from studies import corpus, study
 
 GROUP, CAP, DELTA = 5, 20_000, 1e-6
 GAMMA, PROMPT_TOKENS = 4, 24

@@ -25,7 +25,7 @@ from specnb.decoding.generate import generate
 from specnb.decoding.record import StepRecord
 from specnb.measure.timing import Job, device_clock, machine, time_round
 from specnb.models.loading import load_pair
-from specnb.notebook import corpus
+from studies import corpus
 from studies.batching.batch_layouts import LAYOUTS, Layout, Rows, Sequences
 from studies.study import Study
 

@@ -22,7 +22,7 @@ from specnb.measure.cost import measure_costs
 from specnb.measure.statistics import ratio_of_sums
 from specnb.measure.timing import machine
 from specnb.models.loading import load_pair
-from specnb.notebook import corpus
+from studies import corpus
 from studies.beams.beam_cost import improvement, measure_beam_speeds
 from studies.study import Study
 

@@ -36,8 +36,7 @@ from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter,
 from specnb.measure.statistics import Estimate, ratio_of_medians, ratio_of_sums
 from specnb.measure.timing import Job, device_clock, machine, time_rounds
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.notebook import corpus
-from studies import study
+from studies import corpus, study
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.skip_gram import SkipGramDrafter

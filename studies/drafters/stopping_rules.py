@@ -8,6 +8,7 @@ the mean number of draft tokens, and why. Drafters are the ones that the decodin
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -22,9 +23,7 @@ from specnb.drafting.length import (
     BanditDrafter,
     HighEntropy,
     LowConfidence,
-    MaxTokens,
     StoppingDrafter,
-    UnlikelySoFar,
 )
 from specnb.enumeration import completed, drafter_step_distribution, drafts_of, joint_distribution
 from specnb.rules import Outcome, token_verification
@@ -32,6 +31,34 @@ from studies.study import Study
 
 VOCAB, GAMMA, PREFIX = 3, 2, (0,)
 EXACT = 1e-9  # largest total variation of a rule that is called exact; bisected edges are accurate to 1e-12
+
+
+@dataclass(frozen=True)
+class MaxTokens:
+    """Stop after `limit` draft tokens.
+
+    >>> MaxTokens(1)(torch.ones(2, 1), torch.ones(2, 1))
+    tensor([True, True])
+    """
+
+    limit: int
+
+    def __call__(self, q: Tensor, token_probs: Tensor) -> Tensor:
+        return torch.full((len(q),), token_probs.shape[1] >= self.limit, device=q.device)
+
+
+@dataclass(frozen=True)
+class UnlikelySoFar:
+    """Stop where the draft tokens so far have together a probability below `threshold`. They are kept.
+
+    >>> UnlikelySoFar(0.3)(torch.ones(2, 1), torch.tensor([[0.5, 0.5], [0.9, 0.9]]))
+    tensor([ True, False])
+    """
+
+    threshold: float
+
+    def __call__(self, q: Tensor, token_probs: Tensor) -> Tensor:
+        return token_probs.prod(dim=-1) < self.threshold
 
 
 class TableDrafter(ChainDrafter):

@@ -19,13 +19,13 @@ import torch
 
 from specnb.distributions import Sampling
 from specnb.models.loading import load_pair
-from specnb.notebook.corpus import DATA
 from specnb_audit.api import audit
 from specnb_audit.claimed import Claimed, other_orders
 from specnb_audit.engine import Engine
 from specnb_audit.report import Report
 from specnb_audit.setting_names import ENGINE_ORDERS
 from specnb_audit.token_file import read_tokens
+from studies.corpus import DATA
 from studies.study import Study
 
 ROWS = DATA / "engines" / "rows.csv"

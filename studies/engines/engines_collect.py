@@ -36,11 +36,11 @@ from transformers import AutoModelForCausalLM
 from specnb.distributions import total_variation
 from specnb.measure.timing import machine
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.notebook import corpus
-from specnb.notebook.corpus import DATA
 from specnb.notebook.findings import ROOT, write
 from specnb_audit.cli.settings import Settings
 from specnb_audit.cli.tokens_out import read_prompts
+from studies import corpus
+from studies.corpus import DATA
 from studies.engines.adapters.__main__ import adapter
 from studies.engines.engines import NEW_TOKENS, Row, digest, rows
 

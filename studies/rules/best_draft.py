@@ -16,8 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specnb.rules import AtEachNode, Plan, PlannedRule, block_verification
+from specnb.rules import Plan, PlannedRule, block_verification
 from specnb.trees import TokenTree, chain, independent_children
+from studies.rules.selection import AtEachNode
 
 
 @partial(PlannedRule, up=True, schemes=(independent_children,))

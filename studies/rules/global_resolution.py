@@ -25,9 +25,10 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 from torch import Tensor
 
-from specnb.rules import AtEachNode, PlannedRule
+from specnb.rules import PlannedRule
 from specnb.trees import independent_children
 from studies.rules.optimal_acceptance import proposed_sets
+from studies.rules.selection import AtEachNode
 
 Floats = NDArray[np.float64]
 Probs = tuple[float, ...]

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from specnb.distributions import Conditional
 from specnb.enumeration import Drafts, joint_distribution
-from specnb.trees import prefix_of
 
 TOLERANCE = 1e-9
 SCALE = 1e4  # of all rows: HiGHS drops coefficients below 1e-9, which improbable sequences have
@@ -197,3 +196,12 @@ def _maximum(gain: Floats, entries: Entries, limits: Floats, equal: bool) -> Opt
             "cause this: leave them out or make them larger"
         )
     return Optimum(-float(solved.fun), gap)
+
+
+def prefix_of(node: int, parents: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
+    """The tokens from the root to `node`, its own included; () for the root, -1.
+
+    >>> prefix_of(2, (-1, -1, 1), (5, 6, 7))
+    (6, 7)
+    """
+    return () if node < 0 else (*prefix_of(parents[node], parents, tokens), tokens[node])

@@ -12,10 +12,8 @@ from specnb.rules import (
     PlannedRule,
     block_verification,
     exact_match,
-    k_sequential_tree,
     recursive_rejection,
     rejection_sampling,
-    spechub_tree,
     token_verification,
     traversal_verification,
 )
@@ -35,7 +33,8 @@ from studies.rules.merged_drafts import (
     most_probable,
     without_replacement,
 )
-from studies.rules.spechub_code import spechub_code
+from studies.rules.selection import k_sequential_tree
+from studies.rules.spechub import spechub_code, spechub_tree
 
 
 class ChainRule(NamedTuple):

@@ -41,13 +41,13 @@ from specnb.rules import (
     Rule,
     block_verification,
     exact_match,
-    k_sequential_tree,
     recursive_rejection,
     token_verification,
     traversal_verification,
 )
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from studies.rules.best_draft import best_path_block
+from studies.rules.selection import k_sequential_tree
 from studies.rules.tree_shape import best_tree
 from studies.speed.pairs import prompts_of
 from studies.study import Study, columns

@@ -9,7 +9,7 @@ from importlib import import_module
 import numpy as np
 
 from specnb.models.loading import Pair, load_pair
-from specnb.notebook import corpus
+from studies import corpus
 from studies.speed.synthetic import synthetic_pair
 
 PAIRS: dict[str, Callable[..., Pair]] = {"synthetic": synthetic_pair, "trained": load_pair}

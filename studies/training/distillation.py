@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 
 from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.notebook.corpus import DATA
+from studies.corpus import DATA
 from studies.study import Study, columns
 from studies.training.distillation_training import CONTROL, SAMPLES, Plan, Trained, acceptance, objective_of, train
 from studies.training.evaluation import (

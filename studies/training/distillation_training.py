@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, overlap, standardise
 from specnb.models.loading import Pair
-from specnb.notebook import corpus
+from studies import corpus
 from studies.training.evaluation import PROMPT, sampled
 from studies.training.training import encode, windows
 from studies.training.training_loop import Learner

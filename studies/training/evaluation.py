@@ -13,7 +13,7 @@ from specnb.decoding.generate import Study, generate
 from specnb.distributions import Sampling
 from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.loading import Pair
-from specnb.notebook import corpus
+from studies import corpus
 from studies.training.training import encode
 
 PROMPT = 32  # tokens of text before positions at which acceptance is measured, and before sampled tokens

@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from specnb.drafting.heads import AttentionHead, ParallelHeads, RecurrentHead
 from specnb.models.loading import Pair
-from specnb.notebook import corpus
+from studies import corpus
 from studies.training.distillation_training import forward_kl, total_variation
 from studies.training.training import build, encode, windows
 from studies.training.training_loop import Learner, rate

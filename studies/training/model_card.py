@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from specnb.decoding.generate import generate
 from specnb.drafting.ngram import NgramModel
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.notebook import corpus
 from specnb.notebook.findings import write
+from studies import corpus
 from studies.training.training import CONTEXT, encode
 
 STRIDE = CONTEXT // 2

@@ -28,9 +28,9 @@ from transformers import (
 )
 
 from specnb.models.checkpoints import write_checksums
-from specnb.notebook import corpus
-from specnb.notebook.corpus import DATA
 from specnb.notebook.findings import ROOT
+from studies import corpus
+from studies.corpus import DATA
 from studies.training.training_loop import Learner, folder_of, rate, train
 
 END = "<|endoftext|>"

@@ -29,7 +29,7 @@ from specnb.beam import (
     steps,
 )
 from specnb.models.loading import load_pair
-from specnb.notebook import corpus
+from studies import corpus
 from studies.beams.beam_enumeration import DyadicLogProbs, enumerate_trees, same, trajectory
 
 # The search on distributions with exact scores: sums of whole numbers, with ties.

@@ -25,16 +25,8 @@ from specnb.enumeration import (
     step_distribution,
 )
 from specnb.rules import Outcome, Plan, PlannedRule, Rule, exact_match, token_verification
-from specnb.trees import (
-    SCHEMES,
-    Scheme,
-    TokenTree,
-    chain,
-    distinct_children,
-    hub_children,
-    independent_children,
-    prefix_of,
-)
+from specnb.trees import SCHEMES, Scheme, TokenTree, chain, distinct_children, hub_children, independent_children
+from studies.rules.optimal_acceptance import prefix_of
 
 P, Q = distribution_pair("dense", vocab=3)
 

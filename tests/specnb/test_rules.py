@@ -27,24 +27,18 @@ from specnb.enumeration import (
     step_distribution,
 )
 from specnb.rules import (
-    AtEachNode,
     Outcome,
     Plan,
     PlannedRule,
     Planner,
     Rule,
     block_verification,
-    division_factor,
     exact_match,
     greedy_verification,
-    k_sequential,
-    k_sequential_tree,
     lenient_greedy_verification,
     lenient_verification,
     recursive_rejection,
     rejection_sampling,
-    spechub,
-    spechub_tree,
     token_verification,
     traversal_verification,
 )
@@ -60,6 +54,8 @@ from specnb.trees import (
 )
 from studies.rules.best_draft import best_draft_rule, best_path_block
 from studies.rules.hierarchical import hierarchical_verification
+from studies.rules.selection import AtEachNode, division_factor, k_sequential, k_sequential_tree
+from studies.rules.spechub import spechub, spechub_tree
 
 
 class Method(NamedTuple):

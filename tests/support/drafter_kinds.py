@@ -24,7 +24,7 @@ from specnb.drafting.heads import (
     ParallelHeadsDrafter,
     RecurrentHead,
 )
-from specnb.drafting.length import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter, UnlikelySoFar
+from specnb.drafting.length import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
 from specnb.trees import independent_children
@@ -33,6 +33,7 @@ from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.other_vocabulary import OtherVocabularyDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
+from studies.drafters.stopping_rules import UnlikelySoFar
 
 Head = TypeVar("Head", bound=nn.Module)
 VOCAB, WIDTH = 4, 8  # of the tiny models

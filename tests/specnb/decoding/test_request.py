@@ -23,8 +23,9 @@ from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context
 from specnb.drafting.model import ModelDrafter, TreeDrafter
-from specnb.rules import exact_match, k_sequential_tree, recursive_rejection, token_verification
+from specnb.rules import exact_match, recursive_rejection, token_verification
 from specnb.trees import distinct_children, independent_children
+from studies.rules.selection import k_sequential_tree
 
 
 def refusing(model: Any) -> Any:

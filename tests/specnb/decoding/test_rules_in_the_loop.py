@@ -33,9 +33,7 @@ from specnb.rules import (
     block_verification,
     exact_match,
     greedy_verification,
-    k_sequential_tree,
     recursive_rejection,
-    spechub_tree,
     traversal_verification,
 )
 from specnb.trees import (
@@ -47,6 +45,8 @@ from specnb.trees import (
 )
 from specnb_audit.api import audit
 from studies.rules.best_draft import best_path_block
+from studies.rules.selection import k_sequential_tree
+from studies.rules.spechub import spechub_tree
 
 ROWS = 2_400
 TREE = (-1, -1, 0, 0, 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specnb.distributions import residual
 from specnb.enumeration import Drafts, completed, expected_accepted, joint_distribution, step_distribution
-from specnb.rules import AtEachNode, PlannedRule, block_verification, recursive_rejection, spechub
+from specnb.rules import PlannedRule, block_verification, recursive_rejection
 from specnb.trees import TokenTree
 from studies.rules import best_draft as module
 from studies.rules.best_draft import best_draft, best_draft_code_rule, best_draft_rule, best_path_block, chosen_path
@@ -21,7 +21,8 @@ from studies.rules.hierarchical import (
     hierarchical_verification_file,
 )
 from studies.rules.merged_drafts import first_appearances, from_several, hub_pairs, independent, merged, selected
-from studies.rules.spechub_code import spechub_code, with_shortcut
+from studies.rules.selection import AtEachNode
+from studies.rules.spechub import spechub, spechub_code, with_shortcut
 
 P, Q = torch.tensor([0.05, 0.35, 0.2, 0.4]).double(), torch.tensor([0.4, 0.3, 0.2, 0.1]).double()
 THIRDS = torch.tensor([1, 2]).double() / 3

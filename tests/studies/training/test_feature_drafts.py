@@ -13,7 +13,7 @@ from specnb.distributions import overlap
 from specnb.drafting.base import Context
 from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
 from specnb.models.loading import Pair, load_pair
-from specnb.notebook import corpus
+from studies import corpus
 from studies.training import feature_drafts, feature_training
 from studies.training.feature_drafts import ALL, CONTROL, betas, lines
 from studies.training.feature_training import (

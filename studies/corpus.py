@@ -1,7 +1,7 @@
 """The corpus: Python source files of packages that specnb depends on.
 
 The manifest `data/corpus.csv` states package, version, file, split and SHA-256. A file with other contents is refused,
-so all machines train and measure on the same text. `python -m specnb.notebook.corpus` writes the manifest.
+so all machines train and measure on the same text. `python -m studies.corpus` writes the manifest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 PACKAGES = ("sympy", "networkx", "mpmath", "seaborn")
-DATA = Path(__file__).resolve().parents[2] / "data"
+DATA = Path(__file__).resolve().parents[1] / "data"
 MANIFEST = DATA / "corpus.csv"
 FIELDS = ("package", "version", "path", "split", "sha256")
 SIZES = range(1_000, 150_001)  # bytes; shorter files are boilerplate, longer ones tables of numbers

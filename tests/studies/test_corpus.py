@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specnb.notebook import corpus
+from studies import corpus
 
 
 def test_the_manifest_names_installed_files() -> None:
