@@ -57,6 +57,10 @@ def test_the_gap_of_greedy_decoding_is_that_to_the_largest_logit() -> None:
     assert gaps == [(float(LOGITS[0] - logit), 0.0) for logit in LOGITS]
 
 
+def test_a_tie_with_the_most_probable_token_is_kept_at_a_min_p_of_1() -> None:
+    assert claimed_probs(torch.tensor([1.0, 1.0, 0.0]), Claimed(min_p=1.0)).tolist() == [0.5, 0.5, 0.0]
+
+
 def test_gaps_are_in_units_of_logits_whatever_the_order() -> None:
     after, before = (Claimed(0.5, 2, order=order) for order in (("temperature", "top-k"), ("top-k", "temperature")))
     assert cutoff_gap(LOGITS, after, 3).logit == cutoff_gap(LOGITS, before, 3).logit == 1.5
