@@ -65,7 +65,8 @@ def _distributions(target: PreTrainedModel, gamma: int) -> int:
     """Bytes of one row while the distributions of a step are computed and verified."""
     probs = 8 if target.dtype == torch.float64 else 4
     logits = target.dtype.itemsize * (gamma + 1)
-    return int(target.config.vocab_size * (logits + probs * (2 * gamma + 1 + max(gamma, 5))))
+    sampling = 5 if gamma else 4  # without draft tokens nothing is subtracted from p
+    return int(target.config.vocab_size * (logits + probs * (2 * gamma + 1 + max(gamma, sampling))))
 
 
 def measured_peak(function: Callable[[], Any], device: torch.device) -> int:
