@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specnb.arguments import require_number, require_whole
 from specnb.drafting.base import ChainDrafter, Context, Proposal, padded, require_part
+from specnb.number_checks import require_number, require_whole
 from specnb.rules import Outcome
 
 StoppingRule = Callable[[Tensor, Tensor], Tensor]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.arguments import require_number
 from specnb.distributions import Sampling, require_sampling, sample, standardise
 from specnb.drafting.base import (
     ChainDrafter,
@@ -28,6 +27,7 @@ from specnb.drafting.base import (
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.support import require_supported
+from specnb.number_checks import require_number
 from specnb.rules import Outcome
 from specnb.trees import (
     SCHEMES,
