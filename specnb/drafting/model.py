@@ -192,10 +192,11 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
     """
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
     if scheme in SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
+        names = " or ".join(other.__name__ for other in suitable)
+        other = f"Give the TreeDrafter scheme={names}, or another rule" if suitable else "Give another rule"
         raise ValueError(
             f"this rule is not exact for children sampled by {scheme.__name__}: the output would not have the target's "
-            f"distribution. Give the TreeDrafter scheme={' or '.join(other.__name__ for other in suitable)}, "
-            "or another rule, such as recursive_rejection"
+            f"distribution. {other}, such as recursive_rejection"
         )
 
 
