@@ -52,7 +52,7 @@ from specnb.trees import Scheme
 class Context(NamedTuple):
     """What a drafter may look at: the sequence of each row and, if it asked for them, the target's hidden states.
 
-    tokens         (rows, slots)         prompt and completion so far; from `lengths` on anything, also -1: clamp and mask
+    tokens         (rows, slots)         prompt and completion so far; anything from `lengths` on, even -1: clamp it
     lengths        (rows,)               tokens of each row so far, the prompt included
     hidden_states  (rows, slots, width)  the target's hidden states at each token but the newest, whose forward pass
                                          has not been made yet; None unless the drafter names `hidden_layers`
