@@ -89,8 +89,9 @@ for name, entry in config["notebooks"].items():
             code=code(f"notebooks/{name}.ipynb"),
             given=lambda wildcards, given=GIVEN[name]: given,  # a function: its braces are no wildcards
         threads: workflow.cores if entry.get("timed") or any("_timed" in file for file in MADE[name]) else 1
+        retries: 1  # a kernel and its client can wait for each other, seen once in a cell with widgets
         shell:
-            "papermill {input.notebook:q} {log:q} --cwd notebooks -k python3 -y {params.given:q}"
+            "papermill {input.notebook:q} {log:q} --cwd notebooks -k python3 -y {params.given:q} --execution-timeout 900"
             " --no-progress-bar --log-level ERROR && python .ci/compare.py --tidy {log:q} {output.notebook:q}"
 
 rule claims:

@@ -32,10 +32,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import require_whole
 from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens, token_lists
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel
+from specnb.number_checks import require_whole
 
 Path = tuple[int, ...]
 """A node of the tree of all continuations: the tokens from the prompt to it."""

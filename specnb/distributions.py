@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from specnb.arguments import shown
+from specnb.number_checks import shown
 
 FLOAT32 = torch.finfo(torch.float32)
 

@@ -273,8 +273,8 @@ def _volumes(
     for corner in (lows + CORNER_INSET, lows + widths - CORNER_INSET):
         if not torch.equal(ask(corner), answers):
             raise ValueError(
-                f"{getattr(rule, '__name__', rule)} changes its answer inside a cell: it uses a uniform for more "
-                "than one ratio test or one sample, so its distribution cannot be enumerated this way"
+                f"{getattr(rule, '__name__', rule)} changes its answer inside a cell: its thresholds are those of none "
+                "of the plans; write it as a PlannedRule, or give integrated_distribution a plan that has them"
             )
     distinct, inverse = answers.unique(dim=0, return_inverse=True)
     sums = torch.zeros(len(distinct)).double().index_add(0, inverse, widths.prod(-1) * drafts.probability[which])
@@ -306,8 +306,8 @@ def drafter_step_distribution(
 ) -> Emissions:
     """The probability of each sequence that one step with `drafter` emits after `prefix`.
 
-    `p` is the target's distribution given the tokens of this step so far. To be compared with the target's by
-    `completed`.
+    `p` is the target's distribution given the tokens of this step so far; make it with dtype=torch.float64. To be
+    compared with the target's by `completed`. `gamma` is not read for a drafter that proposes a tree.
 
     >>> from specnb.drafting.ngram import UniformDrafter
     >>> p = lambda tokens: torch.tensor([0.25, 0.75]).double()
@@ -316,12 +316,14 @@ def drafter_step_distribution(
     {(0, 0): 0.0625, (0, 1): 0.1875, (1,): 0.25, (1, 0): 0.125, (1, 1): 0.375}
     """
     parents = chain(gamma) if drafter.parents is None else drafter.parents
-    return emissions(rule, drafts_of(drafter, prefix, gamma), p, parents)
+    return emissions(rule, drafts_of(drafter, prefix, len(parents)), p, parents)
 
 
 def _split(drafter: Drafter, prefix: tuple[int, ...], cell: Tensor, position: int) -> tuple[Tensor, Tensor]:
     """The cells `(n, gamma)` into which uniform number `position` divides `cell`, a point of each, and their widths."""
-    points = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
+    # Both ends of [0, 1), too: a rare token there would lie between no two points of the grid.
+    middles = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
+    points = torch.cat([middles.new_zeros(1), middles, middles.new_full((1,), 1 - 2**-53)])
     tokens = _tokens_at(drafter, prefix, cell, position, points)
     low, high = points[:-1][tokens.diff() != 0], points[1:][tokens.diff() != 0]
     left, right = tokens[:-1][tokens.diff() != 0], tokens[1:][tokens.diff() != 0]

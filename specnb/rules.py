@@ -18,14 +18,15 @@ last token of the step comes if the step ends there. Nodes are visited in one of
 `PlannedRule` carries plans out with one uniform a node and one for the last token; `specnb.enumeration` multiplies them
 out. Equal plans make equal rules, so a compiled step is reused.
 
-A rule of your own is a plan. This one accepts half as often as the best test of one token, and is exact: a token that
-is emitted because of its draft token is so with min(p, q) / 2, and otherwise the rest of p is sampled.
+A rule of your own is a plan. On a chain it is exact if, with a(x) the probability that a draft token x is accepted,
+a(x) q(x) <= p(x) for every x, and the last token after a rejection is sampled from p - a q: `after` is p and `less` is
+a q. Who changes `accept` has to change `less`. Here a draft token x is proposed and accepted with min(p, q) / 2:
 
->>> @PlannedRule
+>>> @partial(PlannedRule, schemes=())  # for chains only
 ... def half_as_often(p, q, draft_tokens, tree):
 ...     plan = token_verification.plan(p, q, draft_tokens, tree)
 ...     before = p[..., tree.parent_entries, :]
-...     return Plan(plan.accept.clamp_max(1) / 2, p, less=torch.minimum(before, q) / 2)  # chains only: one child each
+...     return Plan(plan.accept.clamp_max(1) / 2, p, less=torch.minimum(before, q) / 2)
 >>> p = torch.tensor([[0.5, 0.5], [0.9, 0.1]])
 >>> half_as_often(p, p[:1], torch.tensor([1]), torch.tensor([0.4]), torch.tensor(0.3))
 Outcome(accepted=tensor(1), token=tensor(0), path=None)
@@ -83,8 +84,8 @@ class Plan(NamedTuple):
 
     accept  (..., nodes)             that a node is accepted once it is visited; above 1 counts as 1, NaN as 0
     after   (..., nodes + 1, vocab)  what the last token is sampled from where the step ends, up to a factor
-    less    (..., n, vocab)          to be subtracted from the first n of these, where that leaves anything: a
-                                     difference that has to be calculated at one entry only
+    less    (..., n, vocab)          what `after` is reduced by at the first n entries: max(0, after - less), or
+                                     `after` if that is 0; calculated only where the step ends, so it costs less
     """
 
     accept: Tensor
@@ -108,7 +109,8 @@ Planner = Callable[[Tensor, Tensor, Tensor, TokenTree], Plan]
 class PlannedRule:
     """The rule that carries `plan` out, `up` from the leaves or down from the root.
 
-    `schemes` are the ways to sample children of one node (`specnb.trees`) for which it is as exact as for a chain.
+    `schemes` are the ways to sample children of one node (`specnb.trees`) for which it is as exact as for a chain: all,
+    unless given; none, `schemes=()`, for a rule that was enumerated on chains only.
 
     p, q, draft_tokens  as in the module
     accept_uniforms     (..., nodes)  one uniform in [0, 1) for each node
@@ -359,7 +361,8 @@ def _chosen(probs: Float[Tensor, "*batch n vocab"], tokens: Int[Tensor, "*batch 
 def acceptance_ratio(mass: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
     """mass(x) / q(x) of each token `(..., n)`, 0 where there is none; NaN where both are 0.
 
-    In float64, where `u < p/q` and Algorithm 1's `u q < p` agree but for rounding in the 53rd bit.
+    In float64, where `u < p/q` and `u q < p` agree but for rounding in the 53rd bit. (Algorithm 1 also accepts where
+    they are equal, which happens with probability 0.)
     """
     index = tokens.clamp_min(0).unsqueeze(-1)
     ratio = mass.gather(-1, index).squeeze(-1).double() / q.gather(-1, index).squeeze(-1)

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.auto import LARGEST, AutoBatch, require_changing_width
+from specnb.decoding.auto_gamma import LARGEST, AutoBatch, require_changing_width
 from specnb.decoding.record import StepRecord, StepTimer, merge_rows
 from specnb.decoding.request import Request, Tokens, as_list, require_memory, token_lists
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
@@ -98,7 +98,7 @@ def generate(
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
                 "auto" chooses it before each step, 0 to 10, so that drafting does not cost more than it gains
-                (`specnb.decoding.auto`); above temperature 0 the tokens then depend on measured times, too
+                (`specnb.decoding.auto_gamma`); above temperature 0 the tokens then depend on measured times, too
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
                 siblings: then completions have exactly the target's distribution, whatever the drafter
     seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the

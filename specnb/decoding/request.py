@@ -15,12 +15,12 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
-from specnb.arguments import require_whole, shown, whole, whole_numbers
 from specnb.distributions import Sampling, require_sampling
 from specnb.drafting.base import Drafter, missing_members
 from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
+from specnb.number_checks import require_whole, shown, whole, whole_numbers
 from specnb.rules import token_verification
 
 Tokens = int | Collection[int] | None

@@ -29,7 +29,7 @@ Check a new drafter by enumeration: whatever p is, a step must have the target's
 >>> from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
 >>> p = lambda tokens: torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
 >>> emitted = drafter_step_distribution(drafter, p, prefix=(2, 0), gamma=2)
->>> torch.allclose(completed(emitted, p, 3), joint_distribution(p, 3), atol=1e-6)
+>>> torch.allclose(completed(emitted, p, 3), joint_distribution(p, 3), atol=1e-6)  # 1e-12 for a float64 table
 True
 
 Then give it to `specnb.generate` in place of the draft model, and add it to `tests/support/drafter_kinds.py`.
@@ -52,7 +52,7 @@ from specnb.trees import Scheme
 class Context(NamedTuple):
     """What a drafter may look at: the sequence of each row and, if it asked for them, the target's hidden states.
 
-    tokens         (rows, slots)         prompt and completion so far; entries from `lengths` on are meaningless
+    tokens         (rows, slots)         prompt and completion so far; anything from `lengths` on, even -1: clamp it
     lengths        (rows,)               tokens of each row so far, the prompt included
     hidden_states  (rows, slots, width)  the target's hidden states at each token but the newest, whose forward pass
                                          has not been made yet; None unless the drafter names `hidden_layers`
@@ -153,15 +153,16 @@ class Drafter(Protocol):
         raises `TypeError` or `ValueError` for anything else.
 
         Proposing fewer tokens than gamma is exact as long as that is decided before the tokens in question are
-        sampled; see contract 10 of the design.
+        sampled.
         """
         raise NotImplementedError(f"{type(self).__name__} has no propose(context, uniforms)")
 
     def update(self, context: Context, outcome: Outcome) -> None:
-        """Called at the end of a step: `outcome.accepted` `(rows,)` of the tokens proposed were accepted.
+        """Called at the end of every step: `outcome.accepted` `(rows,)` of the tokens proposed were accepted.
 
         `context` has the tokens emitted. For a tree, `outcome.path` names the nodes accepted. Rows that
-        have ended get outcomes too; they mean nothing.
+        have ended get outcomes too; they mean nothing. With `gamma="auto"` there are steps without `propose`: a drafter
+        that keeps what it has seen catches up from `context.lengths`, as `ModelDrafter` does by its `unseen`.
         """
         return
 
@@ -177,7 +178,7 @@ class ChainDrafter(Drafter):
         """`(rows, vocab)`: the distribution of the next token; 0 in rows in which nothing is to be proposed.
 
         `context` has the sequences with the first `position` draft tokens of the step, and the hidden states that
-        there were before the step. Decided by these alone, so before the token is sampled (contract 10 of the design).
+        there were before the step. Decided by these alone, so before the token is sampled.
         """
         raise NotImplementedError(f"{type(self).__name__} has no distribution(context, position)")
 

@@ -31,13 +31,13 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
-from specnb.arguments import shown
 from specnb.distributions import Sampling, require_sampling, sample, standardise
 from specnb.drafting.base import ChainDrafter, Context, Proposal, padded
 from specnb.models.cache import RaggedCache
 from specnb.models.checkpoints import write_checksums
 from specnb.models.compilation import Compiled
 from specnb.models.support import require_supported
+from specnb.number_checks import shown
 
 EPSILON = 1e-6
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

@@ -1,9 +1,9 @@
 """Adaptive length: drafts that end before gamma tokens, decided before the next token is sampled.
 
 A stopping rule reads the distribution that the next draft token would be sampled from, and the probabilities of the
-draft tokens that are kept. It does not read the token itself. So the step stays exact (contract 10 of the design;
-`studies.drafters.stopping_rules` enumerates it, and what goes wrong otherwise). A rule is a value, a frozen dataclass,
-and a pure function:
+draft tokens that are kept. It does not read the token itself, so the step stays exact
+(`studies.drafters.stopping_rules` enumerates it, and what goes wrong otherwise). A rule is a value, a frozen
+dataclass, and a pure function:
 
     q            (rows, vocab)     the distribution of the next draft token
     token_probs  (rows, position)  the probability under q of each draft token so far
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specnb.arguments import require_number, require_whole
 from specnb.drafting.base import ChainDrafter, Context, Proposal, padded, require_part
+from specnb.number_checks import require_number, require_whole
 from specnb.rules import Outcome
 
 StoppingRule = Callable[[Tensor, Tensor], Tensor]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.arguments import require_number
 from specnb.distributions import Sampling, require_sampling, sample, standardise
 from specnb.drafting.base import (
     ChainDrafter,
@@ -28,6 +27,7 @@ from specnb.drafting.base import (
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.support import require_supported
+from specnb.number_checks import require_number
 from specnb.rules import Outcome
 from specnb.trees import (
     SCHEMES,
@@ -192,10 +192,11 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
     """
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
     if scheme in SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
+        names = " or ".join(other.__name__ for other in suitable)
+        other = f"Give the TreeDrafter scheme={names}, or another rule" if suitable else "Give another rule"
         raise ValueError(
             f"this rule is not exact for children sampled by {scheme.__name__}: the output would not have the target's "
-            f"distribution. Give the TreeDrafter scheme={' or '.join(other.__name__ for other in suitable)}, "
-            "or another rule, such as recursive_rejection"
+            f"distribution. {other}, such as recursive_rejection"
         )
 
 

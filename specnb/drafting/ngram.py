@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.arguments import require_number, require_whole, shown, whole
 from specnb.distributions import Sampling, one_hot, standardise_probs
 from specnb.drafting.base import ChainDrafter, Context
+from specnb.number_checks import require_number, require_whole, shown, whole
 
 DISCOUNT = 0.75
 Ints = NDArray[np.int64]

@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
-from specnb.models.gguf import REAL, converted, smollm2
+from specnb.models.real_model import REAL, converted, smollm2
 
 CHECKSUMS = "SHA256SUMS"
 """The file of a folder's checksums, in the format of `sha256sum -c SHA256SUMS`."""
@@ -31,7 +31,7 @@ MOST_NAMES = 5  # names of tensors in a message
 def folder_of(name: str | Path) -> Path:
     """The folder of the model `name`: that folder, or the local copy of the model of that name on the Hugging Face hub.
 
-    `smollm2` is the real model of this project, and a path ending in `.gguf` is converted (`specnb.models.gguf`).
+    `smollm2` is the real model of this project, and a path ending in `.gguf` is converted (`specnb.models.real_model`).
 
     Raises `FileNotFoundError` if there is neither, and `NotADirectoryError` for a file.
 

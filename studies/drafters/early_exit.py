@@ -12,7 +12,7 @@ from typing import cast
 from torch import nn
 from transformers import PreTrainedModel
 
-from specnb.arguments import shown, whole
+from specnb.number_checks import shown, whole
 
 
 def early_exit(target: PreTrainedModel, layers: int) -> PreTrainedModel:

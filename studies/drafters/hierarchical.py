@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specnb.arguments import require_whole
 from specnb.distributions import standardise
 from specnb.drafting.base import (
     Context,
@@ -26,6 +25,7 @@ from specnb.drafting.base import (
 )
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel, prefill
+from specnb.number_checks import require_whole
 from specnb.rules import Outcome, Rule, token_verification
 from studies.drafters.fallback import require_reads_tokens
 

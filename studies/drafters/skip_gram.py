@@ -7,10 +7,10 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from specnb.arguments import require_whole
 from specnb.distributions import Sampling, sample, standardise_probs
 from specnb.drafting.base import Context, Drafter, Proposal, padded
 from specnb.drafting.ngram import NgramModel, whole_tokens
+from specnb.number_checks import require_whole
 
 
 class SkipGramDrafter(Drafter):

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from specnb import enumeration
 from specnb.distributions import normalise, overlap, residual, sample
+from specnb.drafting.base import ChainDrafter, Context, Proposal
 from specnb.enumeration import (
     Emissions,
     completed,
     count_distribution,
     draft_trees,
+    drafter_step_distribution,
     expected_accepted,
     integrated_distribution,
     joint_distribution,
@@ -199,3 +201,31 @@ def test_the_distributions_of_these_tests_depend_on_the_context() -> None:
     for one, other in product(contexts, contexts):
         assert torch.equal(P(one), P(other)) == (one == other)
     assert TokenTree(chain(2)).is_chain
+
+
+@pytest.mark.parametrize("rare", [0, 2])
+def test_a_rare_token_at_an_end_of_the_uniforms_is_found(rare: int) -> None:
+    """A drafter that samples it and reports a q without it must not pass."""
+    honest = torch.full((3,), 0.4985, dtype=torch.float64)
+    honest[rare] = 0.003
+    reported = honest.clone()
+    reported[rare] = 0
+    reported /= reported.sum()
+
+    class Draws(ChainDrafter):
+        vocab = 3
+
+        def __init__(self, q: Tensor) -> None:
+            self.q = q
+
+        def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+            tokens = sample(honest.expand(*uniforms.shape, 3), uniforms)
+            return Proposal(tokens, self.q.expand(*uniforms.shape, 3))
+
+    def off(q: Tensor) -> float:
+        emitted = drafter_step_distribution(Draws(q), lambda tokens: honest.flip(0), (0,), gamma=1)
+        joint = joint_distribution(lambda tokens: honest.flip(0), 2)
+        return float((completed(emitted, lambda tokens: honest.flip(0), 2) - joint).abs().max())
+
+    assert off(honest) < 1e-8
+    assert off(reported) > 1e-4

@@ -12,8 +12,8 @@ import torch
 from tiny import llama, near_copy, next_distributions
 
 from specnb import ModelDrafter, PromptLookupDrafter, Sampling, generate
-from specnb.decoding import auto
-from specnb.decoding.auto import AutoBatch, AutoGamma
+from specnb.decoding import auto_gamma
+from specnb.decoding.auto_gamma import AutoBatch, AutoGamma
 from specnb.decoding.generate import Study
 from specnb.decoding.step import Batch
 from specnb.drafting.base import Drafter
@@ -153,6 +153,6 @@ def test_where_the_width_cannot_change_it_says_so() -> None:
     hidden = PromptLookupDrafter(vocab=VOCAB)
     hidden.hidden_layers = (-1,)
     with pytest.raises(ValueError, match=r"reads hidden states, so it must draft in every step"):
-        auto.require_changing_width(TARGET, hidden, False, None)
+        auto_gamma.require_changing_width(TARGET, hidden, False, None)
     with pytest.raises((TypeError, ValueError), match=r"gamma"):
         generate(TARGET, [[1]], DRAFT, gamma="fast")  # type: ignore[arg-type]

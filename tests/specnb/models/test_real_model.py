@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specnb import load_model
-from specnb.models import gguf
+from specnb.models import real_model
 
 gguf_package = pytest.importorskip("gguf")
 CONFIG = LlamaConfig(
@@ -80,14 +80,14 @@ def test_a_llama_comes_back_with_its_logits_and_is_converted_once(
     path = _written(tmp_path / "tiny.gguf", model)
     loaded = load_model(path, packed=False)
     torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
-    monkeypatch.setattr(gguf, "_convert", None)
-    assert gguf.converted(path) == next((tmp_path / "cache").iterdir())
+    monkeypatch.setattr(real_model, "_convert", None)
+    assert real_model.converted(path) == next((tmp_path / "cache").iterdir())
 
 
 def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _written(tmp_path / "tiny.gguf", _model())
     with pytest.raises(OSError, match=r"not the file that was expected: its SHA-256 is .*; get it again"):
-        gguf.converted(path, "0" * 64)
+        real_model.converted(path, "0" * 64)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(OSError, match=r"tiny.gguf cannot be read as a GGUF file .*; get it again"):
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ValueError, match=r"kind MambaForCausalLM; only LlamaForCausalLM"):
         load_model(_written(tmp_path / "other.gguf", _model(), "mamba"))
     assert not list((tmp_path / "cache").iterdir())
-    monkeypatch.setattr(gguf, "NEEDED", ("no_such_package",))
+    monkeypatch.setattr(real_model, "NEEDED", ("no_such_package",))
     with pytest.raises(ImportError, match=r"pip install no_such_package"):
         load_model("smollm2")
 

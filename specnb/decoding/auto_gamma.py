@@ -4,7 +4,7 @@ Before each step the choice maximises expected tokens over expected time. Tokens
 each position, estimated from past steps, with an estimate that forgets. Time: how long steps of each width took.
 Drafting nothing is one of the choices, so speculation is switched off where it does not pay, and tried again from time
 to time, because what is forgotten returns to the prior. The choice looks at past steps alone and at nothing that is
-sampled in the step, so the output distribution is the target's (contract 10 of the design).
+sampled in the step, so the output distribution is the target's.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from specnb.rules import Outcome
 
 Floats = NDArray[np.float64]
 
-LARGEST = 10
-"""The most draft tokens that are considered."""
+LARGEST = 10  # the most draft tokens that are considered
 
 
 @dataclass(frozen=True)
