@@ -27,7 +27,6 @@ from specnb.drafting.base import Drafter, Proposal, missing_members
 from specnb.rules import Outcome
 
 Floats = NDArray[np.float64]
-
 LARGEST = 10  # the most draft tokens that are considered
 
 
@@ -35,13 +34,15 @@ LARGEST = 10  # the most draft tokens that are considered
 class Settings:
     """What the choice is made by.
 
-    forget    factor per step by which earlier evidence counts less
-    accepted  prior probability that a draft token is accepted, with the weight of `weight` draft tokens
-    recent    how many of the latest times of a width count; their median is its time
+    lately, long  factors per step by which evidence counts less: lately for single positions, because acceptance comes
+                  in runs; long for the mean of a row, so that a text without acceptance is not tried too often
+    accepted      prior probability that a draft token is accepted, with the weight of `weight` draft tokens
+    recent        how many of the latest times of a width count; their median is its time
     """
 
-    forget: float = 0.96
-    accepted: float = 0.7
+    lately: float = 0.85
+    long: float = 0.98
+    accepted: float = 0.5
     weight: float = 1.5
     recent: int = 7
 
@@ -51,40 +52,43 @@ class Acceptance:
     """Estimates, for each row and position, how probably a draft token is accepted if the ones before it were.
 
     >>> estimate = Acceptance(rows=1, gamma=3)
-    >>> for _ in range(40):
-    ...     estimate.learn(drafted=np.array([3]), accepted=np.array([1]))
-    >>> estimate.tokens().round(1)[0]
-    array([1., 2., 2., 2.])
+    >>> estimate.learn(drafted=np.array([3]), accepted=np.array([1]))
+    >>> estimate.tokens().round(1)[0]  # with 0, 1, 2 and 3 draft tokens
+    array([1. , 1.7, 1.9, 2. ])
     """
 
     rows: int
     gamma: int
     settings: Settings = Settings()
-    tested: Floats = field(init=False)
-    passed: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tested, self.passed = np.zeros((2, self.rows, self.gamma))
+        self.tested, self.passed = np.zeros((2, self.rows, self.gamma))  # lately
+        self.all_tested, self.all_passed = np.zeros((2, self.rows))  # at all positions, for long
 
     def learn(self, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         """Counts one step: how many tokens each row `(rows,)` drafted, and how many of these were accepted."""
         position = np.arange(self.gamma)
         reached = (position < drafted[:, None]) & (position <= accepted[:, None])
-        self.tested = self.settings.forget * self.tested + reached
-        self.passed = self.settings.forget * self.passed + (reached & (position < accepted[:, None]))
+        passed = reached & (position < accepted[:, None])
+        self.tested = self.settings.lately * self.tested + reached
+        self.passed = self.settings.lately * self.passed + passed
+        self.all_tested = self.settings.long * self.all_tested + reached.sum(axis=1)
+        self.all_passed = self.settings.long * self.all_passed + passed.sum(axis=1)
 
     def forget(self, rows: list[int]) -> None:
         """Other sequences begin in `rows`."""
-        self.tested[rows] = self.passed[rows] = 0
+        for counts in (self.tested, self.passed, self.all_tested, self.all_passed):
+            counts[rows] = 0
 
     def tokens(self) -> Floats:
         """Expected tokens of a step `(rows, gamma + 1)` with 0, 1, ..., gamma draft tokens, the final one included.
 
-        A position leans on the row's mean over positions as far as it was not tested itself, and that on the prior.
+        A position leans on the row's other positions lately, these on the row's mean, and that on the prior.
         """
-        prior, weight = self.settings.accepted, self.settings.weight
-        mean = (self.passed.sum(1) + weight * prior) / (self.tested.sum(1) + weight)
-        each = (self.passed + weight * mean[:, None]) / (self.tested + weight)
+        weight = self.settings.weight
+        mean = (self.all_passed + weight * self.settings.accepted) / (self.all_tested + weight)
+        recent = (self.passed.sum(axis=1) + weight * mean) / (self.tested.sum(axis=1) + weight)
+        each = (self.passed + weight * recent[:, None]) / (self.tested + weight)
         return np.concatenate([np.ones((self.rows, 1)), 1 + each.cumprod(axis=1).cumsum(axis=1)], axis=1)
 
 
@@ -92,8 +96,7 @@ class Acceptance:
 class StepTimes:
     """The time of a step by the number of tokens drafted, from the latest steps of each width.
 
-    Widths that were not tried lie on the line between their neighbours; beyond the widest, on that through the
-    narrowest and the widest. The first steps of a generation are the widest and the narrowest, so both are known.
+    Other widths lie on the line between their neighbours; beyond the widest, on that through the narrowest and the widest.
 
     >>> times = StepTimes(gamma=4)
     >>> times.learn(0, 1.0); times.learn(4, 1.4)
@@ -127,11 +130,8 @@ class AutoGamma:
     """Chooses the number of draft tokens of each step of a batch.
 
     >>> auto = AutoGamma(rows=1, gamma=4)
-    >>> for _ in range(60):
-    ...     width = auto.choose(np.array([True]))
-    ...     auto.learn(width, 1 + 0.1 * width, drafted=np.array([width]), accepted=np.array([0]))
-    >>> auto.choose(np.array([True]))  # nothing was ever accepted
-    0
+    >>> auto.choose(np.array([True]))
+    4
     """
 
     def __init__(self, rows: int, gamma: int, settings: Settings = Settings()) -> None:
@@ -158,8 +158,8 @@ class AutoGamma:
 class AutoBatch(Batch):
     """A batch whose steps have as many draft tokens as pays, at most the request's gamma.
 
-    All rows of a step have the same width; it is chosen for all together. A step in which no row has a draft token is a
-    plain one, also where that is known only after drafting. `require_changing_width` says for which requests.
+    All rows of a step have the same width. A step in which no row has a draft token is a plain one, also where that is
+    known only after drafting. `require_changing_width` says for which requests.
     """
 
     def __init__(self, request: Request) -> None:
