@@ -96,7 +96,7 @@ class Acceptance:
 class StepTimes:
     """The time of a step by the number of tokens drafted, from the latest steps of each width.
 
-    Other widths lie on the line between their neighbours; beyond the widest, on that through the narrowest and the widest.
+    Others lie on the line between their neighbours; beyond the widest, on that through the narrowest and the widest.
 
     >>> times = StepTimes(gamma=4)
     >>> times.learn(0, 1.0); times.learn(4, 1.4)
