@@ -181,13 +181,14 @@ class AutoBatch(Batch):
         self.auto.learn(self.width, time.perf_counter() - start, drafted * going, accepted)
 
     def propose(self, uniforms: Tensor) -> Proposal:
-        """As many columns as any row has draft tokens."""
         if self.width == 0:
             self.skipped += 1
             return Proposal(uniforms[:, :0].long(), uniforms.new_zeros(len(uniforms), 0, self.vocab))
         for part, least in self.readers:  # models in the drafter have not seen the tokens of plain steps
             part.unseen = least + min(self.skipped, int(self.state.lengths.max()) - least)
         draft_tokens, q = super().propose(uniforms)
+        for part, least in self.readers:  # the drafter may serve other batches
+            part.unseen = least
         self.skipped = 0
         self.width = int((draft_tokens >= 0).any(dim=0).sum())
         return Proposal(draft_tokens[:, : self.width], q[:, : self.width])
@@ -217,6 +218,5 @@ def require_changing_width(
 
 
 def _parts(drafter: Any) -> list[Any]:
-    """A drafter and the drafters that it is made of."""
     inner = [part for part in vars(drafter).values() if not isinstance(part, type) and not missing_members(part)]
     return [drafter, *(each for part in inner for each in _parts(part))]
