@@ -11,7 +11,7 @@ endif
 # Results of these targets are committed; those of explorations go to build/own.
 models paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
 # Notebooks that take seconds.
-NOTEBOOKS ?= $(wildcard notebooks/00_* notebooks/13_* notebooks/14_*)
+NOTEBOOKS ?= $(wildcard notebooks/00*_* notebooks/13_* notebooks/14_*)
 PIPELINE = snakemake --cores $(CORES) --quiet rules host
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0

@@ -35,12 +35,12 @@ def reads(entry):
     return [
         file
         for name in entry.get("reads", [])
-        for file in ([f"{OUT}/{name}"] if re.match(r"data/results/\d\d_", name) else sorted(glob(name)) or [name])
+        for file in ([f"{OUT}/{name}"] if re.match(r"data/results/\d\d[a-z]?_", name) else sorted(glob(name)) or [name])
     ]
 
 
 def writes(name, entry):
-    number = name[:2]
+    number = name.split("_")[0]
     results = [f"{number}.claims.csv", f"{number}.numbers.json", *(f"{number}_{table}.csv" for table in entry.get("tables", []))]
     figures = [f"{number}_{figure}.{kind}" for figure in entry.get("figures", []) for kind in ("svg", "pdf")]
     return [f"{OUT}/data/results/{file}" for file in results] + [f"{OUT}/figures/{file}" for file in figures]
@@ -75,7 +75,7 @@ rule all:
 
 for name, entry in config["notebooks"].items():
     rule:
-        name: f"notebook_{name[:2]}"
+        name: f"notebook_{name.split('_')[0]}"
         input:
             SHARED,
             reads(entry),

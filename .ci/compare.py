@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 ROOT = Path(__file__).resolve().parent.parent
 # The files that the pipeline makes; those of one notebook begin with its number.
 MADE = re.compile(
-    r"(?:notebooks|data/results|figures)/(\d\d)(?:_\w+\.(?:ipynb|csv|svg|pdf)|\.claims\.csv|\.numbers\.json)"
+    r"(?:notebooks|data/results|figures)/(\d\d[a-z]?)(?:_\w+\.(?:ipynb|csv|svg|pdf)|\.claims\.csv|\.numbers\.json)"
     r"|data/results/claims\.csv|paper/(?:paper\.pdf|tables/.*)"
 )
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         return 0
 
     folder = asked.folder.resolve()
-    numbers: set[str | None] = {path.name[:2] for path in (folder / "notebooks").glob("*.ipynb")}
+    numbers: set[str | None] = {path.name.split("_")[0] for path in (folder / "notebooks").glob("*.ipynb")}
     if (folder / "data" / "results" / "claims.csv").exists():
         numbers.add(None)
     found = {name: difference(root / name, folder / name) for name in names(root, numbers) | names(folder, numbers)}

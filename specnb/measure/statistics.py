@@ -247,6 +247,16 @@ def detectable_total_variation(cells: int, n: int, false_alarm: float, power: fl
     return float(brentq(excess, 0.0, 1.0)) if excess(1.0) > 0 else np.inf
 
 
+def within_chance(deviations: ArrayLike, false_alarm: float) -> bool:
+    """Whether deviations in standard errors are within chance; `false_alarm` is the rate for all of them together.
+
+    >>> within_chance([0.3, -2.1], 1e-6), within_chance([0.3, -7.5], 1e-6)
+    (True, False)
+    """
+    sizes = np.abs(np.atleast_1d(np.asarray(deviations, dtype=np.float64)))
+    return bool(sizes.max() < stats.norm.isf(false_alarm / (2 * sizes.size)))
+
+
 def below(error: float) -> float:
     """The first of `BOUNDS` that exceeds |`error`|, or infinity.
 

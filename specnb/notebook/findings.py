@@ -234,7 +234,7 @@ def require_at_least(parameters: Mapping[str, Any], **least: int) -> None:
 
 def collect() -> pd.DataFrame:
     """One row for every claim in `data/claims.csv`, in its order; a claim without a verdict is `open`."""
-    files = sorted((out() / "data" / "results").glob("[0-9][0-9].claims.csv"))
+    files = sorted((out() / "data" / "results").glob("[0-9]*.claims.csv"))
     found = {row["id"]: row for file in files for row in pd.read_csv(file, dtype=str).to_dict("records")}
     claims = all_claims()
     rows = [

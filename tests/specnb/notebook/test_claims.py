@@ -1,0 +1,120 @@
+"""Verdicts come from what a claim needs and from checks that could have failed; parameters are checked first."""
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pandas as pd
+import pytest
+
+from specnb.measure.statistics import Estimate
+from specnb.notebook.claims import Answer, Notebook, notebook
+from specnb.notebook.findings import ROOT, all_claims
+
+
+@pytest.fixture(autouse=True)
+def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("needs", "noticed", "only_if", "verdict"),
+    [
+        ([True, True], [True], None, "holds"),
+        ([True, False], [True], None, "refuted"),
+        ([True, None], [True], None, "open"),
+        ([None, False], [], None, "refuted"),
+        ([True], [True, False], None, "open"),
+        ([False], [False], (True, False), "open"),
+        ([True], [], (True, False), "holds"),
+        ([False], [], (True, False), "conditional"),
+        ([False], [], (True, True), "refuted"),
+        ([False], [], (False, False), "refuted"),
+        ([False], [], (True, None), "refuted"),
+        ([None], [], (True, False), "open"),
+    ],
+)
+def test_a_verdict_follows_from_its_checks(
+    needs: list[Answer], noticed: list[bool], only_if: tuple[Answer, Answer] | None, verdict: str
+) -> None:
+    with Notebook("00").claim("lanes-figure") as claim:
+        for answer in needs:
+            claim.needs(answer, "9 passes")
+        for found in noticed:
+            claim.could_fail(found, "15 would be too many")
+        if only_if:
+            claim.only_if(*only_if, "the paper's pair")
+    assert claim.verdict == verdict
+    assert ("Condition: the paper's pair" in claim.evidence) == (verdict == "conditional")
+
+
+def test_what_is_judged_is_printed_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nb = Notebook("02")
+    with nb.claim("expected-tokens") as claim:
+        claim.needs(True, "44 of\n  45")
+        claim.could_fail(True, "a wrong formula is off by 0.1")
+        claim.number(alpha=Estimate(2 / 3, 0.5, 0.75, 10), n=3)
+    nb.table("sweep", pd.DataFrame({"x": [1 / 3, 2.0]}))
+    nb.close()
+    printed = capsys.readouterr().out
+    assert printed.startswith("      HOLDS  expected-tokens: ")
+    assert "\n        yes  44 of 45\n could fail  a wrong formula is off by 0.1\n" in printed
+    results = tmp_path / "data" / "results"
+    table = pd.read_csv(results / "02.claims.csv").set_index("id")
+    assert table.evidence["expected-tokens"] == "44 of 45; a wrong formula is off by 0.1"
+    assert set(table.drop("expected-tokens").verdict) == {"open"}
+    stored = json.loads((results / "02.numbers.json").read_text())
+    assert stored["expected-tokens"] == {"alpha": {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10}, "n": 3}
+    assert (results / "02_sweep.csv").read_text() == "x\n0.333333\n2\n"
+
+
+def test_what_cannot_be_judged_is_refused() -> None:
+    nb = Notebook("00")
+    with pytest.raises(KeyError, match="not a claim of notebook 00; those are"):
+        nb.claim("unbiasedness")
+    with pytest.raises(ValueError, match="nothing was needed"), nb.claim("lanes-figure"):
+        pass
+    with pytest.raises(ZeroDivisionError), nb.claim("lanes-figure"):
+        raise ZeroDivisionError
+    with pytest.raises(ValueError, match="lanes-figure: x is nan"):
+        nb.claim("lanes-figure").number(x=float("nan"))
+    with pytest.raises(ValueError, match="no notebook '99'; there are 00, "):
+        Notebook("99")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"gamma": 0, "rows": 1}, r"gamma = 0 is below 1; rows = 1 is below 8\. Change the cell tagged `parameters`"),
+        ({"gamma": "x"}, "gamma = 'x' is no int"),
+        ({"gamma": True}, "gamma = True is no int"),
+        ({"device": "gpu"}, "device = 'gpu' is none of 'cpu', 'cuda'"),
+    ],
+)
+def test_wrong_parameters_are_named(given: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in given.items():
+        monkeypatch.setitem(globals(), name, value)
+    with pytest.raises(ValueError, match=says):
+        notebook("02", gamma=1, rows=8, device=("cpu", "cuda"))
+
+
+CLAIMS = all_claims().set_index("id")
+CODE = {
+    path.name.split("_")[0]: [
+        cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"
+    ]
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+}
+THRESHOLD = re.compile(r"[<>]=? (\d[\d.]*(?:e[+-]?\d+)?)(%?)")
+
+
+@pytest.mark.parametrize("name", CLAIMS.index[CLAIMS.notebook.isin(CODE)])
+def test_the_thresholds_of_a_claim_are_in_the_cell_that_judges_it(name: str) -> None:
+    """What `data/claims.csv` says in words, since before the measurement, is what the code compares with."""
+    (cell,) = [cell for cell in CODE[CLAIMS.notebook[name]] if f'nb.claim("{name}")' in cell]
+    numbers = [node.value for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Constant)]
+    wanted = [float(number) / (100 if percent else 1) for number, percent in THRESHOLD.findall(CLAIMS.threshold[name])]
+    assert set(wanted) <= {float(value) for value in numbers if isinstance(value, int | float)}
