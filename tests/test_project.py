@@ -254,7 +254,8 @@ def test_notebooks_hold_no_trace_of_a_machine() -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
 def test_every_notebook_links_to_its_neighbours_at_both_ends(path: Path) -> None:
     """In the order of the index."""
-    order = re.findall(r"^\| \[\d\d[a-z]? [^\]]*\]\((\S+\.ipynb)\)", (ROOT / "notebooks/README.md").read_text(), re.MULTILINE)
+    rows = (ROOT / "notebooks/README.md").read_text()
+    order = re.findall(r"^\| \[\d\d[a-z]? [^\]]*\]\((\S+\.ipynb)\)", rows, re.MULTILINE)
     at = order.index(path.name)
     neighbours = [order[other] for other in (at - 1, at + 1) if 0 <= other < len(order)]
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
