@@ -45,7 +45,7 @@ docs: environment  ## the public interface as pages, from docstrings: build/docs
 	pdoc --math --output-directory build/docs specnb specnb_audit
 
 lab: environment  ## explore in JupyterLab
-	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
+	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb
 
 studies: export OMP_NUM_THREADS = $(or $(THREADS),1)
 studies: environment  ## measure the committed tables that take long (ONLY=bug_suite: one of them; SMALL=1: a trial); run again, it goes on

@@ -5,16 +5,20 @@ import hashlib
 import json
 import os
 import re
+import shlex
+import sys
 from glob import glob
 from pathlib import Path
 
 import yaml
 from snakemake.exceptions import WorkflowError
 
-configfile: "config.yml"
-
-STANDARD = config == yaml.safe_load(Path("config.yml").read_text(encoding="utf-8"))
+# Notebooks that `--configfile` names, and only these, with its parameters; without it all of config.yml.
+KNOWN = yaml.safe_load(Path("config.yml").read_text(encoding="utf-8"))["notebooks"]
+STANDARD = not config.get("notebooks")
+NOTEBOOKS = KNOWN if STANDARD else {name: KNOWN.get(name, {}) | (own or {}) for name, own in config["notebooks"].items()}
 OUT = os.path.relpath(os.environ.get("SPECNB_OUT") or ("build" if STANDARD else "build/own"))
+PYTHON = shlex.quote(sys.executable)  # also where snakemake was called by its path
 os.environ["SPECNB_OUT"] = str(Path(OUT).resolve())  # for all jobs
 
 SHARED = [
@@ -31,12 +35,9 @@ def code(notebook):
 
 
 def reads(entry):
-    """What a notebook reads; a table of another notebook is this run's."""
-    return [
-        file
-        for name in entry.get("reads", [])
-        for file in ([f"{OUT}/{name}"] if re.match(r"data/results/\d\d[a-z]?_", name) else sorted(glob(name)) or [name])
-    ]
+    """What a notebook reads; a table of another notebook is this run's, if that makes it."""
+    names = [f"{OUT}/{name}" if f"{OUT}/{name}" in RESULTS else name for name in entry.get("reads", [])]
+    return [file for name in names for file in sorted(glob(name)) or [name]]
 
 
 def writes(name, entry):
@@ -61,8 +62,8 @@ def checked(name, entry):
     return json.dumps(given)
 
 
-GIVEN = {name: checked(name, entry) for name, entry in config["notebooks"].items()}
-MADE = {name: writes(name, entry) for name, entry in config["notebooks"].items()}
+GIVEN = {name: checked(name, entry) for name, entry in NOTEBOOKS.items()}
+MADE = {name: writes(name, entry) for name, entry in NOTEBOOKS.items()}
 RESULTS = [file for files in MADE.values() for file in files]
 
 
@@ -73,7 +74,7 @@ rule all:
         f"{OUT}/data/results/claims.csv",
         [f"{OUT}/paper"] if STANDARD and Path("paper").exists() else [],
 
-for name, entry in config["notebooks"].items():
+for name, entry in NOTEBOOKS.items():
     rule:
         name: f"notebook_{name.split('_')[0]}"
         input:
@@ -91,17 +92,17 @@ for name, entry in config["notebooks"].items():
         threads: workflow.cores if entry.get("timed") or any("_timed" in file for file in MADE[name]) else 1
         retries: 1  # a kernel and its client can wait for each other, seen once in a cell with widgets
         shell:
-            "papermill {input.notebook:q} {log:q} --cwd notebooks -k python3 -y {params.given:q} --execution-timeout 900"
-            " --no-progress-bar --log-level ERROR && python .ci/compare.py --tidy {log:q} {output.notebook:q}"
+            "{PYTHON} -m papermill {input.notebook:q} {log:q} --cwd notebooks -k python3 -y {params.given:q} --execution-timeout 900"
+            " --no-progress-bar --log-level ERROR && {PYTHON} .ci/compare.py --tidy {log:q} {output.notebook:q}"
 
 rule claims:
     input:
-        [file for file in RESULTS if file.endswith(".claims.csv")],
         "data/claims.csv",
+        verdicts=[file for file in RESULTS if file.endswith(".claims.csv")],
     output:
         f"{OUT}/data/results/claims.csv",
     shell:
-        "python -m specnb.notebook.findings"
+        "{PYTHON} -m specnb.notebook.findings {input.verdicts:q}"
 
 rule paper:
     input:
@@ -112,4 +113,4 @@ rule paper:
     output:
         directory(f"{OUT}/paper"),
     shell:
-        f"cp {{input.studies:q}} '{OUT}/data/results' && python -m paper"  # it reads one folder
+        f"cp {{input.studies:q}} '{OUT}/data/results' && {PYTHON} -m paper"  # it reads one folder

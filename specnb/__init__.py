@@ -24,6 +24,8 @@ interface. The files, each of which imports only from those before it:
 8
 """
 
+from importlib.metadata import version as _version
+
 from specnb import theory
 from specnb.beam import beam_search
 from specnb.decoding.generate import Generation, Study, generate
@@ -38,3 +40,5 @@ from specnb.measure.predict import predict
 from specnb.measure.recommend import recommend_gamma
 from specnb.models.loading import Pair, load_model, load_pair
 from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification
+
+__version__ = _version("specnb")

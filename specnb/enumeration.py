@@ -208,7 +208,7 @@ def _prefixes(tokens: Tensor, tree: TokenTree, entry: int) -> list[tuple[int, ..
 def _after(prefixes: Sequence[tuple[int, ...]], probs: Conditional) -> Tensor:
     """`probs` after each prefix `(prefixes, vocab)`; after none where a token is missing."""
     table = {prefix: probs(prefix if -1 not in prefix else ()) for prefix in prefixes}
-    return torch.stack([table[prefix] for prefix in prefixes])
+    return torch.stack([table[prefix] for prefix in prefixes]).double()
 
 
 def integrated_distribution(

@@ -17,6 +17,8 @@ COPIED = (
     "Snakefile",
     "profiles/default/config.yaml",
     ".ci/compare.py",
+    "specnb/notebook/claims.py",
+    "specnb/notebook/figures.py",
     "specnb/notebook/findings.py",
     "data/claims.csv",
     "data/corpus.csv",
@@ -28,11 +30,12 @@ CONFIG = {
 CODE = """
 import pandas
 from specnb import used
-from specnb.notebook.findings import Findings, read_table
-findings = Findings("{number}", n=n)
+from specnb.notebook.claims import notebook
+from specnb.notebook.findings import read_table
+nb = notebook("{number}", n=1)
 given = int(read_table("{reads}").x[0])
-findings.table("numbers", pandas.DataFrame({{"x": [given + n + used.ZERO], "text": [text]}}))
-findings.close()
+nb.table("numbers", pandas.DataFrame({{"x": [given + n + used.ZERO], "text": [text]}}))
+nb.close()
 print("rows:", given)
 """
 BOTH = {"notebook_00", "notebook_01", "claims", "all"}

@@ -205,7 +205,7 @@ def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
     slots = torch.arange(tokens.shape[1], device=tokens.device)
     agree = ((slots >= 1) & (slots < lengths[:, None])).to(torch.int64)
     matched = torch.zeros_like(tokens)
-    for back in range(1, longest + 1):
+    for back in range(1, min(longest, tokens.shape[1]) + 1):
         newest = tokens.gather(1, (lengths - back).clamp_min(0)[:, None])
         earlier = tokens.roll(back, dims=1)  # at each slot, the token `back` slots before it
         agree = agree * ((earlier == newest) & (slots >= back) & (lengths[:, None] >= back))

@@ -107,7 +107,12 @@ class Notebook:
         return self.judged[name]
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
-        """Writes `frame` to `data/results/<number>_<name>.csv`, floats with six digits, and returns it unchanged."""
+        """Writes `frame` to `data/results/<number>_<name>.csv`, floats with six digits, and returns it unchanged.
+
+        Raises `ValueError` for a name that is no Python name.
+        """
+        if not name.isidentifier():
+            raise ValueError(f"a table is called {name!r}; its name may have letters, digits and _")
         content = frame.to_csv(index=False, lineterminator="\n", float_format=written)
         write(out() / "data" / "results" / f"{self.number}_{name}.csv", content)
         return frame

@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from importlib.metadata import version
 from types import FrameType
 
 from specnb_audit.cli import audit_options
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specnb", description="Tests whether a sampler is lossless.")
+    parser.add_argument("--version", action="version", version=f"specnb {version('specnb')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (audit_options, collect_command, compare_command):
         command.add_to(commands)

@@ -81,6 +81,8 @@ def test_what_cannot_be_judged_is_refused() -> None:
         raise ZeroDivisionError
     with pytest.raises(ValueError, match="lanes-figure: x is nan"):
         nb.claim("lanes-figure").number(x=float("nan"))
+    with pytest.raises(ValueError, match="its name may have letters"):
+        nb.table("../../evil", pd.DataFrame())
     with pytest.raises(ValueError, match="no notebook '99'; there are 00, "):
         Notebook("99")
 

@@ -1,6 +1,7 @@
-"""Findings: verdicts come from checks, unknown claims are refused, and nothing is half-written."""
+"""Where data is read and results are written: never over what is committed, and never half of a file."""
 
-import json
+import math
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from specnb.measure.statistics import Estimate
 from specnb.notebook import findings
-from specnb.notebook.findings import Findings
+from specnb.notebook.claims import Notebook
 
 
 @pytest.fixture(autouse=True)
@@ -19,95 +20,26 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("holds", "holds_if", "verdict"),
-    [
-        (True, False, "holds"),
-        (True, True, "holds"),
-        (False, True, "conditional"),
-        (False, False, "refuted"),
-        (np.True_, False, "holds"),
-        (None, False, "open"),
-        *((verdict, False, verdict) for verdict in findings.VERDICTS),
-    ],
-)
-def test_a_verdict_follows_from_its_checks(holds: Any, holds_if: bool, verdict: str) -> None:
-    assert Findings("00").verdict("lanes-figure", holds, "9 runs", holds_if) == verdict
-
-
-def test_a_rule_decides_from_what_was_measured() -> None:
-    found = Findings("00", {"lanes-figure": lambda passes: findings.named(passes < 10)})
-    assert found.verdict("lanes-figure", measured={"passes": 9}, evidence="9 runs") == "holds"
-    assert found.verdict("lanes-figure", measured={"passes": 11}, evidence="11 runs") == "refuted"
-
-
-@pytest.mark.parametrize(
-    ("error", "says", "given"),
-    [
-        (ValueError, "give one of", {"holds": "true", "evidence": "9 runs"}),
-        (ValueError, "give one of", {"holds": "holds", "evidence": "9 runs", "holds_if": True}),
-        (ValueError, "give one of", {"holds": None, "evidence": "9 runs", "holds_if": True}),
-        (ValueError, "open without a reason", {}),
-        (ValueError, "names no figure", {"holds": True, "evidence": "looks right"}),
-        (KeyError, "lanes-figure", {"claim": "unbiasedness", "holds": True, "evidence": "1e-12"}),
-        (ValueError, "lanes-figure: x is nan", {"holds": True, "evidence": "9 runs", "numbers": {"x": float("nan")}}),
-        (TypeError, "lanes-figure: x is a list", {"holds": True, "evidence": "9 runs", "numbers": {"x": [1, 2]}}),
-        (TypeError, "NoneType", {"holds": True, "evidence": "9 runs", "numbers": {"x": None}}),
-    ],
-)
-def test_bad_verdicts_are_refused(error: type[Exception], says: str, given: dict[str, Any]) -> None:
-    with pytest.raises(error, match=says):
-        Findings("00").verdict(**{"claim": "lanes-figure", **given})
-
-
-def test_an_unknown_notebook_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no notebook '99'; there are \['00', "):
-        Findings("99")
-
-
-def test_every_claim_has_a_row_and_its_numbers(tmp_path: Path) -> None:
-    """Floats are rounded as in tables; estimates keep their interval; what was not checked is open."""
-    found = Findings("02", seed=1, pair=Path("a"))
-    numbers = {
-        "alpha": Estimate(2 / 3, 0.5, 0.75, 10),
-        "n": np.int64(3),
-        "exact": np.True_,
-        "bound": Fraction(1, 4),
-        "name": "x",
-    }
-    found.verdict("expected-tokens", True, "44 of\n  45", numbers=numbers)
-    table = found.close().set_index("id")
-    assert tuple(table.loc["expected-tokens", ["verdict", "evidence"]]) == ("holds", "44 of 45")
-    assert set(table.drop("expected-tokens").verdict) == {"open"}
-    stored = json.loads((tmp_path / "data" / "results" / "02.numbers.json").read_text())
-    assert stored["expected-tokens"] == {
-        "alpha": {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10},
-        "n": 3,
-        "exact": True,
-        "bound": 0.25,
-        "name": "x",
-    }
-    assert set(stored) == set(found.claims.index)
-    run = json.loads((tmp_path / "data" / "results" / "02.run.json").read_text())
-    assert run["parameters"] == {"seed": 1, "pair": "a"}
-    assert "torch" in run["packages"]
-
-
-def test_the_collected_table_has_every_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = Findings("00")
-    found.verdict("lanes-figure", True, "9 runs")
-    found.close()
+def test_the_collected_table_has_every_claim_and_only_the_verdicts_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in (("02", "expected-tokens"), ("01", "unbiasedness")):
+        nb = Notebook(number)
+        nb.judged[name] = nb.claim(name)
+        nb.judged[name].needs(True, "9 runs")
+        nb.close()
+    monkeypatch.setattr(sys, "argv", ["findings", str(tmp_path / "data" / "results" / "02.claims.csv")])
     findings.main()
     table = pd.read_csv(tmp_path / "data" / "results" / "claims.csv", dtype=str).set_index("id")
     assert list(table.index) == list(findings.all_claims().id)
-    assert tuple(table.loc["lanes-figure", ["verdict", "evidence"]]) == ("holds", "9 runs")
-    assert (table.drop("lanes-figure").verdict == "open").all()
+    assert tuple(table.loc["expected-tokens", ["verdict", "evidence"]]) == ("holds", "9 runs")
+    assert (table.drop("expected-tokens").verdict == "open").all()
     assert f"{len(table)} claims: 1 holds, 0 refuted, 0 conditional, {len(table) - 1} open" in capsys.readouterr().out
 
 
 def test_outside_a_checkout_findings_say_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "CLAIMS", tmp_path / "claims.csv")
-    for needs_claims in (lambda: Findings("02"), findings.collect):
+    for needs_claims in (lambda: Notebook("02"), lambda: findings.collect([])):
         with pytest.raises(RuntimeError, match=r"claims\.csv does not exist: .* need the project's checkout"):
             needs_claims()
     monkeypatch.delenv("SPECNB_OUT")
@@ -124,7 +56,7 @@ def test_results_go_elsewhere_unless_asked(unset: bool, tmp_path: Path, monkeypa
 
 def test_a_table_of_this_run_is_read_before_the_committed_one() -> None:
     committed = findings.read_table("results/04_sweep")
-    Findings("04").table("sweep", pd.DataFrame({"x": [1 / 3, 2.0]}))
+    Notebook("04").table("sweep", pd.DataFrame({"x": [1 / 3, 2.0]}))
     assert findings.data_file("results/04_sweep.csv").read_bytes() == b"x\n0.333333\n2\n"
     assert len(committed) > 2
     assert findings.read_table("results/04_sweep", dtype=str).x.tolist() == ["0.333333", "2"]
@@ -160,8 +92,23 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_every_small_parameter_is_named() -> None:
-    given = {"rows": 1, "gamma": 0, "device": "cpu"}
-    with pytest.raises(ValueError, match=r"rows = 1 \(at least 2\), gamma = 0 \(at least 1\)"):
-        findings.require_at_least(given, rows=2, gamma=1)
-    findings.require_at_least(given, rows=1, gamma=0)
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (Estimate(2 / 3, 0.5, 0.75, 10), {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10}),
+        (np.int64(3), 3),
+        (np.True_, True),
+        (Fraction(1, 4), 0.25),
+        ("x", "x"),
+    ],
+)
+def test_numbers_are_stored_as_in_tables(value: Any, stored: Any) -> None:
+    assert findings.as_number(value, "x") == stored
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(math.nan, ValueError), (math.inf, ValueError), ([1], TypeError), (None, TypeError)]
+)
+def test_what_is_no_number_is_refused(value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="x is"):
+        findings.as_number(value, "x")
