@@ -30,13 +30,14 @@ from specnb.decoding.record import StepRecord
 from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter, load_head
-from specnb.drafting.length import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter
+from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
 from specnb.measure.statistics import Estimate, ratio_of_medians, ratio_of_sums
 from specnb.measure.timing import Job, device_clock, machine, time_rounds
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from studies import corpus, study
+from studies.drafters.bandit import BanditDrafter
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.skip_gram import SkipGramDrafter

@@ -19,14 +19,10 @@ from torch import Tensor
 
 from specnb.distributions import Conditional
 from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal
-from specnb.drafting.length import (
-    BanditDrafter,
-    HighEntropy,
-    LowConfidence,
-    StoppingDrafter,
-)
+from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
 from specnb.enumeration import completed, drafter_step_distribution, drafts_of, joint_distribution
 from specnb.rules import Outcome, token_verification
+from studies.drafters.bandit import BanditDrafter
 from studies.study import Study
 
 VOCAB, GAMMA, PREFIX = 3, 2, (0,)

@@ -24,10 +24,11 @@ from specnb.drafting.heads import (
     ParallelHeadsDrafter,
     RecurrentHead,
 )
-from specnb.drafting.length import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter
+from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
 from specnb.trees import independent_children
+from studies.drafters.bandit import BanditDrafter
 from studies.drafters.early_exit import early_exit
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter

@@ -15,7 +15,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from specnb.decoding.generate import generate
 from specnb.drafting.base import Context
 from specnb.drafting.heads import FeatureDrafter, ParallelHeads, RecurrentHead
-from specnb.drafting.length import BanditDrafter, LowConfidence, StoppingDrafter
+from specnb.drafting.length import LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
 from studies.drafters.early_exit import early_exit
@@ -63,10 +63,6 @@ SLIDING = MistralConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, nu
         (StoppingDrafter, (FOUR, LowConfidence(0.1), -1), "at_least is -1"),
         (StoppingDrafter, (UniformDrafter, LowConfidence(0.1)), "drafter is the class UniformDrafter"),
         (StoppingDrafter, (FOUR, 0.1), "stop is 0.1; it must be a stopping rule, such as"),
-        (BanditDrafter, (FOUR, (), 0.1), r"lengths are \(\)"),
-        (BanditDrafter, (FOUR, (1, 1), 0.1), r"lengths are \(1, 1\); they must be different"),
-        (BanditDrafter, (FOUR, (1.5, 2), 0.1), r"lengths\[0\] is 1.5"),
-        (BanditDrafter, (FOUR, (1, 2), float("nan")), "cost_ratio is nan"),
         (FallbackDrafter, (lookup(), llama()), "model is a LlamaForCausalLM; .* ModelDrafter: give ModelDrafter"),
         (FallbackDrafter, (far("llama"), near("llama")), "copy is a ModelDrafter with a model"),
         (HierarchicalDrafter, (llama(), FOUR), "large is a LlamaForCausalLM"),
