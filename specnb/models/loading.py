@@ -70,7 +70,7 @@ def load_pair(
     sequences, or `packed=False`, the weights as saved.
 
     Raises `OSError` if there is no such model, its weights are not safetensors, or a file of the trained pair is not
-    the committed one; `ValueError` if the tensors of a file are not those of the model, if a number in them or in the
+    the committed one; `ValueError` for a device that is not there, if the tensors of a file are not those of the model, if a number in them or in the
     configuration is not finite, or if the two vocabularies differ.
 
     >>> pair = load_pair()  # doctest: +SKIP
@@ -112,6 +112,8 @@ def _checked_folder(name: str | Path) -> Path:
 
 
 def _load(folder: Path, device: str, dtype: torch.dtype, packed: bool) -> PreTrainedModel:
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {device!r}, and torch finds no CUDA device here; give device='cpu'")
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
