@@ -70,8 +70,8 @@ def load_pair(
     sequences, or `packed=False`, the weights as saved.
 
     Raises `OSError` if there is no such model, its weights are not safetensors, or a file of the trained pair is not
-    the committed one; `ValueError` for a device that is not there, if the tensors of a file are not those of the model, if a number in them or in the
-    configuration is not finite, or if the two vocabularies differ.
+    the committed one; `ValueError` for a device that is not there, if the tensors of a file are not those of the model,
+    if a number in them or in the configuration is not finite, or if the two vocabularies differ.
 
     >>> pair = load_pair()  # doctest: +SKIP
     >>> pair.tokenizer.decode(pair.encode("To be"))  # doctest: +SKIP

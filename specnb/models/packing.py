@@ -4,6 +4,7 @@ With the usual product a forward pass over five tokens can take three times as l
 to gain from speculation. Which is faster differs between processors, dtypes, shapes and numbers of rows, by factors in
 all directions, so four are timed with the model's own weights: the usual one, with the weight as saved, `(out, in)`;
 the same with a transposed copy; the weight times the transposed states (swapped); and oneDNN's, with a packed copy.
+Compiled code uses the weight as saved, for which the compiler chooses a layout: with packed ones it failed or was slower.
 """
 
 from __future__ import annotations
@@ -40,29 +41,25 @@ class PackedLinear(nn.Linear):
     """
 
     products: list[Product]
-    packed: Tensor | None  # a buffer, of which compiled code makes a constant
 
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.training = layer.in_features, layer.out_features, layer.training
         self.weight, self.bias, self.products = layer.weight, layer.bias, []
-        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), LAYOUT_ROWS)
-        self.register_buffer("packed", packed, persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        products, compiling = self.products, torch.compiler.is_compiling()
-        if compiling and self.packed is not None:
-            return packed_linear(input, self.packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
+        products = self.products
         # The compiler finds the fastest layout of a weight as saved, and a copy would give the weight no gradient.
-        if compiling or not products or torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not products or torch.is_grad_enabled():
             return linear(input, self.weight, self.bias)
         rows = input.numel() // self.in_features
         return products[rows - 1 if rows < len(products) else -1](input)
 
     def all_products(self) -> list[Product]:
         """The four products, with the copies that they need."""
-        weight, bias, packed = self.weight.detach(), self.bias, self.packed
+        weight, bias = self.weight.detach(), self.bias
         transposed = weight.t().contiguous()
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, LAYOUT_ROWS)
 
         def plus_bias(found: Tensor) -> Tensor:
             return found if bias is None else found + bias
@@ -79,11 +76,11 @@ class PackedLinear(nn.Linear):
         ]
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedLinear:
-        self.packed, self.products = None, []
+        self.products = []
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"products": [], "_buffers": {"packed": None}}
+        return self.__dict__ | {"products": []}
 
 
 @torch.no_grad()
@@ -115,7 +112,6 @@ def pack(model: Module) -> Module:
     for (name, layer), shape, own in zip(made.items(), shapes, products, strict=True):
         chosen = fastest(seconds[[other == shape for other in shapes]].sum(axis=0))
         layer.products = [own[at] for at in chosen]
-        layer.packed = layer.packed if PACKED in chosen else None
         model.set_submodule(name, layer)
     return model
 

@@ -81,7 +81,6 @@ def test_each_number_of_rows_takes_the_product_that_is_fastest_for_it(times: np.
 
     made = packed(layer())[0]
     assert isinstance(made, PackedLinear)
-    assert made.packed is not None
     products = fastest(times)
     made.products = [noted(product) for product in products]
     with torch.no_grad():
@@ -141,7 +140,18 @@ def test_a_copy_or_another_dtype_uses_the_usual_product_until_it_is_packed_again
             assert len(pack(twin)[0].products) == ROWS[-1]
         exact = model.double()
         assert torch.equal(exact(states.double()), nn.functional.linear(states.double(), plain.weight, plain.bias))
-        assert exact[0].packed is None
+        assert exact[0].products == []
+
+
+@NEEDS_ONEDNN
+def test_compiled_code_uses_the_weight_as_saved(times: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled with packed weights, the synthetic pair failed and the trained one was slower."""
+    plain = layer()
+    model, states = packed(plain), torch.randn(1, 128)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    model[0].products = [lambda states: states] * ROWS[-1]
+    with torch.inference_mode():
+        assert torch.equal(model(states), plain(states))
 
 
 @NEEDS_ONEDNN
