@@ -4,7 +4,7 @@ With the usual product a forward pass over five tokens can take three times as l
 to gain from speculation. Which is faster differs between processors, dtypes, shapes and numbers of rows, by factors in
 all directions, so four are timed with the model's own weights: the usual one, with the weight as saved, `(out, in)`;
 the same with a transposed copy; the weight times the transposed states (swapped); and oneDNN's, with a packed copy.
-Compiled code uses the weight as saved, for which the compiler chooses a layout: with packed ones it failed or was slower.
+Compiled code uses the weight as saved, whose layout the compiler chooses: with packed ones it failed or was slower.
 """
 
 from __future__ import annotations
