@@ -13,16 +13,19 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from specnb.measure.statistics import Estimate
-from specnb.measure.timing import machine
+from specnb.measure.timing import Job, device_clock, machine, time_rounds
 from specnb.models.loading import Pair
 from specnb.notebook.findings import ROOT, write
 
@@ -133,3 +136,15 @@ def conditions(pair: Pair, compiled: bool | str = False) -> dict[str, Any]:
     dtype = str(pair.target.dtype).removeprefix("torch.")
     where = machine(pair.target.device)
     return {"machine": where, "threads": torch.get_num_threads(), "dtype": dtype, "compiled": compiled}
+
+
+def timed_in_turn(
+    call: Callable[[Any, Any, int], object], choices: Sequence[Any], prompts: Sequence[Any], device: str = "cpu"
+) -> NDArray[np.float64]:
+    """Seconds `(prompts, choices)` of `call(choice, prompt, number)`, number being that of the prompt.
+
+    All choices take turns on each prompt, in a new random order, after a round with the first prompt that warms up.
+    """
+    numbered = [(prompts[0], 0), *zip(prompts, range(len(prompts)), strict=True)]
+    rounds = [[Job(partial(call, choice, *one)) for choice in choices] for one in numbered]
+    return time_rounds(rounds, device_clock(torch.device(device)), np.random.default_rng(0))

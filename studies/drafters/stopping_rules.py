@@ -19,12 +19,7 @@ from torch import Tensor
 
 from specnb.distributions import Conditional
 from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal
-from specnb.drafting.length import (
-    BanditDrafter,
-    HighEntropy,
-    LowConfidence,
-    StoppingDrafter,
-)
+from specnb.drafting.length import BanditDrafter, HighEntropy, LowConfidence, StoppingDrafter
 from specnb.enumeration import completed, drafter_step_distribution, drafts_of, joint_distribution
 from specnb.rules import Outcome, token_verification
 from studies.study import Study
@@ -35,11 +30,7 @@ EXACT = 1e-9  # largest total variation of a rule that is called exact; bisected
 
 @dataclass(frozen=True)
 class MaxTokens:
-    """Stop after `limit` draft tokens.
-
-    >>> MaxTokens(1)(torch.ones(2, 1), torch.ones(2, 1))
-    tensor([True, True])
-    """
+    """Stop after `limit` draft tokens."""
 
     limit: int
 
@@ -49,11 +40,7 @@ class MaxTokens:
 
 @dataclass(frozen=True)
 class UnlikelySoFar:
-    """Stop where the draft tokens so far have together a probability below `threshold`. They are kept.
-
-    >>> UnlikelySoFar(0.3)(torch.ones(2, 1), torch.tensor([[0.5, 0.5], [0.9, 0.9]]))
-    tensor([ True, False])
-    """
+    """Stop where the draft tokens so far have together a probability below `threshold`. They are kept."""
 
     threshold: float
 
@@ -161,15 +148,8 @@ def rule_line(name: str, case: Case, pairs: int) -> dict[str, object]:
     """The line of one rule, over `pairs` pairs of distributions; total variations below `EXACT` are 0."""
     found = np.array([deviation(case, seed) for seed in range(pairs)])
     tv_max, tv_mean = (value if value >= EXACT else 0.0 for value in (found[:, 0].max(), found[:, 0].mean()))
-    return {
-        "rule": name,
-        "exact": tv_max == 0,
-        "tv_max": tv_max,
-        "tv_mean": tv_mean,
-        "drafted": found[:, 1].mean(),
-        "pairs": pairs,
-        "why": case.why,
-    }
+    line = {"rule": name, "exact": tv_max == 0, "tv_max": tv_max, "tv_mean": tv_mean}
+    return line | {"drafted": found[:, 1].mean(), "pairs": pairs, "why": case.why}
 
 
 STUDY = Study(measure, settings={"pairs": 12}, small={"pairs": 2})

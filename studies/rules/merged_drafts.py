@@ -19,11 +19,7 @@ def proposed(q: Tensor, k: int, scheme: Scheme) -> Drafts:
 
 
 def independent(q: Tensor, k: int) -> Drafts:
-    """k independent samples from q, repeats kept.
-
-    >>> independent(torch.tensor([0.5, 0.5]), 1).probability.tolist()
-    [0.5, 0.5]
-    """
+    """k independent samples from q, repeats kept."""
     return proposed(q, k, independent_children)
 
 
@@ -71,10 +67,6 @@ def first_appearances(drafts: Drafts) -> Drafts:
 
     A distinct token that appears after others is a sample from q without these, renormalised. Whether there is one says
     nothing about which it is. For independent samples from one q; equal proposals are listed once.
-
-    >>> found = first_appearances(independent(torch.tensor([0.5, 0.5]), 2))
-    >>> found.tokens[:2].tolist(), found.q[:2, 1].tolist()
-    ([[0, -1], [0, 1]], [[0.0, 0.0], [0.0, 1.0]])
     """
     chances: dict[tuple[int, ...], float] = {}
     once = merged(drafts, shuffled=False)

@@ -112,7 +112,7 @@ def test_bug_suite(pair: Pair) -> None:
 
 def test_engines() -> None:
     """The audit of committed tokens of another engine."""
-    (made,) = engines.measure("openvino-none-t0", **find("engines").settings).to_dict("records")
+    (made,) = engines.measure("openvino-none-t0", **find("engines").settings)
     (row,) = committed("engines", row="openvino-none-t0").to_dict("records")
     for name in ("engine", "version", "tokens", "verdict", "impossible", "sha256"):
         assert made[name] == row[name], name

@@ -13,7 +13,7 @@ from specnb.decoding.generate import generate as plain_generate
 from specnb.distributions import Sampling
 from specnb.rules import exact_match
 from studies.batching import batch_layouts
-from studies.batching.batch_layouts import LAYOUTS, BatchContinuation, generate, mask_needed, slots_needed
+from studies.batching.batch_layouts import LAYOUTS, generate, mask_needed, slots_needed
 from studies.batching.layout_bugs import LAYOUT_BUGS, max_logit_difference
 from studies.batching.layout_speeds import steps_of
 
@@ -61,41 +61,6 @@ def test_planted_bugs_are_found(bug: str) -> None:
         != loop.generate(target, PROMPTS, draft, seed=seed, progress=False, **asked).tokens
         for seed in range(6)
     )
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sizes_and_lengths_are_as_computed(layout: str) -> None:
-    target, draft = pair_of(qwen2)
-    gamma, asked = 2, 7
-    made = BatchContinuation(LAYOUTS[layout], target, PROMPTS, draft, gamma=gamma, max_new_tokens=asked, seed=3)
-    longest = max(map(len, PROMPTS)) + asked + gamma
-    while not made.done:
-        before = made.target.lengths.tolist()
-        made.step()
-        known = [len(prompt) + len(new) - 1 for prompt, new in zip(PROMPTS, made.sequences, strict=True)]
-        for rows in (made.target, made.draft):
-            assert rows.lengths.tolist() == known
-            assert rows.sizes()[0] == slots_needed(layout, known, longest)
-        during = [length + gamma + 1 for length in before]
-        assert made.target.sizes()[1] == mask_needed(layout, during, longest, gamma + 1)
-    lengths = [3, 7, 2]
-    needed = {"padding": (3 * 7, 4 * 3 * 7), "packing": (12, 4 * 3 * 12), "pointers": (3 * 10, 4 * 3 * 10)}
-    assert (slots_needed(layout, lengths, 10), mask_needed(layout, lengths, 10, n=4)) == needed[layout]
-
-
-@pytest.mark.parametrize(
-    ("prompts", "models", "error", "message"),
-    [
-        ([], pair_of(llama), ValueError, r"prompts are \[\]; give at least one, and at least one token in each"),
-        ([[1], []], pair_of(llama), ValueError, "at least one token in each"),
-        ([[1]], (llama(vocab=4), llama(vocab=5)), ValueError, "same vocabulary"),
-        ([[1]], (llama().train(), llama()), TypeError, "training mode"),
-        ([[1]], (llama(), llama().train()), TypeError, "training mode"),
-    ],
-)
-def test_what_cannot_be_continued_is_refused(prompts: Any, models: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        BatchContinuation(batch_layouts.PackedBatch, models[0], prompts, models[1])
 
 
 # What each layout gives the model and keeps, by hand: two sequences, then two tokens for each, then a crop.
@@ -182,7 +147,7 @@ def test_positions_behind_the_model_s_limit_are_the_last_one(
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @torch.inference_mode()
-def test_the_steps_that_are_timed_are_those_of_the_generation(name: str) -> None:
+def test_the_steps_that_are_timed_are_those_of_the_generation_and_sizes_are_as_computed(name: str) -> None:
     """After each step the rows hold all their tokens but the newest, also where the record has more rows."""
     target, draft = llama(seed=0), llama(seed=1)
     record = plain_generate(target, PROMPTS, draft, gamma=2, max_new_tokens=6, progress=False).record
@@ -198,5 +163,10 @@ def test_the_steps_that_are_timed_are_those_of_the_generation(name: str) -> None
         before = torch.tensor([len(prompt) - 1 for prompt in PROMPTS[:size]])
         for number, step in enumerate(steps):
             step()
-            emitted = torch.from_numpy(record.emitted[:size, : number + 1].sum(axis=1))
-            assert torch.equal(made[0].lengths, before + emitted)
+            emitted = torch.from_numpy(record.emitted[:size, : number + 1])
+            known = before + emitted.sum(1)
+            assert torch.equal(made[0].lengths, known)
+            during = (known - emitted[:, number] + 3).tolist()
+            longest = max(map(len, PROMPTS[:size])) + 6 + 2
+            sizes = slots_needed(name, known.tolist(), longest), mask_needed(name, during, longest, 3)
+            assert made[0].sizes() == sizes

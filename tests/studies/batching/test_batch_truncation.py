@@ -11,10 +11,9 @@ from transformers import PreTrainedModel
 from specnb.decoding.generate import generate
 from specnb.distributions import Conditional
 from specnb.enumeration import completed, joint_distribution, step_distribution
-from specnb.rules import Outcome, exact_match, token_verification
+from specnb.rules import Outcome, token_verification
 from studies.batching import batch_truncation
 from studies.batching.batch_truncation import (
-    TruncatedRule,
     Truncation,
     keep_all,
     truncate_and_resample,
@@ -110,14 +109,3 @@ def test_each_truncation_by_hand(accepted: int, others: int) -> None:
     for truncation, (number, token) in want.items():
         found = truncation(outcome, torch.full((2,), others), p, draft_tokens, uniforms)
         assert (found.accepted.tolist(), found.token.tolist()) == ([number] * 2, [token] * 2)
-
-
-def test_a_truncated_rule_is_a_value_with_algorithm_1_by_default() -> None:
-    made = TruncatedRule(keep_all, 1)
-    assert made == TruncatedRule(keep_all, 1, token_verification)
-    assert hash(made) == hash(TruncatedRule(keep_all, 1))
-    assert made not in [
-        TruncatedRule(truncate_to_shortest, 1),
-        TruncatedRule(keep_all, 2),
-        TruncatedRule(keep_all, 1, exact_match),
-    ]

@@ -71,33 +71,16 @@ def test_the_flow_has_the_form_of_the_optimum(kind: str) -> None:
                     )
 
 
-def test_drafts_with_no_more_mass_than_the_tolerance_are_left_out() -> None:
-    """Drafts with the last token have a mass of 1 - (1 - 0.0001)^2, about 0.0002."""
-    p, q = (0.2, 0.5, 0.3), (0.9, 0.0999, 0.0001)
-    for tolerance, served in ((1e-3, False), (1e-6, True)):
-        flow, _ = transport(p, q, 2, tolerance)
-        assert any(shares for draft, shares in flow.items() if 2 in draft) == served
-
-
-def test_the_optimal_set_is_taken_in_the_order_of_q_over_p() -> None:
-    """Tokens that only q has come first; of equal values the smallest set."""
-    assert optimal_set((0.0, 1.0), (0.5, 0.5), 2) == frozenset({0})
-    assert optimal_set((0.5, 0.5), (0.5, 0.5), 1) == frozenset()
-    assert optimal_set((0.5, 0.25, 0.25), (0.0, 0.75, 0.25), 2) == frozenset({1, 2})
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_of_any_leading_shape(dtype: torch.dtype) -> None:
+def test_rows_of_any_leading_shape() -> None:
     rule, rows = GlobalResolution(1e-6), [first_distributions("dense", 3, seed) for seed in range(6)]
-    p, q = (torch.stack(side).to(dtype).reshape(2, 3, 3) for side in zip(*rows, strict=True))
+    p, q = (torch.stack(side).float().reshape(2, 3, 3) for side in zip(*rows, strict=True))
     tokens = torch.tensor([[[0, 1], [2, 2], [1, 0]], [[2, 0], [0, 0], [1, 2]]])
     accept, after = rule(p, q[..., None, :].expand(2, 3, 2, 3), tokens)
-    assert accept.dtype == after.dtype == dtype
+    assert accept.dtype == after.dtype == torch.float32
     for row, column in ((0, 1), (1, 2)):
         alone = rule(p[row, column], q[row, column].expand(2, 3), tokens[row, column])
         assert torch.equal(alone[0], accept[row, column])
         assert torch.equal(alone[1], after[row, column])
-    assert global_resolution(1e-3) == global_resolution(1e-3) != global_resolution(1e-4)
 
 
 # Planted bugs
