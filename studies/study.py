@@ -76,13 +76,11 @@ def find(name: str) -> Study:
     return study
 
 
-def run(
-    name: str, items: Sequence[str] = (), *, small: bool = False, anew: bool = False, out: Path = ROOT
-) -> Path | None:
+def run(name: str, items: Sequence[str] = (), *, small: bool = False, out: Path = ROOT) -> Path | None:
     """Measures what is missing of `items` (all by default), and writes table and record where every item is there.
 
-    Returns the table's path, or None. `small` tries the code and writes below `out`/build/small. With `anew` nothing
-    that was measured before is used. Raises `ValueError` for an unknown study or item.
+    Returns the table's path, or None. `small` tries the code and writes below `out`/build/small. Raises `ValueError`
+    for an unknown study or item.
     """
     study = find(name)
     settings, every = (study.small, study.small_items or study.items) if small else (study.settings, study.items)
@@ -91,7 +89,7 @@ def run(
     by = commit()
     place = out / "build" / "studies" / name / ("small" if small else by)
     parts = {item: place / f"{item}.csv" for item in every}
-    missing = [item for item in items or every if small or anew or not parts[item].exists()]
+    missing = [item for item in items or every if small or not parts[item].exists()]
     for item in (bar := tqdm(missing, desc=name, unit="item")):
         bar.set_postfix_str(item)
         write(parts[item], pd.DataFrame(study.rows(item, **settings)).to_csv(index=False, lineterminator="\n"))

@@ -67,22 +67,6 @@ def constant_cost(n: int) -> float:
     return 1.0
 
 
-def step_time(
-    width: int,
-    draft_width: int,
-    gamma: int,
-    c: float,
-    verify_cost: Cost = constant_cost,
-    draft_cost: Cost = constant_cost,
-) -> float:
-    """Time of a step in target forward passes over one token: v(w + u gamma) + c (d(w) + (gamma - 1) d(u)).
-
-    v is `verify_cost`, d `draft_cost`. With constant costs this is gamma c + 1, as in Theorem 3.8.
-    """
-    drafting = np.asarray(draft_cost(width)) + (gamma - 1) * np.asarray(draft_cost(draft_width))
-    return float(np.asarray(verify_cost(width + draft_width * gamma)) + c * drafting)
-
-
 def improvement(
     levels: float,
     width: int,
@@ -94,8 +78,12 @@ def improvement(
 ) -> float:
     """Wall-clock improvement over the target's search alone, which takes v(w) per level, with `levels` per step.
 
+    A step takes v(w + u gamma) + c (d(w) + (gamma - 1) d(u)) target forward passes over one token; v is `verify_cost`
+    and d `draft_cost`. With constant costs that is gamma c + 1, as in Theorem 3.8.
+
     >>> improvement(levels=3, width=4, draft_width=8, gamma=5, c=0.1)
     2.0
     """
-    plain = levels * float(np.asarray(verify_cost(width)))
-    return plain / step_time(width, draft_width, gamma, c, verify_cost, draft_cost)
+    drafting = np.asarray(draft_cost(width)) + (gamma - 1) * np.asarray(draft_cost(draft_width))
+    step = np.asarray(verify_cost(width + draft_width * gamma)) + c * drafting
+    return float(levels * np.asarray(verify_cost(width)) / step)

@@ -28,14 +28,9 @@ VOCAB, GAMMA, PREFIX = 3, 2, (0,)
 EXACT = 1e-9  # largest total variation of a rule that is called exact; bisected edges are accurate to 1e-12
 
 
-@dataclass(frozen=True)
-class MaxTokens:
-    """Stop after `limit` draft tokens."""
-
-    limit: int
-
-    def __call__(self, q: Tensor, token_probs: Tensor) -> Tensor:
-        return torch.full((len(q),), token_probs.shape[1] >= self.limit, device=q.device)
+def after_one(q: Tensor, token_probs: Tensor) -> Tensor:
+    """Stop after one draft token."""
+    return torch.full((len(q),), token_probs.shape[1] >= 1, device=q.device)
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,7 @@ DROPS = "drops a sampled token because of that token: what remains is not a samp
 
 CASES = {
     "fixed gamma": Case(TableDrafter, "does not look at anything"),
-    "by position": Case(lambda table: StoppingDrafter(TableDrafter(table), MaxTokens(1)), BEFORE),
+    "by position": Case(lambda table: StoppingDrafter(TableDrafter(table), after_one), BEFORE),
     "confidence: max q": Case(lambda table: StoppingDrafter(TableDrafter(table), LowConfidence(0.55)), BEFORE),
     "entropy of q": Case(lambda table: StoppingDrafter(TableDrafter(table), HighEntropy(0.3, 0.5)), BEFORE),
     "probability of the tokens so far": Case(

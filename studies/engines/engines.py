@@ -21,6 +21,7 @@ from specnb.models.loading import load_pair
 from specnb_audit.api import audit
 from specnb_audit.claimed import Claimed, other_orders
 from specnb_audit.engine import Engine
+from specnb_audit.report import Report
 from specnb_audit.setting_names import ENGINE_ORDERS
 from specnb_audit.token_file import read_tokens
 from studies.corpus import DATA
@@ -106,6 +107,16 @@ def record(row: Row) -> dict[str, Any]:
     return noted
 
 
+def audited(row: Row, part: slice = slice(None)) -> Report:
+    """The audit of a row's committed completions, or of `part` of them, with the draft model's distributions."""
+    pair, sequences = load_pair(packed=False), read_tokens(row.file)[part]
+    return audit(
+        pair.target, [one.tokens for one in sequences], prompts=[one.prompt for one in sequences],
+        sampling=row.sampling, draft=pair.draft, eos=row.eos, max_new_tokens=NEW_TOKENS, delta=DELTA, progress=False,
+        engine=Engine(dtype=getattr(torch, record(row)["computes_in"])),
+    )  # fmt: skip
+
+
 def collected() -> list[str]:
     """The rows that have a file of tokens, engine by engine, each in the order of `rows.csv`."""
     found = [row for row in rows().values() if row.file.exists()]
@@ -116,17 +127,11 @@ def collected() -> list[str]:
 def measure(item: str, completions: int | None) -> list[dict[str, Any]]:
     """The line of one row: its settings, the verdict, the distance seen, and what would have been found.
 
-    Its committed completions, or the first `completions` of them, are audited with the draft model's distributions.
     `<kind>_shows_from` is the total variation per token from which on that kind of deviation would have been found in
     as many tokens with power 0.9; empty where none of its size would.
     """
-    row, pair = rows()[item], load_pair(packed=False)
-    noted, sequences, start = record(row), read_tokens(row.file)[:completions], time.perf_counter()
-    report = audit(
-        pair.target, [one.tokens for one in sequences], prompts=[one.prompt for one in sequences],
-        sampling=row.sampling, draft=pair.draft, eos=row.eos, max_new_tokens=NEW_TOKENS, delta=DELTA, progress=False,
-        engine=Engine(dtype=getattr(torch, noted["computes_in"])),
-    )  # fmt: skip
+    row, start = rows()[item], time.perf_counter()
+    noted, report = record(row), audited(row, slice(completions))
     detectable = report.detectable or {}
     line: dict[str, Any] = {"row": row.name, "engine": row.engine, "version": noted["version"]}
     line |= {name: getattr(row, name) for name in ("speculation", "temperature", "top_k", "top_p", "dtype")}

@@ -131,7 +131,7 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
     sampling, pair = Sampling(temperature=temperature), load_pair(packed=False)
     prompts = prompts_of(pair, "held-out", 2 * sequences + timed, PROMPT_TOKENS)
     shaping, measured, timing = prompts[:sequences], prompts[sequences : 2 * sequences], prompts[2 * sequences :]
-    run = partial(_run, pair, sampling, new_tokens)
+    run = partial(run_method, pair, sampling, new_tokens)
     sampled = distinct_children if temperature > 0 else top_children
     rates: dict[Scheme, list[float]] = {scheme: child_rates(run, shaping, scheme) for scheme in {sampled, top_children}}
     shapes = {scheme: best_tree(own, NODES, DEPTH) for scheme, own in rates.items()}
@@ -145,7 +145,7 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
     lengths = sorted({1, *(method.gamma + 1 for method in chosen.values())})
     costs = measure_costs(pair, context=context, slots=slots, lengths=lengths, repetitions=3 * timed, progress=False)
     times = timed_in_turn(
-        lambda method, prompt, _: _run(pair, sampling, timed_tokens, method, [prompt]), [*chosen.values()], timing
+        lambda method, prompt, _: run_method(pair, sampling, timed_tokens, method, [prompt]), [*chosen.values()], timing
     )
     seconds = dict(zip(chosen, times.T, strict=True))
     chain = step_cost(chosen["token, chain"], costs)
@@ -193,7 +193,7 @@ def child_rates(run: Callable[..., Any], prompts: list[list[int]], scheme: Schem
     return [float((taken == child).mean()) for child in range(CHILDREN)]
 
 
-def _run(pair: Pair, sampling: Sampling, new_tokens: int, method: Method, prompts: list[list[int]]) -> Any:
+def run_method(pair: Pair, sampling: Sampling, new_tokens: int, method: Method, prompts: list[list[int]]) -> Any:
     drafter: Drafter | None = None
     if method.rule is not None and method.parents is None:
         drafter = ModelDrafter(pair.draft, sampling)

@@ -30,7 +30,7 @@ DRAFT = Shape(2, 256, 1024, 4)  # and 6M, at a vocabulary of 8k
 INDEPENDENT_STD = 2.5  # standard deviation of the independent logits; with weight 0 the models overlap by 0.08
 PROBES = 1024  # contexts on which `weight` is set
 MAX_WEIGHT = 100.0
-CHUNK_PROBS = 2**23  # probabilities per model that are computed at a time while `weight` is set
+AT_A_TIME = 64  # of them, so that distributions over large vocabularies fit
 BEGIN = 0  # token that begins a sequence
 
 
@@ -147,8 +147,7 @@ def _with_disagreements(successor: Tensor, agreed: float, generator: torch.Gener
 
 def _weight_for(alpha: float, parts: list[_Headless], sampling: Sampling) -> float:
     """The weight of the shared logits at which the two models overlap by `alpha` on the probes."""
-    device, vocab = parts[0].peak.device, parts[0].shared_logits.shape[1]
-    chunks = torch.arange(PROBES, device=device).split(max(1, CHUNK_PROBS // vocab))
+    chunks = torch.arange(PROBES, device=parts[0].peak.device).split(AT_A_TIME)
 
     def excess(weight: float) -> float:
         overlaps = []

@@ -21,8 +21,6 @@ MAKERS = [llama, gpt2, neox, qwen2]
 PROMPTS = [[1], [2, 3, 1], [0, 1, 2, 3, 3]]
 TEXTS = [[], [2, 3, 1], [0, 1]]
 APART = 1e-10
-TWO = [[1], [2, 3]]
-NEXT = torch.tensor([[3, 0], [1, 2]])
 
 
 def pair_of(make: Callable[..., PreTrainedModel]) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -63,60 +61,6 @@ def test_planted_bugs_are_found(bug: str) -> None:
     )
 
 
-# What each layout gives the model and keeps, by hand: two sequences, then two tokens for each, then a crop.
-
-GIVEN: dict[str, Any] = {
-    "padding": {
-        "input_ids": [[[0, 1], [2, 3]], [[3, 0], [1, 2]]],
-        "position_ids": [[[0, 0], [0, 1]], [[1, 2], [2, 3]]],
-        "mask": [
-            [[[0, 0], [0, 1]], [[1, 0], [1, 1]]],
-            [[[0, 1, 1, 0], [0, 1, 1, 1]], [[1, 1, 1, 0], [1, 1, 1, 1]]],
-        ],
-        "sizes": [(4, 8), (8, 16), (8, 16)],
-    },
-    "packing": {
-        "input_ids": [[[1, 2, 3]], [[3, 0, 1, 2]]],
-        "position_ids": [[[0, 0, 1]], [[1, 2, 2, 3]]],
-        "mask": [
-            [[[1, 0, 0], [0, 1, 0], [0, 1, 1]]],
-            [[[1, 0, 0, 1, 0, 0, 0], [1, 0, 0, 1, 1, 0, 0], [0, 1, 1, 0, 0, 1, 0], [0, 1, 1, 0, 0, 1, 1]]],
-        ],
-        "sizes": [(3, 9), (7, 28), (5, 28)],
-    },
-    "pointers": {
-        "input_ids": [[[1, 0], [2, 3]], [[3, 0], [1, 2]]],
-        "position_ids": [[[0, 1], [0, 1]], [[1, 2], [2, 3]]],
-        "mask": [None, [[[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]], [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]]],
-        "sizes": [(10, 0), (10, 20), (10, 20)],
-    },
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_the_model_is_given(layout: str) -> None:
-    model, calls = llama(dtype=torch.float64), []
-
-    def keep(_: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        assert named["use_cache"] is True
-        assert named["attention_mask"].dtype == model.dtype
-        calls.append(named | {"mask": (named["attention_mask"][:, 0] == 0).int().tolist()})
-
-    model.register_forward_pre_hook(keep, with_kwargs=True)
-    rows, given = LAYOUTS[layout](model, TWO, 5), GIVEN[layout]
-    sizes = [rows.sizes()]
-    assert rows.run(NEXT).shape == (2, 2, 4)
-    sizes.append(rows.sizes())
-    rows.crop(torch.tensor([2, 0]))
-    assert [*sizes, rows.sizes()] == given["sizes"]
-    assert rows.lengths.tolist() == [1, 4]
-    for call, (ids, positions, mask) in zip(
-        calls, zip(given["input_ids"], given["position_ids"], given["mask"], strict=True), strict=True
-    ):
-        assert (call["input_ids"].tolist(), call["position_ids"].tolist()) == (ids, positions)
-        assert mask is None or call["mask"] == mask
-
-
 def test_entries_are_copied_only_where_they_move() -> None:
     rows: Any = batch_layouts.PaddedBatch(llama(), [[1, 2], [3, 0]], 8)
     rows.run(torch.tensor([[1, 2, 3], [0, 0, 1]]))
@@ -126,23 +70,10 @@ def test_entries_are_copied_only_where_they_move() -> None:
     rows.crop(torch.tensor([1, 0]))
     assert rows.cache.layers[0].keys.data_ptr() != before
     assert rows.positions.tolist() == [[-1, 0, 1], [0, 1, 2]]
-    packed: Any = batch_layouts.PackedBatch(llama(), TWO, 9)
+    packed: Any = batch_layouts.PackedBatch(llama(), [[1], [2, 3]], 9)
     keys = packed.cache.layers[0].keys
     packed.crop(torch.tensor([0, 0]))
     assert packed.cache.layers[0].keys is keys
-
-
-@pytest.mark.parametrize("limit", [4, None])
-def test_positions_behind_the_model_s_limit_are_the_last_one(
-    limit: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are those of draft tokens that are never emitted."""
-    monkeypatch.setattr(batch_layouts, "context_limit", lambda model: limit)
-    rows = batch_layouts.PaddedBatch(llama(), [[1, 2]], 8)
-    seen: list[Any] = []
-    rows.model.register_forward_pre_hook(lambda *given: seen.append(given[2]["position_ids"]), with_kwargs=True)
-    rows.run(torch.tensor([[1, 2, 3, 0]]))
-    assert seen[0].tolist() == [[2, 3, 3, 3] if limit else [2, 3, 4, 5]]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

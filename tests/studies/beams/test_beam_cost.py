@@ -11,7 +11,6 @@ from studies.beams.beam_cost import (
     improvement,
     levels_by_step,
     min_draft_width,
-    step_time,
 )
 from studies.beams.beam_enumeration import DyadicLogProbs, trajectory
 
@@ -55,7 +54,6 @@ def test_the_minimal_draft_width_is_the_least_that_is_accepted(ends: str) -> Non
 
 def test_with_constant_costs_a_step_takes_what_theorem_3_8_says() -> None:
     for gamma, c in ((1, 0.1), (5, 0.02)):
-        assert step_time(4, 8, gamma, c) == pytest.approx(float(theory.step_cost(gamma, c)))
         tokens = float(theory.expected_tokens(0.8, gamma))
         assert improvement(tokens, 1, 1, gamma, c) == pytest.approx(float(theory.walltime_improvement(0.8, gamma, c)))
 

@@ -126,13 +126,6 @@ def test_a_model_becomes_a_gguf_file_with_every_weight(monkeypatch: pytest.Monke
     assert np.array_equal(np.sort(Writer.made.tensors["blk.0.attn_q.weight"], 0), np.sort(query, 0))
 
 
-def test_other_architectures_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFWriter=Writer))
-    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
-    with pytest.raises(ValueError, match="only LlamaForCausalLM"):
-        gguf.write_gguf(tmp_path, tmp_path / "model.gguf")
-
-
 def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

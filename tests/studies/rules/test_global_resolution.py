@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations
 
 import pytest
 import torch
@@ -43,32 +42,6 @@ def test_at_small_tolerance_it_reaches_the_optimum(seed: int) -> None:
     assert accepted == pytest.approx(optimum(p, q, 3), abs=1e-7)
     chosen = sorted(optimal_set(tuple(p.tolist()), tuple(q.tolist()), 3))
     assert float(p[chosen].sum()) + 1 - float(q[chosen].sum()) ** 3 == pytest.approx(optimum(p, q, 3), abs=1e-9)
-
-
-@pytest.mark.parametrize("kind", ["dense", "zeros in p", "zeros in q", "zeros in both"])
-def test_the_flow_has_the_form_of_the_optimum(kind: str) -> None:
-    """Drafts that leave H* are served in full by tokens outside it; shares of two tokens have one ratio."""
-    for seed in range(3):
-        p, q = (tuple(side.tolist()) for side in first_distributions(kind, 4, seed))
-        inside, drafts = optimal_set(p, q, 3), proposed_sets(torch.tensor(q, dtype=torch.float64), 3)
-        flow, left = transport(p, q, 3, 1e-9)
-        served = [sum(drafts[draft] * shares.get(x, 0.0) for draft, shares in flow.items()) for x in range(4)]
-        assert left == pytest.approx([max(0.0, a - b) for a, b in zip(p, served, strict=True)], abs=1e-12)
-        assert all(served[x] == pytest.approx(p[x], abs=1e-7) for x in inside if q[x] > 0)
-        weights: dict[tuple[int, int], float] = {}
-        for draft, shares in flow.items():
-            assert shares.keys() <= draft
-            if drafts[draft] < 1e-4:
-                continue
-            assert sum(shares.values()) <= 1 + 1e-9
-            if not draft <= inside:
-                assert sum(shares.values()) == pytest.approx(1, abs=1e-9)
-                assert not shares.keys() & inside
-            for x, y in combinations(sorted(draft if draft <= inside else draft - inside), 2):
-                if min(shares.get(x, 0.0), shares.get(y, 0.0)) > 1e-3:
-                    assert shares[x] / shares[y] == pytest.approx(
-                        weights.setdefault((x, y), shares[x] / shares[y]), rel=1e-6
-                    )
 
 
 def test_rows_of_any_leading_shape() -> None:

@@ -10,7 +10,6 @@ from specnb.decoding.generate import generate
 from specnb.distributions import Sampling, overlap, standardise
 from specnb.models.loading import Pair, load_pair
 from specnb.models.shapes import Shape
-from studies.speed import synthetic
 from studies.speed.synthetic import synthetic_pair
 
 LARGE, SMALL = Shape(2, 96, 192, 4), Shape(1, 48, 96, 2)
@@ -85,14 +84,6 @@ def test_a_pair_in_bfloat16_is_the_pair_rounded() -> None:
         # That of the output head is set by an alpha that was measured in the dtype.
         assert name == "lm_head.weight" or torch.equal(weights.to(torch.bfloat16), own), name
     assert alpha_of(rounded) == pytest.approx(0.7, abs=0.05)
-
-
-def test_distributions_are_computed_in_parts_where_the_vocabulary_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = []
-    for distributions in (2**23, 3 * 512):
-        monkeypatch.setattr(synthetic, "CHUNK_PROBS", distributions)
-        heads.append(small_pair(0.6).draft.get_output_embeddings().weight)
-    torch.testing.assert_close(*heads, rtol=1e-5, atol=1e-6)
 
 
 def test_an_alpha_that_cannot_be_reached_is_refused() -> None:

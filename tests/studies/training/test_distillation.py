@@ -86,13 +86,3 @@ def test_acceptance_at_temperature_0_counts_equal_argmaxes(monkeypatch: pytest.M
     found = acceptance(target, {"draft": draft, "target": target}, SAMPLES, 0.0)
     assert torch.equal(found["draft"], same[:, 2:].float())
     assert torch.equal(found["target"], torch.ones_like(found["draft"]))
-
-
-def test_a_line_has_the_differences_of_the_same_positions() -> None:
-    base = torch.rand(16, 5, generator=torch.Generator().manual_seed(0)).double()
-    betas = {"shipped": base, "cross-entropy": base + 0.1, "total variation": base + 0.3}
-    table = distillation.lines(betas, np.repeat(np.arange(8), 2)).set_index("draft")
-    assert table.over_shipped.round(12).tolist() == [0, 0.1, 0.3]
-    assert table.over_control.round(12).tolist() == [-0.1, 0, 0.2]
-    assert table.alpha["shipped"] == pytest.approx(float(base.mean()))
-    assert (table.files == 8).all()

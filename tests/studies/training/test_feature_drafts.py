@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from specnb.models.loading import Pair, load_pair
 from studies import corpus
 from studies.training import feature_drafts
 from studies.training.feature_drafts import (
-    ALL,
     CONTROL,
     DEPTHS,
     Attention,
@@ -26,7 +24,6 @@ from studies.training.feature_drafts import (
     Student,
     betas,
     features,
-    lines,
     loss_of,
     ship,
     students_of,
@@ -123,15 +120,6 @@ def test_betas_of_every_depth_are_at_the_same_positions(pair: Pair) -> None:
         state = student.head(state, pair.target.get_input_embeddings()(token))
     q = torch.softmax(pair.target.get_output_embeddings()(student.head.features(state)), dim=-1)
     assert float(found["recurrent"][1, 0, 35 - 31]) == pytest.approx(float(overlap(p, q)), abs=1e-5)
-
-
-def test_lines_have_every_depth_and_the_difference_to_the_control() -> None:
-    beta = torch.arange(DEPTHS * 16 * 3, dtype=torch.float32).reshape(DEPTHS, 16, 3) / 1000
-    table = lines({"recurrent": beta, CONTROL: torch.zeros_like(beta)}, np.arange(16) // 2)
-    assert table.depth.tolist() == [ALL, "1", "2", "3", "4"] * 2
-    mine = table[table.draft == "recurrent"].set_index("depth")
-    assert mine.alpha[ALL] == pytest.approx(float(beta.mean()))
-    assert mine.over_control["2"] == pytest.approx(float(beta[1].mean()))
 
 
 def test_heads_are_saved_beside_the_pair_and_what_is_trained_is_not_trained_again(
