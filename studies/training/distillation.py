@@ -43,7 +43,7 @@ from studies.corpus import DATA
 from studies.study import columns
 from studies.training import training
 from studies.training.evaluation import OWN, PROMPT, TEXT, Files, held_out_windows, means, sampled, sum_per_file
-from studies.training.training import Learner, encode, folder_of, save, size_of, windows
+from studies.training.training import Learner, encode, folder_of, logits_of, save, size_of, windows
 
 SET_ASIDE_ONE_IN = 40  # training files on which rates and the shipped student are chosen
 WARM_UP = 0.03  # of the steps
@@ -118,13 +118,6 @@ def rate(step: int, steps: int) -> float:
     if step < warm:
         return (step + 1) / warm
     return (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
-
-
-def logits_of(model: nn.Module, window: Tensor) -> Tensor:
-    """Logits for all tokens of each row of `window` after its first, `(batch, length, vocab)` in float32."""
-    with torch.autocast("cpu", torch.bfloat16):
-        logits: Tensor = model(input_ids=window[:, :-1], use_cache=False).logits
-    return logits.float()
 
 
 def fit(

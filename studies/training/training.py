@@ -191,11 +191,16 @@ def curriculum(tokens: np.ndarray, budget: Budget, seed: int) -> Iterator[Tensor
     yield from islice(windows(tokens, budget.batch, CONTEXT, seed + 1), budget.steps - short)
 
 
+def logits_of(model: nn.Module, window: Tensor) -> Tensor:
+    """Logits for all tokens of each row of `window` after its first, `(batch, length, vocab)` in float32."""
+    with torch.autocast(window.device.type, torch.bfloat16):
+        logits: Tensor = model(input_ids=window[:, :-1], use_cache=False).logits
+    return logits.float()
+
+
 def loss_of(model: nn.Module, window: Tensor) -> Tensor:
     """Mean cross-entropy, in nats per token, of the tokens of each row of `window` after its first."""
-    with torch.autocast(window.device.type, torch.bfloat16):
-        logits = model(input_ids=window[:, :-1], use_cache=False).logits
-    return nn.functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
+    return nn.functional.cross_entropy(logits_of(model, window).flatten(0, 1), window[:, 1:].flatten())
 
 
 def fit(
