@@ -17,7 +17,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("name", nargs="?", help="the name of a table, or all; without one, all are listed")
     parser.add_argument("items", nargs="*", help="items of the study (default: all of them)")
     parser.add_argument("--small", action="store_true", help="small settings, to try the code; writes to build/small")
-    parser.add_argument("--anew", action="store_true", help="measure again what this commit has measured")
     asked = parser.parse_args(arguments)
     if asked.name is None:
         for name in names():
@@ -25,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     for name in names() if asked.name == "all" else [asked.name]:
         try:
-            made = run(name, asked.items, small=asked.small, anew=asked.anew)
+            made = run(name, asked.items, small=asked.small)
         except ValueError as error:
             if asked.name != "all":
                 parser.error(str(error))

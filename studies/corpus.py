@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 PACKAGES = ("sympy", "networkx", "mpmath", "seaborn")
 DATA = Path(__file__).resolve().parents[1] / "data"
 MANIFEST = DATA / "corpus.csv"
-FIELDS = ("package", "version", "path", "split", "sha256")
 SIZES = range(1_000, 150_001)  # bytes; shorter files are boilerplate, longer ones tables of numbers
 HELD_OUT_ONE_IN = 20
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """One row of the manifest: a file of an installed package."""
 
     package: str
@@ -40,11 +39,9 @@ def manifest(path: Path = MANIFEST) -> list[Source]:
 def read(split: str, limit: int | None = None, path: Path = MANIFEST) -> list[str]:
     """The texts of the files of `split` (`"train"` or `"held-out"`), the first `limit` of them.
 
-    Raises `ValueError` for another split and `RuntimeError` when an installed file is missing or is
-    not the one that the manifest names; the message says what to install.
+    Raises `RuntimeError` when an installed file is missing or is not the one that the manifest names; the message says
+    what to install.
     """
-    if split not in ("train", "held-out"):
-        raise ValueError(f"split is {split!r}; it must be 'train' or 'held-out'")
     sources = [source for source in manifest(path) if source.split == split][:limit]
     return [_verified(source).decode("utf-8") for source in sources]
 
@@ -57,17 +54,15 @@ def _verified(source: Source) -> bytes:
     except (metadata.PackageNotFoundError, FileNotFoundError) as error:
         raise RuntimeError(f"{source.path} of {source.package} is not there; {install}") from error
     if hashlib.sha256(content).hexdigest() != source.sha256:
-        found = metadata.version(source.package)
         raise RuntimeError(
-            f"{source.path} is not the file that {MANIFEST.name} names (installed: "
-            f"{source.package} {found}, expected: {source.version}, unchanged); {install}"
+            f"{source.path} is not the file that {MANIFEST.name} names (installed: {source.package} "
+            f"{metadata.version(source.package)}, expected: {source.version}, unchanged); {install}"
         )
     return content
 
 
-def _listed(package: str) -> list[Source]:
+def _listed(package: str) -> Iterator[Source]:
     distribution = metadata.distribution(package)
-    rows = []
     for entry in sorted(distribution.files or [], key=str):
         if entry.suffix != ".py" or "tests" in entry.parts or entry.name.startswith("test_"):
             continue
@@ -75,8 +70,7 @@ def _listed(package: str) -> list[Source]:
         if len(content) in SIZES:
             digest = hashlib.sha256(content).hexdigest()
             split = "held-out" if int(digest, 16) % HELD_OUT_ONE_IN == 0 else "train"
-            rows.append(Source(package, distribution.version, str(entry), split, digest))
-    return rows
+            yield Source(package, distribution.version, str(entry), split, digest)
 
 
 def write_manifest(path: Path = MANIFEST) -> int:
@@ -86,9 +80,7 @@ def write_manifest(path: Path = MANIFEST) -> int:
     """
     rows = [source for package in PACKAGES for source in _listed(package)]
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(FIELDS)
-        writer.writerows([[getattr(row, field) for field in FIELDS] for row in rows])
+        csv.writer(file, lineterminator="\n").writerows([Source._fields, *rows])
     return len(rows)
 
 

@@ -13,16 +13,19 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from specnb.measure.statistics import Estimate
-from specnb.measure.timing import machine
+from specnb.measure.timing import Job, device_clock, machine, time_rounds
 from specnb.models.loading import Pair
 from specnb.notebook.findings import ROOT, write
 
@@ -73,13 +76,11 @@ def find(name: str) -> Study:
     return study
 
 
-def run(
-    name: str, items: Sequence[str] = (), *, small: bool = False, anew: bool = False, out: Path = ROOT
-) -> Path | None:
+def run(name: str, items: Sequence[str] = (), *, small: bool = False, out: Path = ROOT) -> Path | None:
     """Measures what is missing of `items` (all by default), and writes table and record where every item is there.
 
-    Returns the table's path, or None. `small` tries the code and writes below `out`/build/small. With `anew` nothing
-    that was measured before is used. Raises `ValueError` for an unknown study or item.
+    Returns the table's path, or None. `small` tries the code and writes below `out`/build/small. Raises `ValueError`
+    for an unknown study or item.
     """
     study = find(name)
     settings, every = (study.small, study.small_items or study.items) if small else (study.settings, study.items)
@@ -88,7 +89,7 @@ def run(
     by = commit()
     place = out / "build" / "studies" / name / ("small" if small else by)
     parts = {item: place / f"{item}.csv" for item in every}
-    missing = [item for item in items or every if small or anew or not parts[item].exists()]
+    missing = [item for item in items or every if small or not parts[item].exists()]
     for item in (bar := tqdm(missing, desc=name, unit="item")):
         bar.set_postfix_str(item)
         write(parts[item], pd.DataFrame(study.rows(item, **settings)).to_csv(index=False, lineterminator="\n"))
@@ -133,3 +134,15 @@ def conditions(pair: Pair, compiled: bool | str = False) -> dict[str, Any]:
     dtype = str(pair.target.dtype).removeprefix("torch.")
     where = machine(pair.target.device)
     return {"machine": where, "threads": torch.get_num_threads(), "dtype": dtype, "compiled": compiled}
+
+
+def timed_in_turn(
+    call: Callable[[Any, Any, int], object], choices: Sequence[Any], prompts: Sequence[Any], device: str = "cpu"
+) -> NDArray[np.float64]:
+    """Seconds `(prompts, choices)` of `call(choice, prompt, number)`, number being that of the prompt.
+
+    All choices take turns on each prompt, in a new random order, after a round with the first prompt that warms up.
+    """
+    numbered = [(prompts[0], 0), *zip(prompts, range(len(prompts)), strict=True)]
+    rounds = [[Job(partial(call, choice, *one)) for choice in choices] for one in numbered]
+    return time_rounds(rounds, device_clock(torch.device(device)), np.random.default_rng(0))

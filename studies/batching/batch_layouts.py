@@ -6,13 +6,13 @@
               (`specnb.models.cache.RaggedCache`)
 
 Each holds all tokens of each row but the newest. In each, a token sees the entries of its own sequence at positions up
-to its own. `BatchContinuation` is one readable loop for all three; `specnb.decoding.generate` is the fast one.
+to its own. `generate` is one readable loop for all three; `specnb.decoding.generate` is the fast one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from specnb.distributions import Sampling, sample, standardise, uniforms
 from specnb.models.cache import additive_mask, crop
 from specnb.models.cached_model import CachedModel
-from specnb.models.support import context_limit, require_same_vocabulary, require_supported
+from specnb.models.support import context_limit
 from specnb.rules import Rule, token_verification
 
 Sequences = Sequence[Sequence[int]]
@@ -99,8 +99,7 @@ class CompactedBatch:
         self.owners, self.positions = (own.take_along_dim(columns, dim=1) for own in (self.owners, self.positions))
         for layer in self.cache.layers:
             assert isinstance(layer, DynamicLayer)
-            assert layer.keys is not None
-            assert layer.values is not None
+            assert layer.keys is not None and layer.values is not None  # noqa: PT018
             layer.keys = layer.keys.take_along_dim(columns[:, None, :, None], dim=2)
             layer.values = layer.values.take_along_dim(columns[:, None, :, None], dim=2)
 
@@ -140,13 +139,8 @@ class PackedBatch(CompactedBatch):
     """Sequence packing: one row of the cache for all sequences, entries in the order of the forward passes."""
 
     def initial_entries(self, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
-        tokens = torch.tensor([[token for sequence in sequences for token in sequence]], dtype=torch.int64)
-        owners = torch.tensor(
-            [[number for number, sequence in enumerate(sequences) for _ in sequence]], dtype=torch.int64
-        )
-        positions = torch.tensor(
-            [[place for sequence in sequences for place in range(len(sequence))]], dtype=torch.int64
-        )
+        entries = [(x, row, at) for row, sequence in enumerate(sequences) for at, x in enumerate(sequence)]
+        tokens, owners, positions = torch.tensor(entries, dtype=torch.int64).reshape(-1, 3).T[:, None]
         return tokens, owners, positions
 
     def run(self, tokens: Tensor) -> Tensor:
@@ -195,97 +189,57 @@ class MaskedBatch:
 LAYOUTS: dict[str, Layout] = {"padding": PaddedBatch, "packing": PackedBatch, "pointers": MaskedBatch}
 
 
-class BatchContinuation:
-    """Speculative decoding of a batch in any layout; the same tokens in each, from the same seed.
+@torch.inference_mode()
+def generate(
+    layout: Layout,
+    target: PreTrainedModel,
+    prompts: Sequences,
+    draft: PreTrainedModel,
+    *,
+    gamma: int = 4,
+    max_new_tokens: int = 64,
+    sampling: Sampling = Sampling(),
+    rule: Rule = token_verification,
+    seed: int = 0,
+) -> list[list[int]]:
+    """The new tokens of each prompt: speculative decoding of a batch, the same tokens in every layout from one seed.
 
-    `prompts` and settings as in `specnb.decoding.generate.generate`. Raises `ValueError` or `TypeError` for models that
-    the loop cannot run, no prompts, and an empty prompt.
-
-    sequences  the new tokens of each prompt so far
-    steps      steps made so far
+    Settings as in `specnb.decoding.generate.generate`.
     """
-
-    @torch.inference_mode()
-    def __init__(
-        self,
-        layout: Layout,
-        target: PreTrainedModel,
-        prompts: Sequences,
-        draft: PreTrainedModel,
-        *,
-        gamma: int = 4,
-        max_new_tokens: int = 64,
-        sampling: Sampling = Sampling(),
-        rule: Rule = token_verification,
-        seed: int = 0,
-    ) -> None:
-        for model in (target, draft):
-            require_supported(model)
-        require_same_vocabulary(target, draft.config.vocab_size)
-        if not prompts or not all(prompts):
-            raise ValueError(f"prompts are {prompts!r}; give at least one, and at least one token in each")
-        self.gamma, self.asked, self.sampling, self.rule = gamma, max_new_tokens, sampling, rule
-        self.uniforms = uniforms(seed, range(len(prompts)), max_new_tokens, gamma, target.device)
-        longest = max(map(len, prompts)) + max_new_tokens + gamma
-        known = [prompt[:-1] for prompt in prompts]
-        self.target, self.draft = (layout(model, known, longest) for model in (target, draft))
-        self.newest = torch.tensor([[prompt[-1]] for prompt in prompts], device=target.device)
-        self.sequences: list[list[int]] = [[] for _ in prompts]
-        self.steps = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether every sequence has all its tokens."""
-        return all(len(sequence) == self.asked for sequence in self.sequences)
-
-    @torch.inference_mode()
-    def step(self) -> list[int]:
-        """Drafts, verifies, emits, crops; returns the number of tokens that each row got."""
-        draft_tokens, q = self._propose(self.uniforms.draft[:, self.steps])
-        logits = self.target.run(torch.cat([self.newest, draft_tokens], dim=1))
-        p = standardise(logits, self.sampling, check=False)
-        outcome = self.rule(p, q, draft_tokens, self.uniforms.accept[:, self.steps], self.uniforms.final[:, self.steps])
+    noise = uniforms(seed, range(len(prompts)), max_new_tokens, gamma, target.device)
+    longest = max(map(len, prompts)) + max_new_tokens + gamma
+    known = [prompt[:-1] for prompt in prompts]
+    verified, drafted = (layout(model, known, longest) for model in (target, draft))
+    newest = torch.tensor([[prompt[-1]] for prompt in prompts], device=target.device)
+    sequences: list[list[int]] = [[] for _ in prompts]
+    step = 0
+    while any(len(sequence) < max_new_tokens for sequence in sequences):
+        draft_tokens, q = _propose(drafted, newest, noise.draft[:, step], sampling)
+        p = standardise(verified.run(torch.cat([newest, draft_tokens], dim=1)), sampling, check=False)
+        outcome = rule(p, q, draft_tokens, noise.accept[:, step], noise.final[:, step])
         emitted = []
         for sequence, own, n, x in zip(
-            self.sequences, draft_tokens.tolist(), outcome.accepted.tolist(), outcome.token.tolist(), strict=True
+            sequences, draft_tokens.tolist(), outcome.accepted.tolist(), outcome.token.tolist(), strict=True
         ):
-            new = [*own[:n], x][: self.asked - len(sequence)]
+            new = [*own[:n], x][: max_new_tokens - len(sequence)]
             sequence += new
             emitted.append(len(new))
         # Both caches got the newest token and all draft tokens; of what was emitted, all but the newest stays.
-        counts = self.gamma + 1 - torch.tensor(emitted, device=draft_tokens.device)
-        for rows in (self.target, self.draft):
+        counts = gamma + 1 - torch.tensor(emitted, device=target.device)
+        for rows in (verified, drafted):
             rows.crop(counts)
-        self.newest = torch.tensor([sequence[-1:] for sequence in self.sequences], device=draft_tokens.device)
-        self.steps += 1
-        return emitted
-
-    def _propose(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        draft_tokens, distributions = [self.newest], []
-        for uniform in uniforms.unbind(dim=1):
-            distributions.append(standardise(self.draft.run(draft_tokens[-1])[:, -1], self.sampling, check=False))
-            draft_tokens.append(sample(distributions[-1], uniform)[:, None])
-        self.draft.run(draft_tokens[-1])  # so that both caches hold the same tokens, and are cropped alike
-        return torch.cat(draft_tokens[1:], dim=1), torch.stack(distributions, dim=1)
+        newest = torch.tensor([sequence[-1:] for sequence in sequences], device=target.device)
+        step += 1
+    return sequences
 
 
-def generate(
-    layout: Layout, target: PreTrainedModel, prompts: Sequences, draft: PreTrainedModel, **settings: Any
-) -> list[list[int]]:
-    """The new tokens of each prompt, by a `BatchContinuation` with these `settings`.
-
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> config = LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-    ...                      num_attention_heads=2)
-    >>> target, draft = (LlamaForCausalLM(config).eval() for _ in range(2))
-    >>> made = [generate(layout, target, [[1], [2, 3]], draft, max_new_tokens=5) for layout in LAYOUTS.values()]
-    >>> made[0] == made[1] == made[2]
-    True
-    """
-    made = BatchContinuation(layout, target, prompts, draft, **settings)
-    while not made.done:
-        made.step()
-    return made.sequences
+def _propose(rows: Rows, newest: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    draft_tokens, distributions = [newest], []
+    for uniform in uniforms.unbind(dim=1):
+        distributions.append(standardise(rows.run(draft_tokens[-1])[:, -1], sampling, check=False))
+        draft_tokens.append(sample(distributions[-1], uniform)[:, None])
+    rows.run(draft_tokens[-1])  # so that both caches hold the same tokens, and are cropped alike
+    return torch.cat(draft_tokens[1:], dim=1), torch.stack(distributions, dim=1)
 
 
 def slots_needed(layout: str, lengths: Sequence[int], longest: int) -> int:
@@ -294,11 +248,8 @@ def slots_needed(layout: str, lengths: Sequence[int], longest: int) -> int:
     >>> [slots_needed(layout, [3, 5], longest=8) for layout in LAYOUTS]
     [10, 8, 16]
     """
-    return {
-        "padding": len(lengths) * max(lengths),
-        "packing": sum(lengths),
-        "pointers": len(lengths) * longest,
-    }[layout]
+    slots = {"padding": len(lengths) * max(lengths), "packing": sum(lengths), "pointers": len(lengths) * longest}
+    return slots[layout]
 
 
 def mask_needed(layout: str, lengths: Sequence[int], longest: int, n: int) -> int:

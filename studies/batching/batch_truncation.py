@@ -11,32 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from specnb.distributions import Conditional, sample
 from specnb.enumeration import Emissions, count_distribution, step_distribution
-from specnb.rules import Outcome, Rule, token_verification
+from specnb.rules import Outcome, token_verification
 
 Truncation = Callable[[Outcome, Tensor, Tensor, Tensor, Tensor], Outcome]
 """`(outcome, others, p, draft_tokens, final_uniform) -> Outcome`, where `others` `(batch,)` is the number of draft
 tokens that the other rows accepted; the rest as in `specnb.rules`, with one batch axis."""
 
-Others = Int[Tensor, " batch"]
-TargetProbs = Float[Tensor, "batch positions vocab"]
-DraftTokens = Int[Tensor, "batch positions-1"]
-FinalUniform = Float[Tensor, " batch"]
 
-
-def keep_all(
-    outcome: Outcome, others: Others, p: TargetProbs, draft_tokens: DraftTokens, final_uniform: FinalUniform
-) -> Outcome:
+def keep_all(outcome: Outcome, others: Tensor, p: Tensor, draft_tokens: Tensor, final_uniform: Tensor) -> Outcome:
     """Every row keeps all it accepted and the token after it; `others` is not read. Exact."""
     return outcome
 
 
 def truncate_to_shortest(
-    outcome: Outcome, others: Others, p: TargetProbs, draft_tokens: DraftTokens, final_uniform: FinalUniform
+    outcome: Outcome, others: Tensor, p: Tensor, draft_tokens: Tensor, final_uniform: Tensor
 ) -> Outcome:
     """All rows keep as many tokens as the shortest; the last token of a truncated row is an accepted draft token.
 
@@ -48,7 +40,7 @@ def truncate_to_shortest(
 
 
 def truncate_and_resample(
-    outcome: Outcome, others: Others, p: TargetProbs, draft_tokens: DraftTokens, final_uniform: FinalUniform
+    outcome: Outcome, others: Tensor, p: Tensor, draft_tokens: Tensor, final_uniform: Tensor
 ) -> Outcome:
     """All rows keep as many draft tokens as the row that accepted fewest; a truncated row then samples from p.
 
@@ -61,7 +53,7 @@ def truncate_and_resample(
 
 
 def truncate_as_printed(
-    outcome: Outcome, others: Others, p: TargetProbs, draft_tokens: DraftTokens, final_uniform: FinalUniform
+    outcome: Outcome, others: Tensor, p: Tensor, draft_tokens: Tensor, final_uniform: Tensor
 ) -> Outcome:
     """Only n_max - n of the gamma draft tokens are removed, as section 6.3 of the walk-through states.
 
@@ -73,26 +65,19 @@ def truncate_as_printed(
 
 @dataclass(frozen=True)
 class TruncatedRule:
-    """`rule` followed by `truncation`, for a row beside one that accepted `others` draft tokens. A `Rule`.
-
-    >>> TruncatedRule(keep_all, 1) == TruncatedRule(keep_all, 1)
-    True
-    """
+    """Token verification followed by `truncation`, for a row beside one that accepted `others` tokens. A `Rule`."""
 
     truncation: Truncation
     others: int
-    rule: Rule = token_verification
 
-    def __call__(
-        self, p: Tensor, q: Tensor, draft_tokens: Tensor, accept_uniforms: Tensor, final_uniform: Tensor
-    ) -> Outcome:
-        outcome = self.rule(p, q, draft_tokens, accept_uniforms, final_uniform)
+    def __call__(self, p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+        outcome = token_verification(p, q, draft_tokens, accept, final)
         others = torch.full_like(outcome.accepted, self.others)
-        return self.truncation(outcome, others, p, draft_tokens, final_uniform)
+        return self.truncation(outcome, others, p, draft_tokens, final)
 
 
 def distribution_with_neighbour(
-    truncation: Truncation, p: Conditional, q: Conditional, gamma: int, others: Float[Tensor, " counts"]
+    truncation: Truncation, p: Conditional, q: Conditional, gamma: int, others: Tensor
 ) -> Emissions:
     """The probability of each sequence that a row emits in one step beside a row that emits 1 .. gamma + 1 tokens.
 
@@ -111,11 +96,6 @@ def distribution_with_neighbour(
     return emitted
 
 
-def emitted_count_distribution(p: Conditional, q: Conditional, gamma: int) -> Float[Tensor, " counts"]:
-    """The distribution `(gamma + 1,)` of how many tokens a row emits that is not truncated.
-
-    >>> p = lambda prefix: torch.tensor([0.5, 0.5]).double()
-    >>> emitted_count_distribution(p, p, gamma=1).tolist()
-    [0.0, 1.0]
-    """
+def emitted_count_distribution(p: Conditional, q: Conditional, gamma: int) -> Tensor:
+    """The distribution `(gamma + 1,)` of how many tokens a row emits that is not truncated."""
     return count_distribution(step_distribution(token_verification, p, q, gamma), gamma)

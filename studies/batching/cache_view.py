@@ -36,15 +36,12 @@ class Snapshot(NamedTuple):
 
 
 def snapshot(rows: Rows) -> Snapshot:
-    """The cache of one of the layouts in `studies.batching.batch_layouts`. Raises `TypeError` for anything else."""
+    """The cache of one of the layouts in `studies.batching.batch_layouts`."""
     lengths = rows.lengths.cpu().numpy()
     if isinstance(rows, MaskedBatch):
         owners, positions = np.indices((len(lengths), rows.runner.capacity))
         return Snapshot(owners, positions, lengths, moves=False)
-    if not isinstance(rows, CompactedBatch):
-        raise TypeError(
-            f"a {type(rows).__name__} cannot be drawn; give one of the layouts of studies.batching.batch_layouts"
-        )
+    assert isinstance(rows, CompactedBatch)
     owners, positions = rows.owners.cpu().numpy(), rows.positions.cpu().numpy()
     if len(owners) > 1:
         owners = np.indices(owners.shape)[0]

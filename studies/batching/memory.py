@@ -32,14 +32,7 @@ from studies.batching.operations import Operation, OperationRecorder
 def predicted_peak(
     target: PreTrainedModel, draft: PreTrainedModel, *, rows: int, prompt: int, new_tokens: int, gamma: int
 ) -> int:
-    """Bytes, without weights, to generate `new_tokens` tokens in `rows` rows after prompts of `prompt` tokens.
-
-    >>> from specnb.models.shapes import Shape, empty_model
-    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32)
-    >>> one, two = (predicted_peak(model, model, rows=rows, prompt=3, new_tokens=5, gamma=2) for rows in (1, 2))
-    >>> two == 2 * one
-    True
-    """
+    """Bytes, without weights, to generate `new_tokens` tokens in `rows` rows after prompts of `prompt` tokens."""
     models = [target, draft] if gamma else [target]
     slots = prompt + new_tokens + gamma + 1
     caches = slots * sum(map(cache_bytes, models))

@@ -25,10 +25,6 @@ class DyadicLogProbs:
     """A random distribution over `vocab` tokens for each path, whose logarithms to base 2 are whole; a `LogProbs`.
 
     With `like`, only a fraction `differ` of the paths has a distribution of its own; the others have that of `like`.
-
-    >>> DyadicLogProbs(vocab=2, seed=0)([(), (1,)])
-    tensor([[-1., -1.],
-            [-1., -1.]], dtype=torch.float64)
     """
 
     def __init__(self, vocab: int, seed: int, like: DyadicLogProbs | None = None, differ: float = 1.0) -> None:
@@ -61,12 +57,7 @@ def _sharp_and_flat(vocab: int) -> list[list[int]]:
 
 
 def every_tree(state: Beams, vocab: int, width: int, gamma: int, settings: BeamSettings) -> Iterator[Tree]:
-    """All trees below the running beams: in each of `gamma` levels, any `width` children of the level before.
-
-    >>> settings = BeamSettings(width=1, max_new_tokens=4)
-    >>> list(every_tree(start(), vocab=2, width=1, gamma=1, settings=settings))
-    [(((0,),),), (((1,),),)]
-    """
+    """All trees below the running beams: in each of `gamma` levels, any `width` children of the level before."""
     levels = min(gamma, settings.max_new_tokens - 1 - len(state.paths[0]))
     yield from _grow((), state.paths, [token for token in range(vocab) if token not in settings.eos], width, levels)
 
@@ -81,11 +72,7 @@ def _grow(tree: Tree, last: tuple[Path, ...], tokens: list[int], width: int, lev
 
 
 def trajectory(distributions: DyadicLogProbs, settings: BeamSettings) -> list[Beams]:
-    """The states of the target's own beam search, from before its first level to its end.
-
-    >>> [state.paths for state in trajectory(DyadicLogProbs(2, seed=0), BeamSettings(width=1, max_new_tokens=2))]
-    [((),), ((0,),), ()]
-    """
+    """The states of the target's own beam search, from before its first level to its end."""
     return [start(), *(state for states in steps(distributions, settings) for state in states)]
 
 
@@ -108,11 +95,7 @@ class Enumeration(NamedTuple):
 def enumerate_trees(
     distributions: DyadicLogProbs, settings: BeamSettings, width: int, gamma: int, rule: Rule = advance
 ) -> Enumeration:
-    """Gives `rule` every tree from every state of the target's search and compares the states it returns.
-
-    >>> enumerate_trees(DyadicLogProbs(2, seed=0), BeamSettings(width=1, max_new_tokens=3), width=1, gamma=1).different
-    0
-    """
+    """Gives `rule` every tree from every state of the target's search and compares the states it returns."""
     states = trajectory(distributions, settings)
     levels = np.zeros(gamma + 1, dtype=np.int64)
     different = worse = better = 0
@@ -130,11 +113,7 @@ def enumerate_trees(
 
 
 def same(one: Beams, other: Beams) -> bool:
-    """Whether two states are equal, their scores to the last bit.
-
-    >>> same(start(), start())
-    True
-    """
+    """Whether two states are equal, their scores to the last bit."""
     return one[:1] + one[2:] == other[:1] + other[2:] and torch.equal(one.scores, other.scores)
 
 

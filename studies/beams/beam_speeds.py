@@ -12,47 +12,54 @@ held-out prompts, in float32. The table `data/results/beam_speeds.csv` has a lin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
-import pandas as pd
 import torch
 
 from specnb.beam import beam_search
 from specnb.measure.cost import measure_costs
-from specnb.measure.statistics import ratio_of_sums
+from specnb.measure.statistics import ratio_of_medians, ratio_of_sums
 from specnb.measure.timing import machine
 from specnb.models.loading import load_pair
-from studies import corpus
-from studies.beams.beam_cost import improvement, measure_beam_speeds
-from studies.study import Study
+from studies.beams.beam_cost import improvement
+from studies.speed.pairs import prompts_of
+from studies.study import Study, columns, timed_in_turn
 
 WIDTH = 4
 CHOICES = ((4, 2), (4, 4), (8, 2), (8, 4), (16, 4))
 SIZES = (1, 4, 8, 16, 24, 36, 68)  # tokens in the forward passes that are timed for v and d
 
 
-def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repetitions: int) -> pd.DataFrame:
+def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repetitions: int) -> Iterator[dict[str, Any]]:
     """One line per choice of draft width and gamma."""
     pair = load_pair()
-    starts = [pair.encode(text[:4000])[:prompt_tokens] for text in corpus.read("held-out", limit=prompts)]
+    starts = prompts_of(pair, "held-out", prompts, prompt_tokens)
     costs = measure_costs(pair, lengths=SIZES, draft_lengths=SIZES, repetitions=repetitions)
-    speeds = measure_beam_speeds(pair, starts, CHOICES, width=WIDTH, max_new_tokens=new_tokens)
+    search = partial(beam_search, pair.target, width=WIDTH, max_new_tokens=new_tokens, progress=False)
+    made: dict[tuple[int, int], list[Any]] = {choice: [] for choice in CHOICES}  # levels by step of each search
+
+    def call(choice: tuple[int, int] | None, start: list[int], _: int) -> None:
+        if choice is None:
+            search(start)
+        else:
+            made[choice].append(search(start, pair.draft, draft_width=choice[0], gamma=choice[1]).record.levels)
+
+    seconds = timed_in_turn(call, [None, *CHOICES], starts)
     c = costs.cost_ratio.value
-    lines = []
-    for (u, gamma), speed in zip(CHOICES, speeds, strict=True):
-        search = partial(beam_search, pair.target, width=WIDTH, max_new_tokens=new_tokens, progress=False)
-        found = [search(start, pair.draft, draft_width=u, gamma=gamma).record.levels for start in starts]
-        levels = ratio_of_sums([own.sum() for own in found], [len(own) for own in found])
+    for (u, gamma), own in zip(CHOICES, seconds[:, 1:].T, strict=True):
+        speed, counted = ratio_of_medians(seconds[:, 0], own), made[u, gamma][1:]  # the first search warmed up
+        levels = ratio_of_sums([sum(of) for of in counted], [len(of) for of in counted])
         predicted = improvement(levels.value, WIDTH, u, gamma, c, costs.verify_cost, costs.draft_cost)
-        lines.append(
+        yield (
             {"w": WIDTH, "u": u, "gamma": gamma, "prompts": len(starts)}
             | {"levels_per_step": levels.value, "levels_low": levels.low, "levels_high": levels.high}
             | {"cost_ratio": c, "verify_cost": float(costs.verify_cost(WIDTH + u * gamma))}
             | {"tokens_free": improvement(levels.value, WIDTH, u, gamma, c), "predicted": predicted}
-            | {"measured": speed.value, "measured_low": speed.low, "measured_high": speed.high}
+            | columns("measured", speed)
             | {"dtype": "float32", "machine": machine(), "threads": torch.get_num_threads()}
         )
-    return pd.DataFrame(lines)
 
 
 STUDY = Study(

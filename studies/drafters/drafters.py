@@ -34,14 +34,14 @@ from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
 from specnb.measure.statistics import Estimate, ratio_of_medians, ratio_of_sums
-from specnb.measure.timing import Job, device_clock, machine, time_rounds
+from specnb.measure.timing import machine
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from studies import corpus, study
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
-from studies.study import columns
+from studies.study import columns, timed_in_turn
 from studies.training.training import encode
 
 TEXTS = ("new", "edited", "repetitive")
@@ -102,9 +102,7 @@ def _pair(double: bool) -> Pair:
 
 
 def prompts_of(pair: Pair, text: str, count: int) -> list[list[int]]:
-    """`count` prompts of one kind of text. Raises `ValueError` for another kind."""
-    if text not in TEXTS:
-        raise ValueError(f"text is {text!r}; it must be one of {', '.join(TEXTS)}")
+    """`count` prompts of one of the kinds in `TEXTS`."""
     files = corpus.read("held-out", limit=count)
     if text == "new":
         return [pair.encode(source[:4000])[:PASSAGE] for source in files]
@@ -177,31 +175,27 @@ def counts_of(record: StepRecord) -> dict[str, Estimate]:
 
 def _times(
     pair: Pair, prompts: list[list[int]], entries: dict[str, Entry], sampling: Sampling, new_tokens: int
-) -> dict[str, dict[str, list[float]]]:
-    """For each drafter and prompt: seconds per token of a whole call, and of drafting and the rest in a step."""
-    parts: dict[str, dict[str, list[float]]] = {name: {"draft": [], "rest": []} for name in entries}
+) -> dict[str, pd.DataFrame]:
+    """For each drafter, a line per prompt: seconds per token of a whole call; of drafting and the rest of a step."""
+    parts: dict[str, list[dict[str, float]]] = {name: [] for name in entries}
 
-    def run(name: str, prompt: list[int], row: int) -> None:
+    def call(name: str, prompt: list[int], row: int) -> None:
         how = Study(rows=[row], timed=True)
         seconds = _made(pair, [prompt], entries[name], sampling, new_tokens, study=how).record.seconds
-        parts[name]["draft"].append(float(np.median(seconds["draft"])))
-        parts[name]["rest"].append(float(np.median(seconds["target"] + seconds["rest"])))
+        rest = np.median(seconds["target"] + seconds["rest"])
+        parts[name].append({"draft": float(np.median(seconds["draft"])), "rest": float(rest)})
 
-    numbered = [(prompts[0], 0), *zip(prompts, range(len(prompts)), strict=True)]  # the first is the warm-up
-    rounds = [[Job(partial(run, name, *one)) for name in entries] for one in numbered]
-    whole = time_rounds(rounds, device_clock(pair.target.device), np.random.default_rng(0)) / new_tokens
-    return {
-        name: {"whole": of_calls.tolist()} | {part: values[1:] for part, values in parts[name].items()}
-        for name, of_calls in zip(entries, whole.T, strict=True)
+    whole = timed_in_turn(call, [*entries], prompts) / new_tokens
+    return {  # the first call warmed up
+        name: pd.DataFrame(parts[name][1:]).assign(whole=own) for name, own in zip(entries, whole.T, strict=True)
     }
 
 
-def _costs(timed: dict[str, dict[str, list[float]]], name: str, tokens_per_step: float) -> dict[str, float]:
+def _costs(timed: dict[str, pd.DataFrame], name: str, tokens_per_step: float) -> dict[str, float]:
     own, plain = timed[name], timed["none"]
-    step = np.add(plain["draft"], plain["rest"])
-    draft, v = (float(np.median(np.divide(own[part], step))) for part in ("draft", "rest"))
+    draft, v = (float((own[part] / (plain.draft + plain.rest)).median()) for part in ("draft", "rest"))
     predicted = {"draft_cost": draft, "v": v, "predicted": tokens_per_step / (draft + v)}
-    return predicted | columns("measured", ratio_of_medians(plain["whole"], own["whole"]))
+    return predicted | columns("measured", ratio_of_medians(plain.whole, own.whole))
 
 
 STUDY = study.Study(

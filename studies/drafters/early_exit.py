@@ -12,15 +12,12 @@ from typing import cast
 from torch import nn
 from transformers import PreTrainedModel
 
-from specnb.number_checks import shown, whole
-
 
 def early_exit(target: PreTrainedModel, layers: int) -> PreTrainedModel:
     """A model of the first `layers` layers of `target`, its final norm and output head; all weights are shared.
 
     Give it to `specnb.generate` as the draft. It has a key-value cache of its own, so verification evaluates the first
-    layers once more. Raises `ValueError` unless `layers` is at least 1 and below the target's number, and `TypeError`
-    for a model without a list of its layers.
+    layers once more.
 
     >>> import torch
     >>> from specnb.models.shapes import Shape, empty_model
@@ -31,19 +28,15 @@ def early_exit(target: PreTrainedModel, layers: int) -> PreTrainedModel:
     >>> draft.get_output_embeddings() is target.get_output_embeddings()
     True
     """
-    if not isinstance(target, PreTrainedModel):
-        raise TypeError(f"target is a {type(target).__name__}; it must be a model of transformers")
     depth = target.config.num_hidden_layers
-    if not 1 <= (whole(layers) or 0) < depth:
-        raise ValueError(f"{shown(layers)} layers are asked for; the target has {depth}, so give 1 to {depth - 1}")
     draft, body = _shallow(target), _shallow(cast(PreTrainedModel, target.base_model))
-    name = _name_of_layers(body, depth)
+    names = [name for name, child in body.named_children() if isinstance(child, nn.ModuleList) and len(child) == depth]
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
     draft.config = body.config = config
-    body._modules[name] = nn.ModuleList(list(getattr(body, name))[:layers])
+    body._modules[names[0]] = nn.ModuleList(list(getattr(body, names[0]))[:layers])
     draft._modules[target.base_model_prefix] = body
     return draft
 
@@ -53,10 +46,3 @@ def _shallow(module: PreTrainedModel) -> PreTrainedModel:
     other = copy.copy(module)
     other._modules = dict(module._modules)
     return other
-
-
-def _name_of_layers(body: PreTrainedModel, depth: int) -> str:
-    for name, child in body.named_children():
-        if isinstance(child, nn.ModuleList) and len(child) == depth:
-            return name
-    raise TypeError(f"{type(body).__name__} has no list of its {depth} layers; early exit needs one")

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specnb.drafting.base import Context, Drafter, Proposal, require_equal_vocabularies, require_part
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.rules import Outcome
-
-
-def require_reads_tokens(name: str, drafter: Drafter) -> None:
-    """Raises `TypeError` unless `drafter` is a drafter that proposes chains and needs no hidden states."""
-    require_part(name, drafter, object)
-    if drafter.hidden_layers:
-        raise TypeError(
-            f"{name} is a {type(drafter).__name__}, which reads the target's hidden states; here it would draft where "
-            "there are none: give a drafter that reads tokens alone"
-        )
 
 
 class FallbackDrafter(Drafter):
@@ -24,22 +14,12 @@ class FallbackDrafter(Drafter):
 
     Which of both is decided before anything is sampled, by the sequence alone, so the q of the one that is used is
     exact. When all rows copy, the model's forward passes are saved; it evaluates the tokens that it has missed in its
-    next first forward pass. The host reads whether all rows have a match, so on a CUDA device a step waits; the shapes
-    differ between steps, so it cannot be compiled or captured.
-
-    Raises `ValueError` for different vocabularies, `TypeError` for a `copy` that proposes a tree, has a model
-    or is no drafter, and for a `model` that is no `ModelDrafter`.
+    next first forward pass. `copy` has no model, which would miss the tokens of steps that do not copy. The host reads
+    whether all rows have a match, so on a CUDA device a step waits; the shapes differ between steps, so it cannot be
+    compiled or captured.
     """
 
     def __init__(self, copy: Drafter, model: ModelDrafter) -> None:
-        require_reads_tokens("copy", copy)
-        require_part("model", model, ModelDrafter)
-        if copy.draft_model is not None:
-            raise TypeError(
-                f"copy is a {type(copy).__name__} with a model, which would miss the tokens of steps that do not copy; "
-                "give a drafter without a model, such as PromptLookupDrafter(vocab)"
-            )
-        require_equal_vocabularies(copy, model)
         self.copy, self.model = copy, model
         self.vocab, self.draft_model = model.vocab, model.draft_model
         self.can_refill = copy.can_refill

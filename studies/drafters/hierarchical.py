@@ -15,19 +15,10 @@ import torch
 from torch import Tensor
 
 from specnb.distributions import standardise
-from specnb.drafting.base import (
-    Context,
-    Drafter,
-    Proposal,
-    missing_members,
-    require_equal_vocabularies,
-    require_part,
-)
+from specnb.drafting.base import Context, Drafter, Proposal, missing_members
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel, prefill
-from specnb.number_checks import require_whole
-from specnb.rules import Outcome, Rule, token_verification
-from studies.drafters.fallback import require_reads_tokens
+from specnb.rules import Outcome, token_verification
 
 
 class HierarchicalDrafter(Drafter):
@@ -35,22 +26,12 @@ class HierarchicalDrafter(Drafter):
 
     Inner steps are made until every row has gamma tokens, for which the host waits; so a step cannot be captured. What
     the last inner step emits beyond gamma is cut off, by number and not by token. The inner steps need more uniforms
-    than the step has: they are made from the step's own by hashing (`more_uniforms`).
-
-    Raises `ValueError` for `inner_gamma` < 1 and for different vocabularies, `TypeError` for a `large` that is no
-    `ModelDrafter`, a `small` that proposes a tree or reads hidden states, and a `rule` that cannot be called.
+    than the step has: they are made from the step's own by hashing (`more_uniforms`). `small` proposes chains and reads
+    tokens alone.
     """
 
-    def __init__(
-        self, large: ModelDrafter, small: Drafter, inner_gamma: int = 3, rule: Rule = token_verification
-    ) -> None:
-        require_whole(inner_gamma=(inner_gamma, 1))
-        if not callable(rule):
-            raise TypeError(f"rule is {rule!r}; it must be a rule for chains, such as token_verification")
-        require_part("large", large, ModelDrafter)
-        require_reads_tokens("small", small)
-        require_equal_vocabularies(small, large)
-        self.large, self.small, self.inner_gamma, self.rule = large, small, inner_gamma, rule
+    def __init__(self, large: ModelDrafter, small: Drafter, inner_gamma: int = 3) -> None:
+        self.large, self.small, self.inner_gamma = large, small, inner_gamma
         self.vocab, self.draft_model = large.vocab, large.draft_model
         self.can_refill = small.can_refill
         self.passes = 0  # forward passes of the larger model since the start
@@ -103,7 +84,7 @@ class HierarchicalDrafter(Drafter):
         return Proposal(tokens.gather(1, own), q[:, :gamma])
 
     def _inner_step(self, context: Context, uniform: Tensor) -> tuple[Tensor, Outcome, Tensor]:
-        """The larger model's distributions `(rows, inner_gamma + 1, vocab)`, the rule's outcome, the small drafts."""
+        """The larger model's distributions `(rows, inner_gamma + 1, vocab)`, the outcome, the small drafts."""
         inner = self.inner_gamma
         own = more_uniforms(uniform, 2 * inner + 1)
         drafted, small_q = self.small.propose(context, own[:, :inner])
@@ -114,7 +95,8 @@ class HierarchicalDrafter(Drafter):
         logits = self.runner.run(given, torch.cat([slots, after], dim=1), keep=inner + 1)
         self.passes += 1
         p = standardise(logits, self.large.sampling, check=False)
-        return p, self.rule(p, small_q.to(p.dtype), drafted, own[:, inner : 2 * inner], own[:, -1]), drafted
+        outcome = token_verification(p, small_q.to(p.dtype), drafted, own[:, inner : 2 * inner], own[:, -1])
+        return p, outcome, drafted
 
 
 def evaluate_again(drafter: Any, count: int) -> None:
@@ -134,9 +116,6 @@ def more_uniforms(uniform: Tensor, count: int) -> Tensor:
 
     A deterministic function, so equal seeds give equal tokens; numbers of different uniforms, and of one uniform, are
     as good as independent.
-
-    >>> more_uniforms(torch.tensor([0.25, 0.5], dtype=torch.float64), 3).shape
-    torch.Size([2, 3])
     """
     bits = uniform.double().contiguous().view(torch.int64)
     counter = torch.arange(1, count + 1, device=uniform.device, dtype=torch.int64)

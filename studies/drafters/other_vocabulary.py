@@ -28,18 +28,6 @@ class OtherVocabularyDrafter(ChainDrafter):
     `vocab` is the size of the target's vocabulary. At the start of a step the host decodes each row and encodes it with
     `own`, which takes longer the longer the row is; a forward pass evaluates the tokens from the first change on.
     Raises `TypeError` for a model that the loop cannot run, `ValueError` for vocabularies without a common token.
-
-    >>> from tokenizers import Tokenizer, models
-    >>> from transformers import PreTrainedTokenizerFast
-    >>> from specnb.models.shapes import Shape, empty_model
-    >>> own, target = (
-    ...     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="a")))
-    ...     for words in ({"a": 0, "b": 1, "c": 2}, {"c": 0, "a": 1})
-    ... )
-    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=3, context=64, device="cpu", dtype=torch.float32)
-    >>> drafter = OtherVocabularyDrafter(model, own, target, vocab=2)
-    >>> drafter.ours.tolist(), drafter.theirs.tolist()  # "a" and "c"
-    ([0, 2], [1, 0])
     """
 
     runner: CachedModel

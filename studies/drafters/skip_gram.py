@@ -10,7 +10,6 @@ from torch import Tensor
 from specnb.distributions import Sampling, sample, standardise_probs
 from specnb.drafting.base import Context, Drafter, Proposal, padded
 from specnb.drafting.ngram import NgramModel, whole_tokens
-from specnb.number_checks import require_whole
 
 
 class SkipGramDrafter(Drafter):
@@ -18,8 +17,7 @@ class SkipGramDrafter(Drafter):
 
     No draft token depends on another, so one call gives all of them; a sequence of tokens that are each plausible need
     not be plausible as a whole. `tokens` are counted, at distances 1 to `gamma`; a step with a larger gamma proposes
-    nothing beyond. The tables stay on the host. Raises as `NgramModel` does, and `ValueError` for a
-    gamma that is no whole number from 1.
+    nothing beyond. The tables stay on the host.
 
     >>> drafter = SkipGramDrafter(np.array([0, 1, 2] * 4), gamma=2, vocab=3)
     >>> context = Context(torch.tensor([[1, 2, 0]]), torch.tensor([3]))
@@ -28,7 +26,6 @@ class SkipGramDrafter(Drafter):
     """
 
     def __init__(self, tokens: ArrayLike, gamma: int, vocab: int, sampling: Sampling = Sampling()) -> None:
-        require_whole(gamma=(gamma, 1))
         counted = whole_tokens("tokens", tokens)
         # Every k-th token of a sequence: its bigrams are the pairs at distance k.
         strided = [np.concatenate([counted[at::k] for at in range(k)]) for k in range(1, gamma + 1)]

@@ -29,27 +29,14 @@ VOCAB, GAMMA, PREFIX = 3, 2, (0,)
 EXACT = 1e-9  # largest total variation of a rule that is called exact; bisected edges are accurate to 1e-12
 
 
-@dataclass(frozen=True)
-class MaxTokens:
-    """Stop after `limit` draft tokens.
-
-    >>> MaxTokens(1)(torch.ones(2, 1), torch.ones(2, 1))
-    tensor([True, True])
-    """
-
-    limit: int
-
-    def __call__(self, q: Tensor, token_probs: Tensor) -> Tensor:
-        return torch.full((len(q),), token_probs.shape[1] >= self.limit, device=q.device)
+def after_one(q: Tensor, token_probs: Tensor) -> Tensor:
+    """Stop after one draft token."""
+    return torch.full((len(q),), token_probs.shape[1] >= 1, device=q.device)
 
 
 @dataclass(frozen=True)
 class UnlikelySoFar:
-    """Stop where the draft tokens so far have together a probability below `threshold`. They are kept.
-
-    >>> UnlikelySoFar(0.3)(torch.ones(2, 1), torch.tensor([[0.5, 0.5], [0.9, 0.9]]))
-    tensor([ True, False])
-    """
+    """Stop where the draft tokens so far have together a probability below `threshold`. They are kept."""
 
     threshold: float
 
@@ -104,7 +91,7 @@ DROPS = "drops a sampled token because of that token: what remains is not a samp
 
 CASES = {
     "fixed gamma": Case(TableDrafter, "does not look at anything"),
-    "by position": Case(lambda table: StoppingDrafter(TableDrafter(table), MaxTokens(1)), BEFORE),
+    "by position": Case(lambda table: StoppingDrafter(TableDrafter(table), after_one), BEFORE),
     "confidence: max q": Case(lambda table: StoppingDrafter(TableDrafter(table), LowConfidence(0.55)), BEFORE),
     "entropy of q": Case(lambda table: StoppingDrafter(TableDrafter(table), HighEntropy(0.3, 0.5)), BEFORE),
     "probability of the tokens so far": Case(
@@ -157,15 +144,8 @@ def rule_line(name: str, case: Case, pairs: int) -> dict[str, object]:
     """The line of one rule, over `pairs` pairs of distributions; total variations below `EXACT` are 0."""
     found = np.array([deviation(case, seed) for seed in range(pairs)])
     tv_max, tv_mean = (value if value >= EXACT else 0.0 for value in (found[:, 0].max(), found[:, 0].mean()))
-    return {
-        "rule": name,
-        "exact": tv_max == 0,
-        "tv_max": tv_max,
-        "tv_mean": tv_mean,
-        "drafted": found[:, 1].mean(),
-        "pairs": pairs,
-        "why": case.why,
-    }
+    line = {"rule": name, "exact": tv_max == 0, "tv_max": tv_max, "tv_mean": tv_mean}
+    return line | {"drafted": found[:, 1].mean(), "pairs": pairs, "why": case.why}
 
 
 STUDY = Study(measure, settings={"pairs": 12}, small={"pairs": 2})

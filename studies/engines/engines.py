@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
 
 from specnb.distributions import Sampling
@@ -26,7 +25,7 @@ from specnb_audit.report import Report
 from specnb_audit.setting_names import ENGINE_ORDERS
 from specnb_audit.token_file import read_tokens
 from studies.corpus import DATA
-from studies.study import Study
+from studies.study import Study, columns
 
 ROWS = DATA / "engines" / "rows.csv"
 TOKENS = DATA / "engines" / "tokens"
@@ -73,11 +72,7 @@ class Row(NamedTuple):
 
 
 def rows(path: Path = ROWS) -> dict[str, Row]:
-    """The rows of the table by name, in order.
-
-    >>> rows()["openvino-none-t1"].engine
-    'openvino'
-    """
+    """The rows of the table by name, in order."""
     with path.open(newline="", encoding="utf-8") as lines:
         return {
             one["row"]: Row(
@@ -92,9 +87,6 @@ def control(row: Row) -> str | None:
     """The name of the row without speculation at the same settings; None for a control, and where there is none.
 
     A mended engine has the control of the release: its mend changes nothing without speculation.
-
-    >>> control(rows()["openvino-draft-t1"])
-    'openvino-none-t1'
     """
     same = [
         other.name
@@ -115,20 +107,13 @@ def record(row: Row) -> dict[str, Any]:
     return noted
 
 
-def engine_dtype(row: Row) -> torch.dtype:
-    """The dtype that an engine computed in: the one that it was told, or its own choice."""
-    dtype: torch.dtype = getattr(torch, record(row)["computes_in"])
-    return dtype
-
-
 def audited(row: Row, part: slice = slice(None)) -> Report:
     """The audit of a row's committed completions, or of `part` of them, with the draft model's distributions."""
-    pair = load_pair(packed=False)
-    sequences = read_tokens(row.file)[part]
+    pair, sequences = load_pair(packed=False), read_tokens(row.file)[part]
     return audit(
         pair.target, [one.tokens for one in sequences], prompts=[one.prompt for one in sequences],
         sampling=row.sampling, draft=pair.draft, eos=row.eos, max_new_tokens=NEW_TOKENS, delta=DELTA, progress=False,
-        engine=Engine(dtype=engine_dtype(row)),
+        engine=Engine(dtype=getattr(torch, record(row)["computes_in"])),
     )  # fmt: skip
 
 
@@ -139,47 +124,23 @@ def collected() -> list[str]:
     return [row.name for row in sorted(found, key=lambda row: engines.index(row.engine))]
 
 
-def measure(item: str, completions: int | None) -> pd.DataFrame:
-    """The line of the table for one row."""
-    row = rows()[item]
-    start = time.perf_counter()
-    report = audited(row, slice(completions))
-    return pd.DataFrame([line(row, report, time.perf_counter() - start)])
-
-
-def line(row: Row, report: Report, seconds: float) -> dict[str, Any]:
-    """One line: the row's settings, the verdict, the distance seen, and what would have been found.
+def measure(item: str, completions: int | None) -> list[dict[str, Any]]:
+    """The line of one row: its settings, the verdict, the distance seen, and what would have been found.
 
     `<kind>_shows_from` is the total variation per token from which on that kind of deviation would have been found in
     as many tokens with power 0.9; empty where none of its size would.
     """
-    noted = record(row)
+    row, start = rows()[item], time.perf_counter()
+    noted, report = record(row), audited(row, slice(completions))
     detectable = report.detectable or {}
-    return {
-        "row": row.name,
-        "engine": row.engine,
-        "version": noted["version"],
-        "speculation": row.speculation,
-        "temperature": row.temperature,
-        "top_k": row.top_k,
-        "top_p": row.top_p,
-        "dtype": row.dtype,
-        "control": control(row),
-        "tokens": report.tokens,
-        "verdict": report.verdict,
-        "found_after": report.found_after,
-        "kind": report.diagnosis,
-        "log10_e": report.log10_e_peak,
-        "tv": report.tv.value,
-        "tv_low": report.tv.low,
-        "tv_high": report.tv.high,
-        "impossible": report.violations.get("impossible", 0),
-        "draft_leak_shows_from": detectable.get("draft-leak"),
-        "wrong_q_shows_from": detectable.get("wrong-q"),
-        "generated_in_s": noted["seconds"],
-        "audited_in_s": round(seconds, 1),
-        "sha256": digest(row.file),
-    }
+    line: dict[str, Any] = {"row": row.name, "engine": row.engine, "version": noted["version"]}
+    line |= {name: getattr(row, name) for name in ("speculation", "temperature", "top_k", "top_p", "dtype")}
+    line |= {"control": control(row), "tokens": report.tokens, "verdict": report.verdict}
+    line |= {"found_after": report.found_after, "kind": report.diagnosis, "log10_e": report.log10_e_peak}
+    line |= columns("tv", report.tv) | {"impossible": report.violations.get("impossible", 0)}
+    line |= {f"{name.replace('-', '_')}_shows_from": detectable.get(name) for name in ("draft-leak", "wrong-q")}
+    line |= {"generated_in_s": noted["seconds"], "audited_in_s": round(time.perf_counter() - start, 1)}
+    return [line | {"sha256": digest(row.file)}]
 
 
 STUDY = Study(

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -31,12 +30,11 @@ from specnb.decoding.generate import Generation, Study, generate
 from specnb.distributions import Sampling
 from specnb.drafting.model import ModelDrafter
 from specnb.measure.statistics import over_rows, ratio_of_sums
-from specnb.measure.timing import Job, device_clock, time_rounds
 from specnb.models.loading import Pair, load_pair
 from specnb.rules import Rule, block_verification, token_verification
 from studies import study
 from studies.speed.pairs import prompts_of
-from studies.study import columns
+from studies.study import columns, timed_in_turn
 
 GAMMA, PROMPT_TOKENS = 4, 32
 RULES: dict[str, Rule] = {"token": token_verification, "block": block_verification}
@@ -68,16 +66,14 @@ def counted_steps(complete: Any, prompts: list[list[int]], repeats: int) -> pd.D
 
 def timed_steps(complete: Any, prompts: list[list[int]], rounds: int) -> pd.DataFrame:
     """Seconds of a step by each rule (columns) in whole calls; on each prompt the rules take turns, `rounds` times."""
-    numbers = [0, *[*range(len(prompts))] * rounds]  # the first is the warm-up
     steps: dict[str, list[int]] = {name: [] for name in RULES}
 
-    def run(name: str, number: int, row: int) -> None:
-        steps[name].append(int(complete(RULES[name], [prompts[number]], [row]).record.active.sum()))
+    def call(name: str, prompt: list[int], row: int) -> None:
+        steps[name].append(int(complete(RULES[name], [prompt], [row]).record.active.sum()))
 
-    jobs = [[Job(partial(run, name, number, row)) for name in RULES] for row, number in enumerate(numbers)]
-    seconds = time_rounds(jobs, device_clock(torch.device("cpu")), np.random.default_rng(0))
+    seconds = timed_in_turn(call, [*RULES], prompts * rounds)
     table = pd.DataFrame(seconds / np.array([steps[name][1:] for name in RULES]).T, columns=[*RULES])
-    return table.assign(prompt=numbers[1:])
+    return table.assign(prompt=[*range(len(prompts))] * rounds)  # the first call warmed up
 
 
 def _complete(

@@ -12,7 +12,7 @@ probability that D is drafted and x in D is emitted because of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -62,12 +62,7 @@ class GlobalResolution:
 
 
 def global_resolution(tolerance: float) -> PlannedRule:
-    """The rule with this tolerance.
-
-    >>> p, q = torch.tensor([[0.5, 0.5]] * 3), torch.tensor([[0.75, 0.25]] * 2)
-    >>> global_resolution(1e-6)(p, q, torch.tensor([0, 1]), torch.tensor([0.9, 0.9]), torch.tensor(0.5), (-1, -1)).path
-    tensor([1])
-    """
+    """The rule with this tolerance."""
     return PlannedRule(AtEachNode(GlobalResolution(tolerance)), schemes=(independent_children,))
 
 
@@ -83,13 +78,12 @@ def transport(p: Probs, q: Probs, k: int, tolerance: float) -> tuple[Flow, Probs
     inside = optimal_set(p, q, k)
     flow: Flow = {draft: {} for draft in drafts}
     outer = _outer_residuals(p, q, k, inside)
-    kept = _truncated(sorted(outer, key=lambda x: -q[x]), q, lambda t: 1 - _mass(inside | t, q) ** k, tolerance)
-    _solve(
-        flow, drafts, {x: outer[x] for x in kept}, lambda d: not d <= inside and d <= inside | kept, False, tolerance
-    )
+    kept = _truncated(outer, q, lambda t: 1 - _mass(inside | t, q) ** k, tolerance)
+    leaving = {draft: chance for draft, chance in drafts.items() if not draft <= inside and draft <= inside | kept}
+    _solve(flow, leaving, {x: outer[x] for x in kept}, False, tolerance)
     own = _mass(inside, q) ** k
-    kept = _truncated(sorted(inside, key=lambda x: -q[x]), q, lambda t: own - _mass(t, q) ** k, tolerance)
-    _solve(flow, drafts, {x: p[x] for x in kept}, lambda d: d <= kept, True, tolerance)
+    kept = _truncated(inside, q, lambda t: own - _mass(t, q) ** k, tolerance)
+    _solve(flow, {draft: drafts[draft] for draft in drafts if draft <= kept}, {x: p[x] for x in kept}, True, tolerance)
     served = np.zeros(len(p))
     for draft, shares in flow.items():
         for x, share in shares.items():
@@ -98,11 +92,7 @@ def transport(p: Probs, q: Probs, k: int, tolerance: float) -> tuple[Flow, Probs
 
 
 def optimal_set(p: Probs, q: Probs, k: int) -> frozenset[int]:
-    """H*: where psi is smallest, among the sets of tokens with the largest q/p; p(H*) + 1 - q(H*)^k is the optimum.
-
-    >>> optimal_set((0.5, 0.5), (0.75, 0.25), 2)
-    frozenset({0})
-    """
+    """H*: where psi is smallest, among the sets of tokens with the largest q/p; p(H*) + 1 - q(H*)^k is the optimum."""
     order = sorted(range(len(p)), key=lambda x: -(q[x] / p[x] if p[x] > 0 else np.inf if q[x] > 0 else 0.0))
     return min((frozenset(order[:n]) for n in range(len(p) + 1)), key=lambda s: _psi(s, p, q, k))
 
@@ -132,29 +122,23 @@ def _outer_residuals(p: Probs, q: Probs, k: int, inside: frozenset[int]) -> dict
 
 
 def _truncated(
-    order: list[int], q: Probs, missing: Callable[[frozenset[int]], float], tolerance: float
+    tokens: Iterable[int], q: Probs, missing: Callable[[frozenset[int]], float], tolerance: float
 ) -> frozenset[int]:
-    """T: the fewest tokens, in this order, for which the mass of the drafts left out is at most the tolerance."""
-    return next(
-        (frozenset(order[:n]) for n in range(len(order) + 1) if missing(frozenset(order[:n])) <= tolerance),
-        frozenset(order),
-    )
+    """T: the fewest `tokens`, largest q first, for which the mass of the drafts left out is at most the tolerance."""
+    order = sorted(tokens, key=lambda x: -q[x])
+    shortened = (frozenset(order[:n]) for n in range(len(order)))
+    return next((kept for kept in shortened if missing(kept) <= tolerance), frozenset(order))
 
 
 def _solve(
-    flow: Flow,
-    drafts: dict[frozenset[int], float],
-    wanted: dict[int, float],
-    belongs: Callable[[frozenset[int]], bool],
-    slack: bool,
-    tolerance: float,
+    flow: Flow, drafts: dict[frozenset[int], float], wanted: dict[int, float], slack: bool, tolerance: float
 ) -> None:
     """Minimises Phi (without slack) or Theta (with) over the tokens of `wanted` and enters S(x, D) / d(D) into `flow`.
 
     S(x, D) = d(D) e^alpha_x / (slack, 0 or 1, + sum of e^alpha over D's tokens), whose sum over D is to be `wanted`.
     """
     tokens = sorted(wanted)
-    chosen = [draft for draft in drafts if belongs(draft) and draft & wanted.keys()]
+    chosen = [draft for draft in drafts if draft & wanted.keys()]
     if not chosen:
         return
     member = np.array([[x in draft for x in tokens] for draft in chosen])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import permutations
 
 import torch
@@ -18,28 +19,10 @@ def proposed(q: Tensor, k: int, scheme: Scheme) -> Drafts:
     return draft_trees((-1,) * k, lambda _: q, scheme)
 
 
-def independent(q: Tensor, k: int) -> Drafts:
-    """k independent samples from q, repeats kept.
-
-    >>> independent(torch.tensor([0.5, 0.5]), 1).probability.tolist()
-    [0.5, 0.5]
-    """
-    return proposed(q, k, independent_children)
-
-
-def without_replacement(q: Tensor, k: int) -> Drafts:
-    """k samples, each from what is left of q, renormalised."""
-    return proposed(q, k, distinct_children)
-
-
-def most_probable(q: Tensor, k: int) -> Drafts:
-    """The k most probable tokens of q."""
-    return proposed(q, k, top_children)
-
-
-def hub_pairs(q: Tensor, k: int) -> Drafts:
-    """SpecHub's pairs; k is 2."""
-    return proposed(q, k, hub_children)
+independent = partial(proposed, scheme=independent_children)  # k samples from q, repeats kept
+without_replacement = partial(proposed, scheme=distinct_children)  # k samples, each from what is left of q
+most_probable = partial(proposed, scheme=top_children)
+hub_pairs = partial(proposed, scheme=hub_children)  # SpecHub's pairs; k is 2
 
 
 def from_several(q: Tensor) -> Drafts:
@@ -71,10 +54,6 @@ def first_appearances(drafts: Drafts) -> Drafts:
 
     A distinct token that appears after others is a sample from q without these, renormalised. Whether there is one says
     nothing about which it is. For independent samples from one q; equal proposals are listed once.
-
-    >>> found = first_appearances(independent(torch.tensor([0.5, 0.5]), 2))
-    >>> found.tokens[:2].tolist(), found.q[:2, 1].tolist()
-    ([[0, -1], [0, 1]], [[0.0, 0.0], [0.0, 1.0]])
     """
     chances: dict[tuple[int, ...], float] = {}
     once = merged(drafts, shuffled=False)

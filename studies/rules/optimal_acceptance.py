@@ -63,8 +63,6 @@ def optimal_selection(p: Tensor, drafts: Drafts) -> Optimum:
     >>> p, q = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.75, 0.25]).double()
     >>> round(optimal_selection(p, independent(q, 1)).value, 9)
     0.75
-
-    Raises `RuntimeError` if the program is not solved to 1e-9.
     """
     sets: Sets = {}
     for draft, chance in zip(drafts.tokens.tolist(), drafts.probability.tolist(), strict=True):
@@ -74,60 +72,36 @@ def optimal_selection(p: Tensor, drafts: Drafts) -> Optimum:
 
 
 def optimal_cover(p: Tensor, sets: Mapping[frozenset[int], float]) -> Optimum:
-    """`optimal_selection` for the probabilities with which each set of distinct tokens is proposed.
-
-    >>> import torch
-    >>> q = torch.tensor([0.75, 0.25]).double()
-    >>> round(optimal_cover(torch.tensor([0.1, 0.9]).double(), proposed_sets(q, 8)).value, 6)
-    0.999887
-    """
+    """`optimal_selection` for the probabilities with which each set of distinct tokens is proposed."""
     arcs = [(i, x) for i, tokens in enumerate(sets) for x in sorted(tokens)]
     entries = [(i, column, 1.0) for column, (i, _) in enumerate(arcs)]
     entries += [(len(sets) + x, column, 1.0) for column, (_, x) in enumerate(arcs)]
     return _maximum(np.ones(len(arcs)), entries, np.array([*sets.values(), *p.tolist()]), equal=False)
 
 
-def proposed_sets(q: Tensor, k: int, replacement: bool = True) -> Sets:
-    """The probability of each set of distinct tokens among k samples from q, with or without replacement.
+def proposed_sets(q: Tensor, k: int) -> Sets:
+    """The probability of each set of distinct tokens among k independent samples from q.
 
     >>> import torch
-    >>> proposed_sets(torch.tensor([0.75, 0.25]).double(), 2) == {
-    ...     frozenset({0}): 0.5625, frozenset({0, 1}): 0.375, frozenset({1}): 0.0625}
-    True
+    >>> {tuple(sorted(tokens)): chance for tokens, chance in proposed_sets(torch.tensor([0.75, 0.25]), 2).items()}
+    {(0,): 0.5625, (0, 1): 0.375, (1,): 0.0625}
     """
-    probs = q.tolist()
+    shares = {x: share for x, share in enumerate(q.tolist()) if share > 0}
     found: Sets = {frozenset(): 1.0}
     for _ in range(k):
         longer: Sets = {}
         for tokens, chance in found.items():
-            allowed = {x: share for x, share in enumerate(probs) if share > 0 and (replacement or x not in tokens)}
-            total = sum(allowed.values())
-            if not allowed:  # nothing is left to propose
-                longer[tokens] = longer.get(tokens, 0.0) + chance
-            for x, share in allowed.items():
-                longer[tokens | {x}] = longer.get(tokens | {x}, 0.0) + chance * share / total
+            for x, share in shares.items():
+                longer[tokens | {x}] = longer.get(tokens | {x}, 0.0) + chance * share
         found = longer
     return found
 
 
-def optimal_block(p: Conditional, q: Conditional, gamma: int) -> Optimum:
-    """The largest expected number of accepted draft tokens of any exact rule for a chain of `gamma`.
+def optimal_chains(p: Conditional, q: Conditional, gamma: int, k: int = 1) -> Optimum:
+    """The largest expected number of accepted draft tokens of any exact rule for k independent chains of `gamma`.
 
-    A rule emits the first n draft tokens and one token more, with probabilities that may depend on the whole draft and
-    on p and q everywhere. It is exact if what it emits, continued by p, has the target's joint distribution.
-    Raises `RuntimeError` if the program is not solved to 1e-9.
-    """
-    drafts = product(range(len(p(()))), repeat=gamma)
-    return optimal_tree(p, {_prefixes([draft]): _chance(q, draft, 0) for draft in drafts}, gamma)
-
-
-def optimal_chains(p: Conditional, q: Conditional, gamma: int, k: int) -> Optimum:
-    """The same for k independent chains of `gamma` tokens from q: only the set of distinct chains matters.
-
-    >>> import torch
-    >>> p, q = (lambda _: torch.tensor([0.5, 0.5]).double()), (lambda _: torch.tensor([0.75, 0.25]).double())
-    >>> round(optimal_chains(p, q, 1, 2).value, 9)
-    0.9375
+    A rule emits the first n draft tokens of a chain and one token more, with probabilities that may depend on the whole
+    draft and on p and q everywhere. It is exact if what it emits, continued by p, has the target's joint distribution.
     """
     chains = list(product(range(len(p(()))), repeat=gamma))
     sets = proposed_sets(torch.tensor([_chance(q, chain, 0) for chain in chains], dtype=torch.float64), k)
@@ -135,10 +109,7 @@ def optimal_chains(p: Conditional, q: Conditional, gamma: int, k: int) -> Optimu
 
 
 def optimal_tree(p: Conditional, trees: Mapping[Tree, float], depth: int) -> Optimum:
-    """The same for draft trees, each the set of the token sequences from the root to its nodes, with its probability.
-
-    Raises `RuntimeError` if the program is not solved to 1e-9.
-    """
+    """The same for draft trees and their probabilities; a tree is the set of the paths of tokens to its nodes."""
     vocab = len(p(()))
     target = joint_distribution(p, depth + 1).flatten().tolist()
     entries: Entries = []
@@ -177,7 +148,10 @@ def _chance(probs: Conditional, tokens: tuple[int, ...], start: int) -> float:
 
 
 def _maximum(gain: Floats, entries: Entries, limits: Floats, equal: bool) -> Optimum:
-    """The maximum of gain x, x >= 0, subject to A x <= limits, or = limits; the dual solution bounds the error."""
+    """The maximum of gain x, x >= 0, subject to A x <= limits, or = limits; the dual solution bounds the error.
+
+    Raises `RuntimeError` if the program is not solved to 1e-9.
+    """
     rows, columns, values = zip(*entries, strict=True)
     matrix = SCALE * coo_array((values, (rows, columns)), shape=(len(limits), len(gain))).tocsr()
     limits = SCALE * limits
@@ -199,9 +173,5 @@ def _maximum(gain: Floats, entries: Entries, limits: Floats, equal: bool) -> Opt
 
 
 def prefix_of(node: int, parents: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
-    """The tokens from the root to `node`, its own included; () for the root, -1.
-
-    >>> prefix_of(2, (-1, -1, 1), (5, 6, 7))
-    (6, 7)
-    """
+    """The tokens from the root to `node`, its own included; () for the root, -1."""
     return () if node < 0 else (*prefix_of(parents[node], parents, tokens), tokens[node])

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -34,7 +33,6 @@ from specnb.drafting.base import Drafter
 from specnb.drafting.model import ModelDrafter, TreeDrafter
 from specnb.measure.cost import Costs, measure_costs, mid_generation
 from specnb.measure.statistics import ratio_of_medians, ratio_of_sums
-from specnb.measure.timing import Job, device_clock, time_rounds
 from specnb.models.loading import Pair, load_pair
 from specnb.rules import (
     Outcome,
@@ -50,7 +48,7 @@ from studies.rules.best_draft import best_path_block
 from studies.rules.selection import k_sequential_tree
 from studies.rules.tree_shape import best_tree
 from studies.speed.pairs import prompts_of
-from studies.study import Study, columns
+from studies.study import Study, columns, timed_in_turn
 
 DEPTH, NODES, CHILDREN = 4, 12, 6  # levels and nodes of the tree; children whose acceptance is measured
 PROMPT_TOKENS = 32
@@ -133,10 +131,10 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
     sampling, pair = Sampling(temperature=temperature), load_pair(packed=False)
     prompts = prompts_of(pair, "held-out", 2 * sequences + timed, PROMPT_TOKENS)
     shaping, measured, timing = prompts[:sequences], prompts[sequences : 2 * sequences], prompts[2 * sequences :]
-    run, run_timed = (partial(_run, pair, sampling, tokens) for tokens in (new_tokens, timed_tokens))
+    run = partial(run_method, pair, sampling, new_tokens)
     sampled = distinct_children if temperature > 0 else top_children
     rates: dict[Scheme, list[float]] = {scheme: child_rates(run, shaping, scheme) for scheme in {sampled, top_children}}
-    shapes = {scheme: best_tree(own, NODES, DEPTH).parents for scheme, own in rates.items()}
+    shapes = {scheme: best_tree(own, NODES, DEPTH) for scheme, own in rates.items()}
     chosen = methods(shapes[sampled], shapes[top_children], temperature)
     counted = {}
     for name, method in chosen.items():
@@ -146,27 +144,27 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
     context, slots = mid_generation(PROMPT_TOKENS, timed_tokens, NODES)
     lengths = sorted({1, *(method.gamma + 1 for method in chosen.values())})
     costs = measure_costs(pair, context=context, slots=slots, lengths=lengths, repetitions=3 * timed, progress=False)
-    rounds = [
-        [Job(partial(run_timed, method, [prompt])) for method in chosen.values()] for prompt in [timing[0], *timing]
-    ]
-    times = time_rounds(rounds, device_clock(pair.target.device), np.random.default_rng(0)).T
-    seconds = dict(zip(chosen, times, strict=True))
+    times = timed_in_turn(
+        lambda method, prompt, _: run_method(pair, sampling, timed_tokens, method, [prompt]), [*chosen.values()], timing
+    )
+    seconds = dict(zip(chosen, times.T, strict=True))
     chain = step_cost(chosen["token, chain"], costs)
     rows: list[dict[str, Any]] = []
     for name, method in chosen.items():
         tokens, speed = counted[name], ratio_of_medians(seconds["plain"], seconds[name])
         drafted = DEPTH * costs.cost_ratio.value if method.gamma else 0.0
-        rows.append({"temperature": temperature, "method": name, "nodes": method.gamma})
-        rows[-1] |= {"depth": DEPTH if method.gamma else 0, "tokens_per_step": tokens.value}
-        rows[-1] |= {"low": tokens.low, "high": tokens.high, "steps": tokens.n}
-        rows[-1] |= {"verify_cost": float(costs.verify_cost(method.gamma + 1)), "cost_ratio": costs.cost_ratio.value}
-        rows[-1] |= {"predicted": tokens.value / step_cost(method, costs)} | columns("measured", speed)
-        rows[-1] |= {"timed_prompts": speed.n}
-        rows[-1] |= {"break_even": tokens.value / counted["token, chain"].value * chain - drafted}
-        rows[-1] |= {"parents": " ".join(map(str, method.parents or ()))}
-        rows[-1] |= {"child_rates": " ".join(f"{rate:.3f}" for rate in rates.get(method.scheme, []))}
+        line: dict[str, Any] = {"temperature": temperature, "method": name, "nodes": method.gamma}
+        line |= {"depth": DEPTH if method.gamma else 0, "tokens_per_step": tokens.value}
+        line |= {"low": tokens.low, "high": tokens.high, "steps": tokens.n}
+        line |= {"verify_cost": float(costs.verify_cost(method.gamma + 1)), "cost_ratio": costs.cost_ratio.value}
+        line |= {"predicted": tokens.value / step_cost(method, costs)} | columns("measured", speed)
+        line |= {"timed_prompts": speed.n}
+        line |= {"break_even": tokens.value / counted["token, chain"].value * chain - drafted}
+        line |= {"parents": " ".join(map(str, method.parents or ()))}
+        line |= {"child_rates": " ".join(f"{rate:.3f}" for rate in rates.get(method.scheme, []))}
         if name == "token, chain":
-            rows[-1] |= block_beside_token(run, measured, new_tokens // (DEPTH + 1))
+            line |= block_beside_token(run, measured, new_tokens // (DEPTH + 1))
+        rows.append(line)
     return pd.DataFrame(rows)
 
 
@@ -195,7 +193,7 @@ def child_rates(run: Callable[..., Any], prompts: list[list[int]], scheme: Schem
     return [float((taken == child).mean()) for child in range(CHILDREN)]
 
 
-def _run(pair: Pair, sampling: Sampling, new_tokens: int, method: Method, prompts: list[list[int]]) -> Any:
+def run_method(pair: Pair, sampling: Sampling, new_tokens: int, method: Method, prompts: list[list[int]]) -> Any:
     drafter: Drafter | None = None
     if method.rule is not None and method.parents is None:
         drafter = ModelDrafter(pair.draft, sampling)

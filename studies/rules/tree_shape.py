@@ -9,31 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
-
-from specnb.trees import node_depths
 
 
-class TreeShape(NamedTuple):
-    """The `parents` of a tree, nodes of a level together, and `accepted`, its expected number of accepted tokens."""
+def best_tree(rates: Sequence[float], nodes: int, depth: int) -> tuple[int, ...]:
+    """The parents of the tree of at most `nodes` nodes and `depth` levels that accepts the most draft tokens.
 
-    parents: tuple[int, ...]
-    accepted: float
-
-
-def best_tree(rates: Sequence[float], nodes: int, depth: int) -> TreeShape:
-    """The tree of at most `nodes` nodes and `depth` levels that accepts the most draft tokens.
-
-    A child is used only with all children before it. Takes `nodes`^2 times `depth` times the number of rates steps.
-    Raises `ValueError` for a rate outside [0, 1], rates that sum to more than 1, and negative sizes.
+    Nodes of a level are together. A child is used only with all children before it. Takes `nodes`^2 times `depth` times
+    the number of rates steps.
 
     >>> best_tree([0.6, 0.2], nodes=3, depth=2)  # 0.6 + 0.36 + 0.2
-    TreeShape(parents=(-1, -1, 0), accepted=1.16)
+    (-1, -1, 0)
     """
-    if nodes < 0 or depth < 0:
-        raise ValueError(f"nodes is {nodes} and depth {depth}; both must be 0 or more")
-    if not all(0 <= rate <= 1 for rate in rates) or sum(rates) > 1 + 1e-9:
-        raise ValueError(f"rates are {list(rates)}; each is a probability, and at most one child is accepted")
 
     @cache
     def best(size: int, levels: int, rank: int) -> tuple[float, int]:
@@ -58,21 +44,4 @@ def best_tree(rates: Sequence[float], nodes: int, depth: int) -> TreeShape:
             parents.append(parent)
             waiting.append((len(parents) - 1, own - 1, levels - 1))
             size -= own
-    return TreeShape(tuple(parents), round(expected_accepted(parents, rates), 12))
-
-
-def expected_accepted(parents: Sequence[int], rates: Sequence[float]) -> float:
-    """The expected number of accepted draft tokens of a tree: over nodes, the product of the rates on their paths.
-
-    >>> round(expected_accepted((-1, 0, -1), [0.5, 0.25]), 6)
-    1.0
-    """
-    node_depths(tuple(parents))
-    reached: list[float] = []
-    ranks: dict[int, int] = {}
-    for parent in parents:
-        rank = ranks.get(parent, 0)
-        ranks[parent] = rank + 1
-        rate = rates[rank] if rank < len(rates) else 0.0
-        reached.append(rate * (reached[parent] if parent >= 0 else 1.0))
-    return sum(reached)
+    return tuple(parents)

@@ -42,21 +42,8 @@ from specnb.enumeration import (
 )
 from specnb.trees import Scheme, independent_children, node_depths
 from studies.rules.merged_drafts import hub_pairs, most_probable, selected
-from studies.rules.optimal_acceptance import (
-    drafted_trees,
-    optimal_block,
-    optimal_chains,
-    optimal_selection,
-    optimal_tree,
-)
-from studies.rules.rule_catalogue import (
-    CHAIN_RULES,
-    SELECTION_RULES,
-    TREE_METHODS,
-    ChainRule,
-    SelectionRule,
-    TreeMethod,
-)
+from studies.rules.optimal_acceptance import drafted_trees, optimal_chains, optimal_selection, optimal_tree
+from studies.rules.rule_catalogue import CHAIN_RULES, SELECTION_RULES, TREE_METHODS, Listed
 from studies.rules.rule_families import FAMILIES, TRAINED, conditionals_of
 from studies.study import Study
 
@@ -90,7 +77,7 @@ def chain_rows(
         for family in families:
             cases.append((family, vocab, gamma, conditionals_of(family, vocab, pairs)))
     for family, vocab, gamma, chosen in cases:
-        best = [optimal_block(p, q, gamma).value for p, q in chosen]
+        best = [optimal_chains(p, q, gamma).value for p, q in chosen]
         for name, rule in CHAIN_RULES.items():
             steps = [step_distribution(rule.rule, p, q, gamma) for p, q in chosen]
             label = {"kind": "chain", "rule": name, "draft_tokens": gamma, "vocab": vocab, "family": family}
@@ -157,34 +144,25 @@ def _selection_rows(
     optima: dict[object, list[float]] = {}
     drafts: dict[object, list[Drafts]] = {}
     for name, rule in SELECTION_RULES.items():
-        if (rule.proposed is most_probable and k > len(chosen[0][0])) or (rule.proposed is hub_pairs and k != 2):
+        if (rule.sampled is most_probable and k > len(chosen[0][0])) or (rule.sampled is hub_pairs and k != 2):
             continue
-        if rule.proposed not in optima:
-            optima[rule.proposed] = [optimal_selection(p, rule.proposed(q, k)).value for p, q in chosen]
+        if rule.sampled not in optima:
+            optima[rule.sampled] = [optimal_selection(p, rule.sampled(q, k)).value for p, q in chosen]
         if rule.tested not in drafts:
             drafts[rule.tested] = [rule.tested(q, k) for _, q in chosen]
         done = [selected(rule.rule, p, tested) for (p, _), tested in zip(chosen, drafts[rule.tested], strict=True)]
         distances = [float((emitted - p).abs().sum()) / 2 for (emitted, _), (p, _) in zip(done, chosen, strict=True)]
         found = {"kind": "several", "rule": name, "draft_tokens": k} | label
-        yield found | _summary(rule, distances, [accepted for _, accepted in done], optima[rule.proposed])
+        yield found | _summary(rule, distances, [accepted for _, accepted in done], optima[rule.sampled])
 
 
-def _summary(
-    rule: ChainRule | SelectionRule | TreeMethod, distances: list[float], accepted: list[float], best: list[float]
-) -> dict[str, object]:
+def _summary(rule: Listed, distances: list[float], accepted: list[float], best: list[float]) -> dict[str, object]:
     fractions = np.divide(accepted, best, out=np.ones(len(best)), where=np.array(best) > 0)
-    return {
-        "pairs": len(best),
-        "tv": round(max(distances), 12) if max(distances) >= EXACT else 0.0,
-        "exact": max(distances) < EXACT,
-        "accepted": np.mean(accepted),
-        "optimum": np.mean(best),
-        "fraction_min": fractions.min(),
-        "fraction_mean": fractions.mean(),
-        "fraction_max": fractions.max(),
-        "source": rule.source,
-        "read": rule.read,
-    }
+    tv = max(distances)
+    line: dict[str, object] = {"pairs": len(best), "tv": round(tv, 12) if tv >= EXACT else 0.0, "exact": tv < EXACT}
+    line |= {"accepted": np.mean(accepted), "optimum": np.mean(best)}
+    line |= {f"fraction_{name}": getattr(fractions, name)() for name in ("min", "mean", "max")}
+    return line | {"source": rule.source, "read": rule.read}
 
 
 def measure(item: str, pairs: int) -> pd.DataFrame:

@@ -5,8 +5,7 @@ Samplers named "packed" or "plain weights" have the weights in another layout th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specnb.decoding.generate import generate
-from specnb.measure.timing import Job, device_clock, time_rounds
 from specnb.models.loading import Pair, load_pair
 from studies.speed.pairs import PAIRS, PROMPTS, prompts_of
-from studies.study import Study, conditions
+from studies.study import Study, conditions, timed_in_turn
 
 GAMMA = 3  # where transformers' assisted generation is fastest with the synthetic pair on a CPU
 Generator = Callable[[list[int]], Any]
@@ -54,15 +52,6 @@ def specnb_generate(pair: Pair, gamma: int, new_tokens: int, compile: bool | str
     )
 
 
-def time_generators(
-    generators: dict[str, Generator], prompts: Sequence[list[int]], device: torch.device, seed: int = 0
-) -> pd.DataFrame:
-    """Seconds of each generator (columns) on each prompt (rows), in a random order for each prompt, after a warm-up."""
-    rounds = [[Job(partial(run, prompt)) for run in generators.values()] for prompt in [prompts[0], *prompts]]
-    seconds = time_rounds(rounds, device_clock(device), np.random.default_rng(seed))
-    return pd.DataFrame(seconds, columns=list(generators))
-
-
 def generators_of(name: str, pair: Pair, saved: Pair, half: Pair, new_tokens: int) -> dict[str, Generator]:
     """What is compared with one pair: as loaded, with its weights as saved, and in bfloat16."""
 
@@ -95,12 +84,13 @@ def measure(name: str, repetitions: int, new_tokens: int) -> pd.DataFrame:
     """A line for each sampler with one pair."""
     pair, saved, half = PAIRS[name](), PAIRS[name](packed=False), load_pair(dtype=torch.bfloat16)
     generators = generators_of(name, pair, saved, half, new_tokens)
-    seconds = time_generators(generators, prompts_of(pair, PROMPTS[name][0], repetitions), pair.target.device)
+    prompts = prompts_of(pair, PROMPTS[name][0], repetitions)
+    seconds = timed_in_turn(lambda run, prompt, _: run(prompt), [*generators.values()], prompts)
     return pd.DataFrame(
         {"pair": name, "sampler": sampler}
         | conditions(half if "bfloat16" in sampler else pair, "compiled" in sampler)
-        | {"ms_per_token": 1e3 * float(times.median()) / new_tokens, "runs": len(times)}
-        for sampler, times in seconds.items()
+        | {"ms_per_token": 1e3 * float(np.median(times)) / new_tokens, "runs": len(times)}
+        for sampler, times in zip(generators, seconds.T, strict=True)
     )
 
 

@@ -17,8 +17,7 @@ from specnb.measure.speed import measure_speeds
 from specnb.models.loading import Pair, load_pair
 from specnb.models.shapes import Shape
 from studies.speed.pairs import PROMPT_TOKENS, prompts_of
-from studies.speed.shapes import DRAFT, TARGET
-from studies.speed.synthetic import synthetic_pair
+from studies.speed.synthetic import DRAFT, TARGET, synthetic_pair
 from studies.study import Study, columns, conditions
 
 GAMMA = 4

@@ -18,7 +18,6 @@ on the prompts that are timed.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,17 +31,16 @@ from specnb.drafting.base import Drafter
 from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, load_head
 from specnb.drafting.model import ModelDrafter
 from specnb.measure.statistics import ratio_of_sums
-from specnb.measure.timing import Job, device_clock, machine, time_rounds
+from specnb.measure.timing import machine
 from specnb.models.loading import TRAINED_PAIR, Pair, load_model, load_pair
 from specnb.models.packing import pack
 from studies import study
 from studies.speed.pairs import PROMPTS, prompts_of
-from studies.study import columns
+from studies.study import columns, timed_in_turn
 
 NONE, GAMMA = "none", 4
 GAMMAS = (3, 4, 5, 6, 8)
 HEADS: dict[str, Any] = {"recurrent": FeatureDrafter, "attention": AttentionDrafter}
-Array = NDArray[np.float64]
 
 
 class Entry(NamedTuple):
@@ -82,11 +80,9 @@ class Calls(NamedTuple):
         )  # fmt: skip
         return int(made.record.target_passes.sum())
 
-    def seconds(self, chosen: list[Entry], prompts: list[list[int]]) -> Array:
-        """Seconds `(prompts, chosen)`; all of `chosen` take turns, after one call each that is not timed."""
-        numbered = [(prompts[0], 0), *zip(prompts, range(len(prompts)), strict=True)]
-        rounds = [[Job(partial(self.passes, entry, *one)) for entry in chosen] for one in numbered]
-        return time_rounds(rounds, device_clock(self.pair.target.device), np.random.default_rng(0))
+    def seconds(self, chosen: list[Entry], prompts: list[list[int]]) -> NDArray[np.float64]:
+        """Seconds `(prompts, chosen)` of whole calls."""
+        return timed_in_turn(self.passes, chosen, prompts)
 
     def with_gamma(self, entry: Entry, prompts: list[list[int]]) -> Entry:
         """`entry` with the fastest of `GAMMAS` on `prompts`; plain decoding as it is."""

@@ -1,8 +1,10 @@
 """Is a draft better if it is trained for acceptance?
 
-Copies of the shipped draft go on learning, each with its own objective, on the same batches in equally many steps
-(`studies.training.distillation_training`); the control goes on learning from the text alone. One line of the table for
-each draft, kind of sequence and temperature, on held-out files:
+Copies of the shipped draft, the students, go on learning, each with its own objective, on the same batches in equally
+many steps; the control goes on learning from the text alone. The target's forward pass costs more than a draft's
+training step, so it is made once for each batch and serves all. The rate of each objective is chosen by the acceptance
+probability on training files that are set aside for that. One line of the table for each draft, kind of sequence and
+temperature, on held-out files, which are not read before:
 
 - `alpha`: mean acceptance probability of a draft token at every position after the first `PROMPT` tokens, along
   held-out text, and along sequences that the target itself sampled at that temperature after held-out prompts
@@ -17,42 +19,194 @@ difference above 0.
 
 from __future__ import annotations
 
+import copy
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
 from transformers import PreTrainedModel
 
+from specnb.distributions import Sampling, overlap, standardise
 from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
+from studies import corpus, study
 from studies.corpus import DATA
-from studies.study import Study, columns
-from studies.training.distillation_training import CONTROL, SAMPLES, Plan, Trained, acceptance, objective_of, train
-from studies.training.evaluation import (
-    OWN,
-    PROMPT,
-    TEXT,
-    Files,
-    held_out_windows,
-    mean_over_files,
-    sampled,
-    sum_per_file,
-)
-from studies.training.training import save
-from studies.training.training_loop import folder_of
+from studies.study import columns
+from studies.training import training
+from studies.training.evaluation import OWN, PROMPT, TEXT, Files, held_out_windows, means, sampled, sum_per_file
+from studies.training.training import Learner, encode, folder_of, logits_of, save, size_of, windows
 
-SHIPPED = "shipped"
+SET_ASIDE_ONE_IN = 40  # training files on which rates and the shipped student are chosen
+WARM_UP = 0.03  # of the steps
+SEED, THREADS = 16, 2
+SHIPPED, CONTROL, SAMPLES = "shipped", "cross-entropy", ", half on samples"
 TEMPERATURES = (1.0, 0.0)
+Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A mean over positions, from the draft's logits and the target's log-probabilities `log_p`, both
+`(batch, length, vocab)`, and the tokens `(batch, length)`. p is the target's distribution, q the draft's."""
 
 
-def trained(plan: Plan) -> Trained:
-    """The students of `plan`, from its checkpoint where that is complete."""
-    return train(load_pair(packed=False), plan, folder_of("distillation", plan))
+def cross_entropy(logits: Tensor, log_p: Tensor, tokens: Tensor) -> Tensor:
+    """-log q(token): learning from the sequences alone, without the target."""
+    return -log_softmax(logits, dim=-1).gather(-1, tokens[..., None]).mean()
+
+
+def forward_kl(logits: Tensor, log_p: Tensor, tokens: Tensor) -> Tensor:
+    """KL(p || q) = sum p log(p / q): knowledge distillation."""
+    return (log_p.exp() * (log_p - log_softmax(logits, dim=-1))).sum(dim=-1).mean()
+
+
+def reverse_kl(logits: Tensor, log_p: Tensor, tokens: Tensor) -> Tensor:
+    """KL(q || p) = sum q log(q / p)."""
+    log_q = log_softmax(logits, dim=-1)
+    return (log_q.exp() * (log_q - log_p)).sum(dim=-1).mean()
+
+
+def total_variation(logits: Tensor, log_p: Tensor, tokens: Tensor) -> Tensor:
+    """1 - sum min(p, q), which is one minus the acceptance probability at temperature 1."""
+    return 1 - torch.minimum(log_softmax(logits, dim=-1), log_p).exp().sum(dim=-1).mean()
+
+
+OBJECTIVES: dict[str, Objective] = {
+    CONTROL: cross_entropy,
+    "forward KL": forward_kl,
+    "reverse KL": reverse_kl,
+    "total variation": total_variation,
+}
+RECIPES = (*OBJECTIVES, f"total variation{SAMPLES}")
+"""The students: an objective, and whether half of the sequences are samples of the target."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`steps` updates on `rows` sequences of `length` tokens, at rates that fall to zero.
+
+    The rates that are tried are `factors` times those of the first training, for `search_steps` updates each.
+    `sampled_rows` sequences are sampled from the target.
+    """
+
+    steps: int
+    search_steps: int
+    sampled_rows: int
+    validation_windows: int
+    rows: int = 16
+    length: int = 256
+    factors: tuple[float, ...] = (0.1, 0.3)
+
+
+def objective_of(recipe: str) -> str:
+    """The name of a student's objective."""
+    return recipe.removesuffix(SAMPLES)
+
+
+def rate(step: int, steps: int) -> float:
+    """Learning-rate factor: a linear warm-up over the fraction `WARM_UP`, then half a cosine to zero.
+
+    >>> [round(rate(step, 100), 2) for step in (0, 2, 3, 51, 99)]
+    [0.33, 1.0, 1.0, 0.51, 0.0]
+    """
+    warm = max(1, round(WARM_UP * steps))
+    if step < warm:
+        return (step + 1) / warm
+    return (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
+
+
+def fit(
+    target: nn.Module, students: Mapping[str, Learner], text: NDArray[Any], samples: Tensor, plan: Plan, steps: int,
+    folder: Path | None = None,
+) -> None:  # fmt: skip
+    """Trains all `students` for `steps` updates on the same windows of `text`, from what `folder` has.
+
+    The name of a student is its recipe, or begins with it. One that learns from `samples` `(n, length + 1)` of the
+    target gets half of its rows from there, and the other half from the batch of the others.
+    """
+
+    def update(step: int, window: Tensor) -> dict[str, float]:
+        chosen = np.random.default_rng([SEED, step]).choice(len(samples), plan.rows // 2, replace=False)
+        batch = torch.cat([window, samples[torch.from_numpy(chosen)]])
+        with torch.no_grad():
+            log_p = log_softmax(logits_of(target, batch), dim=-1)
+        losses = {}
+        for name, student in students.items():
+            first = len(batch) - plan.rows if SAMPLES in name else 0
+            rows = slice(first, first + plan.rows)
+            objective = OBJECTIVES[objective_of(name.split(" at ")[0])]
+            loss = objective(logits_of(student.model, batch[rows]), log_p[rows], batch[rows, 1:])
+            losses[name] = student.learn(loss, rate(step, steps))
+        return losses
+
+    training.train(students, windows(text, plan.rows, plan.length, SEED), steps, update, folder=folder)
+
+
+@torch.inference_mode()
+def acceptance(
+    target: PreTrainedModel, drafts: Mapping[str, PreTrainedModel], sequences: Tensor, temperature: float
+) -> dict[str, Tensor]:
+    """beta of each draft at all tokens of `sequences` `(n, length)` but the first `PROMPT`, `(n, length - PROMPT)`."""
+
+    def distributions(model: PreTrainedModel, rows: Tensor) -> Tensor:
+        logits = model(input_ids=rows[:, :-1], use_cache=False).logits[:, PROMPT - 1 :]
+        return standardise(logits.float(), Sampling(temperature))
+
+    found: dict[str, list[Tensor]] = {name: [] for name in drafts}
+    for rows in sequences.split(8):
+        p = distributions(target, rows)
+        for name, draft in drafts.items():
+            found[name].append(overlap(p, distributions(draft, rows)))
+    return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+class Trained(NamedTuple):
+    """The students, the rate factor of each, and its acceptance probability on the files set aside, by name."""
+
+    students: dict[str, PreTrainedModel]
+    factors: dict[str, float]
+    validation: dict[str, float]
+
+
+def trained(pair: Pair, plan: Plan) -> Trained:
+    """Samples from the target, chooses the rates and trains all students; what was done before is not done again."""
+    torch.set_num_threads(THREADS)
+    folder = folder_of("distillation", plan)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = corpus.read("train")
+    aside = files[::SET_ASIDE_ONE_IN]
+    text = encode(pair.tokenizer, [own for own in files if own not in aside])
+    validation = next(windows(encode(pair.tokenizer, aside), plan.validation_windows, plan.length, SEED))
+    tried_at, samples_at = folder / "rates.json", folder / "samples.npy"
+    if not samples_at.exists():
+        prompts = next(windows(text, plan.sampled_rows, plan.length, SEED + 1))[:, :PROMPT]
+        np.save(samples_at, sampled(pair.target, prompts, plan.length + 1, 1.0, SEED).numpy())
+    samples = torch.from_numpy(np.load(samples_at))
+
+    def students_at(factors: Mapping[str, float]) -> dict[str, Learner]:
+        return {name: Learner(copy.deepcopy(pair.draft), factor) for name, factor in factors.items()}
+
+    def validated(students: Mapping[str, Learner]) -> dict[str, float]:
+        models = {name: student.model for name, student in students.items()}
+        return {name: float(beta.mean()) for name, beta in acceptance(pair.target, models, validation, 1.0).items()}
+
+    if not tried_at.exists():
+        tried = students_at({f"{name} at {factor:g}": factor for name in OBJECTIVES for factor in plan.factors})
+        fit(pair.target, tried, text, samples, plan, plan.search_steps)
+        tried_at.write_text(json.dumps(validated(tried), indent=1) + "\n")
+    found = json.loads(tried_at.read_text())
+    factors = {
+        recipe: max(plan.factors, key=lambda factor: found[f"{objective_of(recipe)} at {factor:g}"])
+        for recipe in RECIPES
+    }
+    students = students_at(factors)
+    fit(pair.target, students, text, samples, plan, plan.steps, folder)
+    return Trained({name: student.model for name, student in students.items()}, factors, validated(students))
 
 
 @torch.inference_mode()
@@ -71,15 +225,14 @@ def measure(
 ) -> pd.DataFrame:
     """Trains the students, and measures them and the shipped draft."""
     pair, chosen = load_pair(packed=False), Plan(**plan)
-    found = trained(chosen)
-    torch.set_num_threads(chosen.threads)
+    found = trained(pair, chosen)
     drafts = {SHIPPED: pair.draft} | found.students
     text, numbers = held_out_windows(pair, chosen.length + 1, per_file, files)
     prompts, prompt_numbers = held_out_windows(pair, chosen.length + 1, sampled_per_file, files)
     bits = {name: bits_per_byte(pair, draft, text, numbers) for name, draft in drafts.items()}
     parts = []
     for temperature in TEMPERATURES:
-        own = sampled(pair.target, prompts[:, :PROMPT], chosen.length + 1, temperature, chosen.seed)
+        own = sampled(pair.target, prompts[:, :PROMPT], chosen.length + 1, temperature, SEED)
         for along, sequences, of in ((TEXT, text, numbers), (OWN, own, prompt_numbers)):
             betas = acceptance(pair.target, drafts, sequences, temperature)
             parts.append(lines(betas, of).assign(along=along, temperature=temperature))
@@ -89,31 +242,22 @@ def measure(
 
 def lines(betas: Mapping[str, Tensor], numbers: Files) -> pd.DataFrame:
     """A line for each draft: alpha, and the differences to the shipped draft and to the control."""
-    found = []
-    for name, beta in betas.items():
-        line: dict[str, Any] = {"draft": name}
-        differences = {"alpha": beta, "over_shipped": beta - betas[SHIPPED], "over_control": beta - betas[CONTROL]}
-        for quantity, values in differences.items():
-            line |= columns(quantity, mean_over_files(values, numbers))
-        found.append(line | {"files": len(np.unique(numbers)), "positions": beta.numel()})
-    return pd.DataFrame(found)
+    return pd.DataFrame(
+        {"draft": name}
+        | means({"alpha": own, "over_shipped": own - betas[SHIPPED], "over_control": own - betas[CONTROL]}, numbers)
+        for name, own in betas.items()
+    )
 
 
 def _label(name: str, found: Trained, plan: Plan) -> dict[str, Any]:
     if name == SHIPPED:
         return {"draft": name, "objective": CONTROL, "samples": False, "steps": 0, "tokens": 0}
-    return {
-        "draft": name,
-        "objective": objective_of(name),
-        "samples": name.endswith(SAMPLES),
-        "steps": plan.steps,
-        "tokens": plan.steps * plan.rows * plan.length,
-        "rate": found.factors[name],
-        "set_aside_alpha": found.validation[name],
-    }
+    label = {"draft": name, "objective": objective_of(name), "samples": name.endswith(SAMPLES), "steps": plan.steps}
+    label |= {"tokens": plan.steps * plan.rows * plan.length}
+    return label | {"rate": found.factors[name], "set_aside_alpha": found.validation[name]}
 
 
-STUDY = Study(
+STUDY = study.Study(
     measure,
     settings={
         "plan": {
@@ -132,22 +276,18 @@ STUDY = Study(
 )  # fmt: skip
 
 
-def is_better(table: pd.DataFrame, name: str) -> bool:
-    """Whether a student's alpha at temperature 1 is above the shipped draft's, along text and along samples."""
-    rows = table[(table.draft == name) & (table.temperature == 1)]
-    return len(rows) > 0 and bool((rows.over_shipped_low > 0).all())
-
-
 def ship(table: pd.DataFrame, folder: Path = TRAINED_PAIR / "draft-distilled") -> Path | None:
-    """Saves the student that was best on the files set aside, if `is_better` says so; returns the folder."""
+    """Saves the student that was best on the files set aside, and returns the folder.
+
+    None if its alpha at temperature 1 is not above the shipped draft's, along text and along samples.
+    """
     name = str(table.draft[table.set_aside_alpha.idxmax()])
-    if not is_better(table, name):
+    if not (table.over_shipped_low[(table.draft == name) & (table.temperature == 1)] > 0).all():
         return None
     plan, pair = Plan(**STUDY.settings["plan"]), load_pair(packed=False)
-    found = trained(plan)
+    found = trained(pair, plan)
     model = found.students[name]
-    size = sum(weight.numel() for weight in model.parameters())
-    note = {"continued": "data/pair/draft", "seed": plan.seed, "parameters": size}
+    note = {"continued": "data/pair/draft", "seed": SEED, "parameters": size_of(model)}
     save(model, pair.tokenizer, folder, _label(name, found, plan) | note)
     return folder
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,9 +13,10 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.generate import Study, generate
 from specnb.distributions import Sampling
-from specnb.measure.statistics import Estimate, ratio_of_sums
+from specnb.measure.statistics import ratio_of_sums
 from specnb.models.loading import Pair
 from studies import corpus
+from studies.study import columns
 from studies.training.training import encode
 
 PROMPT = 32  # tokens of text before positions at which acceptance is measured, and before sampled tokens
@@ -40,7 +43,7 @@ def held_out_windows(pair: Pair, length: int, per_file: int, files: int | None =
 def sampled(target: PreTrainedModel, prompts: Tensor, length: int, temperature: float, seed: int) -> Tensor:
     """`prompts` `(n, PROMPT)` continued by the target to `length` tokens, `(n, length)`."""
     parts = []
-    for at in tqdm(range(0, len(prompts), SAMPLED_AT_ONCE), desc="samples of the target", delay=3):
+    for at in tqdm(range(0, len(prompts), SAMPLED_AT_ONCE), desc=OWN, delay=3):
         some = prompts[at : at + SAMPLED_AT_ONCE]
         made = generate(
             target, some.tolist(), max_new_tokens=length - PROMPT, sampling=Sampling(temperature), seed=seed,
@@ -55,6 +58,10 @@ def sum_per_file(values: Tensor, numbers: Files) -> NDArray[np.float64]:
     return np.array([float(values[torch.from_numpy(numbers == file)].double().sum()) for file in np.unique(numbers)])
 
 
-def mean_over_files(values: Tensor, numbers: Files) -> Estimate:
-    """The mean of `values` `(n, positions)`, with an interval over files."""
-    return ratio_of_sums(sum_per_file(values, numbers), sum_per_file(torch.ones_like(values), numbers))
+def means(quantities: Mapping[str, Tensor], numbers: Files) -> dict[str, float]:
+    """The columns of a line: the mean of each of `quantities` `(n, positions)`, with an interval over files."""
+    found: dict[str, float] = {}
+    for name, values in quantities.items():
+        positions = sum_per_file(torch.ones_like(values), numbers)
+        found |= columns(name, ratio_of_sums(sum_per_file(values, numbers), positions))
+    return found | {"files": len(np.unique(numbers)), "positions": values.numel()}

@@ -1,15 +1,18 @@
-"""Trains the pair that ships in `data/pair`: `python -m studies.training.training --preset cpu`.
+"""The training loop, and the training of the pair that ships in `data/pair`: `python -m studies.training.training`.
 
-One script for laptop and GPU: a preset changes the budget and nothing else. Target and draft learn
-from the same tokens, the draft from the text and not from the target, as an off-the-shelf draft would.
+Target and draft learn from the same tokens, the draft from the text and not from the target, as an off-the-shelf draft
+would. The loop also trains distilled drafts and heads (`studies.training.distillation`,
+`studies.training.feature_drafts`): one or several learners see the same batches, and an interrupted training goes on
+from its checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +22,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -31,16 +35,94 @@ from specnb.models.checkpoints import write_checksums
 from specnb.notebook.findings import ROOT
 from studies import corpus
 from studies.corpus import DATA
-from studies.training.training_loop import Learner, folder_of, rate, train
 
 END = "<|endoftext|>"
 VOCABULARY = 4096
 CONTEXT = 512
 SEED = 0
+MUON_RATE, ADAM_RATE = 0.02, 0.003
 SHAPES: dict[str, dict[str, Any]] = {
     "target": {"num_hidden_layers": 16, "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 3},
     "draft": {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2},
 }
+
+
+class Learner:
+    """A model in training and its optimizers: Muon for the matrices inside the layers, AdamW for embeddings and norms.
+
+    `factor` scales both learning rates, `MUON_RATE` and `ADAM_RATE`.
+    """
+
+    def __init__(self, model: nn.Module, factor: float = 1.0) -> None:
+        self.model: Any = model.train()
+        weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        assert all(weight.ndim < 3 for _, weight in weights)
+        matrices = [weight for name, weight in weights if weight.ndim == 2 and "embed" not in name]
+        others = [weight for name, weight in weights if weight.ndim < 2 or "embed" in name]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, lr=factor * MUON_RATE, weight_decay=0.01, adjust_lr_fn="original"),
+            torch.optim.AdamW(others, lr=factor * ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
+        self.saved: list[Any] = [self.model, *self.optimizers]
+
+    def learn(self, loss: Tensor, part: float) -> float:
+        """One update at `part` of the learning rates; returns `loss`."""
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer, full in zip(self.optimizers, self.rates, strict=True):
+            optimizer.param_groups[0]["lr"] = part * full
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+
+def rate(step: int, steps: int) -> float:
+    """Learning-rate factor: a short warm-up, a plateau, and a linear fall to zero over the last 60%.
+
+    >>> [round(rate(step, 100), 2) for step in (0, 1, 2, 40, 70, 99)]
+    [0.33, 0.67, 1.0, 1.0, 0.5, 0.02]
+    """
+    return min(1.0, (step + 1) / (0.02 * steps + 1), (steps - step) / (0.6 * steps))
+
+
+def folder_of(name: str, plan: object) -> Path:
+    """Where a training keeps what it has done; another plan has another folder. Delete it when the code has changed."""
+    return ROOT / "build" / "training" / f"{name}-{hashlib.sha256(repr(plan).encode()).hexdigest()[:12]}"
+
+
+def train(
+    learners: Mapping[str, Learner],
+    batches: Iterable[Tensor],
+    steps: int,
+    update: Callable[[int, Tensor], Mapping[str, float]],
+    folder: Path | None = None,
+    save_every: int = 50,
+) -> None:
+    """Calls `update(step, batch)` for the first `steps` batches, which updates all learners and returns their losses.
+
+    Begins after the last step that is saved in `folder`, and saves there every `save_every` steps and after the last.
+    The models are in evaluation mode afterwards.
+    """
+    checkpoint, begin = folder and folder / "learners.pt", 0
+    if checkpoint and checkpoint.exists():
+        begin, states = torch.load(checkpoint, weights_only=True)
+        for name, learner in learners.items():
+            for part, state in zip(learner.saved, states[name], strict=True):
+                part.load_state_dict(state)
+    left = islice(enumerate(islice(batches, steps)), begin, None)
+    with tqdm(left, desc="training", initial=begin, total=steps, unit="step", mininterval=5) as bar:
+        for step, batch in bar:
+            losses = update(step, batch)
+            bar.set_postfix({of: f"{value:.3f}" for of, value in losses.items()}, refresh=False)
+            if checkpoint and ((step + 1) % save_every == 0 or step + 1 == steps):
+                checkpoint.parent.mkdir(parents=True, exist_ok=True)
+                states = {name: [part.state_dict() for part in learner.saved] for name, learner in learners.items()}
+                partial = checkpoint.with_suffix(".partial")
+                torch.save((step + 1, states), partial)
+                partial.replace(checkpoint)
+    for learner in learners.values():
+        learner.model.eval()
 
 
 @dataclass(frozen=True)
@@ -57,7 +139,6 @@ class Budget:
 
 PRESETS = {
     "cpu": {"target": Budget(steps=1_700, batch=16), "draft": Budget(steps=3_000, batch=16)},
-    "gpu": {"target": Budget(steps=6_000, batch=64), "draft": Budget(steps=6_000, batch=64)},
     "small": {"target": Budget(steps=2, batch=2), "draft": Budget(steps=2, batch=2)},
 }
 
@@ -86,16 +167,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> np.ndarray:
 
 def build(role: str, end: int) -> LlamaForCausalLM:
     """A freshly initialised model of the shape that `role` has."""
-    config = LlamaConfig(
-        **SHAPES[role],
-        vocab_size=VOCABULARY,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        bos_token_id=end,
-        eos_token_id=end,
-        pad_token_id=end,
-    )
-    return LlamaForCausalLM(config)
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, "tie_word_embeddings": True}
+    return LlamaForCausalLM(LlamaConfig(**SHAPES[role] | sizes | ends))
 
 
 def windows(tokens: np.ndarray, batch: int, length: int, seed: int) -> Iterator[Tensor]:
@@ -117,11 +191,16 @@ def curriculum(tokens: np.ndarray, budget: Budget, seed: int) -> Iterator[Tensor
     yield from islice(windows(tokens, budget.batch, CONTEXT, seed + 1), budget.steps - short)
 
 
+def logits_of(model: nn.Module, window: Tensor) -> Tensor:
+    """Logits for all tokens of each row of `window` after its first, `(batch, length, vocab)` in float32."""
+    with torch.autocast(window.device.type, torch.bfloat16):
+        logits: Tensor = model(input_ids=window[:, :-1], use_cache=False).logits
+    return logits.float()
+
+
 def loss_of(model: nn.Module, window: Tensor) -> Tensor:
     """Mean cross-entropy, in nats per token, of the tokens of each row of `window` after its first."""
-    with torch.autocast(window.device.type, torch.bfloat16):
-        logits = model(input_ids=window[:, :-1], use_cache=False).logits
-    return nn.functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
+    return nn.functional.cross_entropy(logits_of(model, window).flatten(0, 1), window[:, 1:].flatten())
 
 
 def fit(
@@ -132,15 +211,11 @@ def fit(
     compiled: bool = True,
     folder: Path | None = None,
 ) -> None:
-    """Trains `model` on the first `steps` of `batches`, from what `folder` has; `compiled` needs a C++ compiler.
-
-    It is in evaluation mode afterwards.
-    """
+    """Trains `model` on the first `steps` of `batches`, from what `folder` has; `compiled` needs a C++ compiler."""
     learner, loss = Learner(model), torch.compile(loss_of, dynamic=False) if compiled else loss_of
 
     def update(step: int, window: Tensor) -> dict[str, float]:
-        nats = learner.learn(loss(model, window.to(model.device)), rate(step, steps))
-        return {"bits per token": nats / math.log(2)}
+        return {"bits per token": learner.learn(loss(model, window), rate(step, steps)) / math.log(2)}
 
     train({"model": learner}, batches, steps, update, folder=folder)
 
@@ -158,30 +233,27 @@ def add_note(folder: Path, note: dict[str, Any]) -> None:
     write_checksums(folder)
 
 
+def size_of(model: nn.Module) -> int:
+    """The number of weights."""
+    return sum(weight.numel() for weight in model.parameters())
+
+
 def main() -> None:
     """Trains tokenizer, target and draft, and writes them with a note of the budget and their checksums."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     preset = parser.parse_args().preset
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     texts = corpus.read("train")
     tokenizer = train_tokenizer(texts)
     tokens = encode(tokenizer, texts)
     for role, budget in PRESETS[preset].items():
         torch.manual_seed(SEED)
         model = build(role, tokenizer.eos_token_id)
-        model.to(torch.device(device))  # type: ignore[arg-type]  # the stub of `to` lacks its argument
         fit(model, curriculum(tokens, budget, SEED), budget.steps, folder=folder_of(role, preset))
-        note = {
-            "preset": preset,
-            "device": device,
-            "seed": SEED,
-            "parameters": sum(weight.numel() for weight in model.parameters()),
-            "tokens_in_corpus": len(tokens),
-            "tokens_seen": budget.steps * budget.batch * CONTEXT,
-            "budget": asdict(budget),
-        }
-        save(model.cpu(), tokenizer, (ROOT / "build" if preset == "small" else DATA) / "pair" / role, note)
+        note = {"preset": preset, "device": "cpu", "seed": SEED, "parameters": size_of(model)}
+        note |= {"tokens_in_corpus": len(tokens), "tokens_seen": budget.steps * budget.batch * CONTEXT}
+        note |= {"budget": asdict(budget)}
+        save(model, tokenizer, (ROOT / "build" if preset == "small" else DATA) / "pair" / role, note)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def test_bug_suite(pair: Pair) -> None:
 
 def test_engines() -> None:
     """The audit of committed tokens of another engine."""
-    (made,) = engines.measure("openvino-none-t0", **find("engines").settings).to_dict("records")
+    (made,) = engines.measure("openvino-none-t0", **find("engines").settings)
     (row,) = committed("engines", row="openvino-none-t0").to_dict("records")
     for name in ("engine", "version", "tokens", "verdict", "impossible", "sha256"):
         assert made[name] == row[name], name
@@ -134,7 +134,7 @@ def test_rules_in_the_loop(pair: Pair) -> None:
     size = find("rules_in_the_loop").settings
     n = size["sequences"]
     prompts = prompts_of(pair, "held-out", 2 * n)[n:]
-    made = rules_in_the_loop._run(pair, Sampling(0.0), size["new_tokens"], Method(token_verification), prompts)
+    made = rules_in_the_loop.run_method(pair, Sampling(0.0), size["new_tokens"], Method(token_verification), prompts)
     (row,) = committed("rules_in_the_loop", temperature=0, method="token, chain").to_dict("records")
     active = made.record.active
     assert int(active.sum()) == pytest.approx(row["steps"], rel=0.02)

@@ -1,6 +1,5 @@
 """The corpus is the text that the manifest names, or an error that says what to install."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,10 @@ def test_splits_share_no_file_and_limits_hold() -> None:
     assert train.isdisjoint(held_out)
     assert len(corpus.read("held-out")) == len(held_out)
     assert corpus.read("held-out", limit=2) == corpus.read("held-out")[:2]
-    with pytest.raises(ValueError, match="'test'"):
-        corpus.read("test")
 
 
 def _manifest_of(source: corpus.Source, path: Path) -> Path:
-    path.write_text(",".join(corpus.FIELDS) + "\n" + ",".join(getattr(source, f) for f in corpus.FIELDS) + "\n")
+    path.write_text(",".join(source._fields) + "\n" + ",".join(source) + "\n")
     return path
 
 
@@ -41,6 +38,6 @@ def _manifest_of(source: corpus.Source, path: Path) -> Path:
     ids=["other bytes", "no file", "no package"],
 )
 def test_a_mismatch_says_what_to_install(change: dict[str, str], tmp_path: Path) -> None:
-    source = replace(corpus.manifest()[0], split="train", **change)
+    source = corpus.manifest()[0]._replace(split="train", **change)
     with pytest.raises(RuntimeError, match=f"pip install '{source.package}=={source.version}'"):
         corpus.read("train", path=_manifest_of(source, tmp_path / "m.csv"))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from specnb.distributions import sample
-from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.heads import (
     AttentionDrafter,
     AttentionHead,
@@ -34,7 +34,7 @@ from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.other_vocabulary import OtherVocabularyDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
-from studies.drafters.stopping_rules import UnlikelySoFar
+from studies.drafters.stopping_rules import Discarding, TableDrafter, UnlikelySoFar
 
 Head = TypeVar("Head", bound=nn.Module)
 VOCAB, WIDTH = 4, 8  # of the tiny models
@@ -47,16 +47,6 @@ DEEP = (-1, 0, -1, 1, 2, 1)  # depth 3, nodes of different branches in turn
 def table(seed: int = 0) -> Tensor:
     """Random next-token probabilities `(VOCAB, VOCAB)` after each token."""
     return torch.softmax(torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)), dim=-1)
-
-
-class TableDrafter(ChainDrafter):
-    """Samples each draft token from a row of `table`, given the token before."""
-
-    def __init__(self, table: Tensor) -> None:
-        self.table, self.vocab = table, table.shape[-1]
-
-    def distribution(self, context: Context, position: int) -> Tensor:
-        return self.table[context.newest]
 
 
 class TableTreeDrafter(Drafter):
@@ -232,16 +222,6 @@ class WeightsIgnored(MixtureDrafter):
         return reported(super().propose(context, uniforms), context, self.second.table)
 
 
-class DiscardsUnlikely(TableDrafter):
-    """Takes back a draft token, and all after it, whose own probability is low."""
-
-    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        drafted, q = super().propose(context, uniforms)
-        own = q.gather(-1, drafted[..., None])[..., 0]
-        kept = (own >= 0.3).cumprod(dim=1).bool()
-        return Proposal(drafted.where(kept, -1), q.where(kept[..., None], 0.0))
-
-
 class GreedySoftQ(TableDrafter):
     """Proposes the most probable token, reports the soft distribution."""
 
@@ -260,7 +240,7 @@ BUGS: dict[str, Callable[[], Drafter]] = {
     "q reported raw": lambda: ReportsRaw(table()),
     "match off by one": lambda: MatchOffByOne(VOCAB),
     "mixture weights ignored": lambda: WeightsIgnored(UniformDrafter(VOCAB), chain(), weight=0.7),
-    "discarded tokens": lambda: DiscardsUnlikely(table()),
+    "discarded tokens": lambda: Discarding(table(), lambda own: own, 0.3),
     "greedy tokens, soft q": lambda: GreedySoftQ(table()),
 }
 """Name -> makes a drafter with that bug."""

@@ -1,19 +1,61 @@
 """Adapters: tokens of other engines for the audit, without torch or transformers in the engine's environment.
 
-An adapter is a module with one function:
-
-    generate(models, requests, settings)   yields the token ids that continue each prompt, in order
-
-and imports its engine inside that function, so that importing the adapter needs nothing but Python.
-
-    adapter         the interface `Adapter`, and `Models`; `Settings` and `Request` are those of `specnb_audit.cli`
-    gguf            a Llama model as a GGUF file
-    openvino, llama_cpp, mlx_lm, onnxruntime, transformers, vllm    one engine each
-    vllm_mended     vLLM's build for CPUs without its known error
+Each module is for one engine; `gguf` writes a Llama model as a GGUF file, and `vllm_mended` is vLLM's build for CPUs
+without its known error. An adapter imports its engine inside its functions, so that importing it needs nothing but
+Python's standard library, which is all that is imported here, too.
 
     python -m studies.engines.adapters openvino --target TARGET --draft DRAFT --prompts prompts.jsonl --out tokens.jsonl
-
->>> from specnb_audit.cli.settings import Settings
->>> Settings(temperature=0.7, top_k=40).speculation
-'none'
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from specnb_audit.cli.settings import Request, Settings
+
+
+@dataclass(frozen=True)
+class Models:
+    """Folders of the target and of the draft model, and a `cache` folder for files converted from them."""
+
+    target: Path
+    draft: Path | None = None
+    cache: Path = Path("build/engines/models")
+
+    def require_draft(self) -> Path:
+        """The draft model's folder. Raises `ValueError` if there is none."""
+        if self.draft is None:
+            raise ValueError("this kind of speculation needs a draft model; give its folder with --draft")
+        return self.draft
+
+    def folder(self, name: str) -> Path:
+        """The folder of the model called `name`, target or draft."""
+        return self.target if name == "target" else self.require_draft()
+
+
+class Adapter(Protocol):
+    """What a module of an engine has.
+
+    PACKAGE      the package on PyPI whose version is the engine's
+    SUPPORTED    the kinds of speculation that it can be asked for
+    generate     yields the tokens that continue each prompt, in the order of the requests
+
+    An adapter that converts models has a function `logits(models, name, prompts)` too: what the engine computes in
+    float32 after each prompt with the converted model called `name`, up to a constant for each prompt. One with rows
+    in the engine's own precision has `default_dtype(target)`, the name of its dtype.
+    """
+
+    PACKAGE: str
+    SUPPORTED: tuple[str, ...]
+
+    def generate(self, models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
+        """The tokens that continue the prompt of each request, without the prompt."""
+
+
+def batches(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
+    """The requests in groups of at most `size`."""
+    for start in range(0, len(requests), size):
+        yield requests[start : start + size]

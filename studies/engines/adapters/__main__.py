@@ -17,17 +17,13 @@ from typing import cast
 
 from specnb_audit.cli.settings import add_settings, requests, settings_of
 from specnb_audit.cli.tokens_out import complete_lines, read_prompts, to_stderr, write_tokens
-from studies.engines.adapters.adapter import Adapter, Models
+from studies.engines.adapters import Adapter, Models
 
 ENGINES = ("llama_cpp", "mlx_lm", "onnxruntime", "openvino", "transformers", "vllm", "vllm_mended")
 
 
 def adapter(engine: str) -> Adapter:
-    """The module of an engine's adapter.
-
-    >>> adapter("openvino").PACKAGE
-    'openvino-genai'
-    """
+    """The module of an engine's adapter."""
     return cast(Adapter, import_module(f"studies.engines.adapters.{engine}"))
 
 

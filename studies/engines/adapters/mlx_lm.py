@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specnb_audit.cli.settings import Request, Settings
-from studies.engines.adapters.adapter import Models
+from studies.engines.adapters import Models
 
 PACKAGE = "mlx-lm"
 SUPPORTED = ("none", "draft")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specnb_audit.cli.settings import Request, Settings
-from studies.engines.adapters.adapter import Models
+from studies.engines.adapters import Models
 
 PACKAGE = "onnxruntime-genai"
 SUPPORTED = ("none", "draft", "lookup")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specnb_audit.cli.settings import Request, Settings
-from studies.engines.adapters.adapter import Models, batches
+from studies.engines.adapters import Models, batches
 from studies.engines.adapters.gguf import write_gguf
 
 PACKAGE = "openvino-genai"

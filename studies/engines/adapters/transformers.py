@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specnb_audit.cli.settings import Request, Settings
-from studies.engines.adapters.adapter import Models
+from studies.engines.adapters import Models
 
 PACKAGE = "transformers"
 SUPPORTED = ("none", "draft", "lookup")

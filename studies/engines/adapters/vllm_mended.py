@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specnb_audit.cli.settings import Request, Settings
-from studies.engines.adapters import vllm
-from studies.engines.adapters.adapter import Models
+from studies.engines.adapters import Models, vllm
 
 PACKAGE = vllm.PACKAGE
 SUPPORTED = vllm.SUPPORTED

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drafter_kinds import TWO_DRAFTS, TableDrafter, TableTreeDrafter, chain, table
+from drafter_kinds import TWO_DRAFTS, TableTreeDrafter, chain, table
 from implementation_distribution import PROMPTS, SHARP, VOCAB
 from tiny import LIMIT, gpt2, llama
 from torch import Tensor
@@ -25,6 +25,7 @@ from specnb.drafting.base import Context
 from specnb.drafting.model import ModelDrafter, TreeDrafter
 from specnb.rules import exact_match, recursive_rejection, token_verification
 from specnb.trees import distinct_children, independent_children
+from studies.drafters.stopping_rules import TableDrafter
 from studies.rules.selection import k_sequential_tree
 
 

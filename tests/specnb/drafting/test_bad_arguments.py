@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from drafter_kinds import VOCAB, WIDTH, attending, far, lookup, near, near_model, recurrent, words
-from tiny import gpt2, llama
+from drafter_kinds import VOCAB, WIDTH, attending, near_model, recurrent, words
+from tiny import llama
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
 
@@ -18,9 +18,6 @@ from specnb.drafting.heads import FeatureDrafter, ParallelHeads, RecurrentHead
 from specnb.drafting.length import LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
-from studies.drafters.early_exit import early_exit
-from studies.drafters.fallback import FallbackDrafter
-from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.other_vocabulary import OtherVocabularyDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 
@@ -44,7 +41,6 @@ SLIDING = MistralConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, nu
         (NgramModel, ([0.5, 1.0], 1, 4), r"tokens is \[0.5, 1.0\]; it must be a list of whole numbers"),
         (NgramModel, ("0123", 2, 4), "tokens is '0123'; .* encode a text"),
         (NgramDrafter, ([0, 1, 2],), "model is a list"),
-        (SkipGramDrafter, ([0, 1, 2], 0, 4), "gamma is 0"),
         (PromptLookupDrafter, (4, 1, 2), "shortest is 2 and longest 1"),
         (PromptLookupDrafter, (4, 2.5), "longest is 2.5"),
         (PromptLookupDrafter, (4, 2, 1, "best"), "choose is 'best'; it must be one of recent, frequent, proportional"),
@@ -63,16 +59,7 @@ SLIDING = MistralConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, nu
         (StoppingDrafter, (FOUR, LowConfidence(0.1), -1), "at_least is -1"),
         (StoppingDrafter, (UniformDrafter, LowConfidence(0.1)), "drafter is the class UniformDrafter"),
         (StoppingDrafter, (FOUR, 0.1), "stop is 0.1; it must be a stopping rule, such as"),
-        (FallbackDrafter, (lookup(), llama()), "model is a LlamaForCausalLM; .* ModelDrafter: give ModelDrafter"),
-        (FallbackDrafter, (far("llama"), near("llama")), "copy is a ModelDrafter with a model"),
-        (HierarchicalDrafter, (llama(), FOUR), "large is a LlamaForCausalLM"),
-        (HierarchicalDrafter, (near("llama"), FOUR, 2.5), "inner_gamma is 2.5"),
-        (HierarchicalDrafter, (near("llama"), FOUR, 2, "token"), "rule is 'token'"),
-        (HierarchicalDrafter, (near("llama"), "small"), "small is a str; it must be a drafter"),
-        (HierarchicalDrafter, (near("llama"), attending()), "small .* reads the target's hidden states"),
         (OtherVocabularyDrafter, (llama(), words("wxyz"), words("abcd"), VOCAB), "no token in common"),
-        (early_exit, ("llama", 1), "target is a str"),
-        (early_exit, (gpt2(5, layers=2), 2), "2 layers are asked for; the target has 2, so give 1 to 1"),
         (FeatureDrafter, (near_model("llama"), ParallelHeads(WIDTH, 16, 2)), "give one of the class RecurrentHead"),
         (type(attending()), (near_model("llama"), RecurrentHead(WIDTH, 16)), "give one of the class AttentionHead"),
         (FeatureDrafter, (near_model("llama"), RecurrentHead(4, 16)), "width 4, and LlamaForCausalLM has 8; give the"),

@@ -13,7 +13,7 @@ from specnb.decoding.generate import generate as plain_generate
 from specnb.distributions import Sampling
 from specnb.rules import exact_match
 from studies.batching import batch_layouts
-from studies.batching.batch_layouts import LAYOUTS, BatchContinuation, generate, mask_needed, slots_needed
+from studies.batching.batch_layouts import LAYOUTS, generate, mask_needed, slots_needed
 from studies.batching.layout_bugs import LAYOUT_BUGS, max_logit_difference
 from studies.batching.layout_speeds import steps_of
 
@@ -21,8 +21,6 @@ MAKERS = [llama, gpt2, neox, qwen2]
 PROMPTS = [[1], [2, 3, 1], [0, 1, 2, 3, 3]]
 TEXTS = [[], [2, 3, 1], [0, 1]]
 APART = 1e-10
-TWO = [[1], [2, 3]]
-NEXT = torch.tensor([[3, 0], [1, 2]])
 
 
 def pair_of(make: Callable[..., PreTrainedModel]) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -63,95 +61,6 @@ def test_planted_bugs_are_found(bug: str) -> None:
     )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sizes_and_lengths_are_as_computed(layout: str) -> None:
-    target, draft = pair_of(qwen2)
-    gamma, asked = 2, 7
-    made = BatchContinuation(LAYOUTS[layout], target, PROMPTS, draft, gamma=gamma, max_new_tokens=asked, seed=3)
-    longest = max(map(len, PROMPTS)) + asked + gamma
-    while not made.done:
-        before = made.target.lengths.tolist()
-        made.step()
-        known = [len(prompt) + len(new) - 1 for prompt, new in zip(PROMPTS, made.sequences, strict=True)]
-        for rows in (made.target, made.draft):
-            assert rows.lengths.tolist() == known
-            assert rows.sizes()[0] == slots_needed(layout, known, longest)
-        during = [length + gamma + 1 for length in before]
-        assert made.target.sizes()[1] == mask_needed(layout, during, longest, gamma + 1)
-    lengths = [3, 7, 2]
-    needed = {"padding": (3 * 7, 4 * 3 * 7), "packing": (12, 4 * 3 * 12), "pointers": (3 * 10, 4 * 3 * 10)}
-    assert (slots_needed(layout, lengths, 10), mask_needed(layout, lengths, 10, n=4)) == needed[layout]
-
-
-@pytest.mark.parametrize(
-    ("prompts", "models", "error", "message"),
-    [
-        ([], pair_of(llama), ValueError, r"prompts are \[\]; give at least one, and at least one token in each"),
-        ([[1], []], pair_of(llama), ValueError, "at least one token in each"),
-        ([[1]], (llama(vocab=4), llama(vocab=5)), ValueError, "same vocabulary"),
-        ([[1]], (llama().train(), llama()), TypeError, "training mode"),
-        ([[1]], (llama(), llama().train()), TypeError, "training mode"),
-    ],
-)
-def test_what_cannot_be_continued_is_refused(prompts: Any, models: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        BatchContinuation(batch_layouts.PackedBatch, models[0], prompts, models[1])
-
-
-# What each layout gives the model and keeps, by hand: two sequences, then two tokens for each, then a crop.
-
-GIVEN: dict[str, Any] = {
-    "padding": {
-        "input_ids": [[[0, 1], [2, 3]], [[3, 0], [1, 2]]],
-        "position_ids": [[[0, 0], [0, 1]], [[1, 2], [2, 3]]],
-        "mask": [
-            [[[0, 0], [0, 1]], [[1, 0], [1, 1]]],
-            [[[0, 1, 1, 0], [0, 1, 1, 1]], [[1, 1, 1, 0], [1, 1, 1, 1]]],
-        ],
-        "sizes": [(4, 8), (8, 16), (8, 16)],
-    },
-    "packing": {
-        "input_ids": [[[1, 2, 3]], [[3, 0, 1, 2]]],
-        "position_ids": [[[0, 0, 1]], [[1, 2, 2, 3]]],
-        "mask": [
-            [[[1, 0, 0], [0, 1, 0], [0, 1, 1]]],
-            [[[1, 0, 0, 1, 0, 0, 0], [1, 0, 0, 1, 1, 0, 0], [0, 1, 1, 0, 0, 1, 0], [0, 1, 1, 0, 0, 1, 1]]],
-        ],
-        "sizes": [(3, 9), (7, 28), (5, 28)],
-    },
-    "pointers": {
-        "input_ids": [[[1, 0], [2, 3]], [[3, 0], [1, 2]]],
-        "position_ids": [[[0, 1], [0, 1]], [[1, 2], [2, 3]]],
-        "mask": [None, [[[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]], [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]]],
-        "sizes": [(10, 0), (10, 20), (10, 20)],
-    },
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_the_model_is_given(layout: str) -> None:
-    model, calls = llama(dtype=torch.float64), []
-
-    def keep(_: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        assert named["use_cache"] is True
-        assert named["attention_mask"].dtype == model.dtype
-        calls.append(named | {"mask": (named["attention_mask"][:, 0] == 0).int().tolist()})
-
-    model.register_forward_pre_hook(keep, with_kwargs=True)
-    rows, given = LAYOUTS[layout](model, TWO, 5), GIVEN[layout]
-    sizes = [rows.sizes()]
-    assert rows.run(NEXT).shape == (2, 2, 4)
-    sizes.append(rows.sizes())
-    rows.crop(torch.tensor([2, 0]))
-    assert [*sizes, rows.sizes()] == given["sizes"]
-    assert rows.lengths.tolist() == [1, 4]
-    for call, (ids, positions, mask) in zip(
-        calls, zip(given["input_ids"], given["position_ids"], given["mask"], strict=True), strict=True
-    ):
-        assert (call["input_ids"].tolist(), call["position_ids"].tolist()) == (ids, positions)
-        assert mask is None or call["mask"] == mask
-
-
 def test_entries_are_copied_only_where_they_move() -> None:
     rows: Any = batch_layouts.PaddedBatch(llama(), [[1, 2], [3, 0]], 8)
     rows.run(torch.tensor([[1, 2, 3], [0, 0, 1]]))
@@ -161,28 +70,15 @@ def test_entries_are_copied_only_where_they_move() -> None:
     rows.crop(torch.tensor([1, 0]))
     assert rows.cache.layers[0].keys.data_ptr() != before
     assert rows.positions.tolist() == [[-1, 0, 1], [0, 1, 2]]
-    packed: Any = batch_layouts.PackedBatch(llama(), TWO, 9)
+    packed: Any = batch_layouts.PackedBatch(llama(), [[1], [2, 3]], 9)
     keys = packed.cache.layers[0].keys
     packed.crop(torch.tensor([0, 0]))
     assert packed.cache.layers[0].keys is keys
 
 
-@pytest.mark.parametrize("limit", [4, None])
-def test_positions_behind_the_model_s_limit_are_the_last_one(
-    limit: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are those of draft tokens that are never emitted."""
-    monkeypatch.setattr(batch_layouts, "context_limit", lambda model: limit)
-    rows = batch_layouts.PaddedBatch(llama(), [[1, 2]], 8)
-    seen: list[Any] = []
-    rows.model.register_forward_pre_hook(lambda *given: seen.append(given[2]["position_ids"]), with_kwargs=True)
-    rows.run(torch.tensor([[1, 2, 3, 0]]))
-    assert seen[0].tolist() == [[2, 3, 3, 3] if limit else [2, 3, 4, 5]]
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 @torch.inference_mode()
-def test_the_steps_that_are_timed_are_those_of_the_generation(name: str) -> None:
+def test_the_steps_that_are_timed_are_those_of_the_generation_and_sizes_are_as_computed(name: str) -> None:
     """After each step the rows hold all their tokens but the newest, also where the record has more rows."""
     target, draft = llama(seed=0), llama(seed=1)
     record = plain_generate(target, PROMPTS, draft, gamma=2, max_new_tokens=6, progress=False).record
@@ -198,5 +94,10 @@ def test_the_steps_that_are_timed_are_those_of_the_generation(name: str) -> None
         before = torch.tensor([len(prompt) - 1 for prompt in PROMPTS[:size]])
         for number, step in enumerate(steps):
             step()
-            emitted = torch.from_numpy(record.emitted[:size, : number + 1].sum(axis=1))
-            assert torch.equal(made[0].lengths, before + emitted)
+            emitted = torch.from_numpy(record.emitted[:size, : number + 1])
+            known = before + emitted.sum(1)
+            assert torch.equal(made[0].lengths, known)
+            during = (known - emitted[:, number] + 3).tolist()
+            longest = max(map(len, PROMPTS[:size])) + 6 + 2
+            sizes = slots_needed(name, known.tolist(), longest), mask_needed(name, during, longest, 3)
+            assert made[0].sizes() == sizes

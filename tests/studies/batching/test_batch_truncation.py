@@ -11,10 +11,9 @@ from transformers import PreTrainedModel
 from specnb.decoding.generate import generate
 from specnb.distributions import Conditional
 from specnb.enumeration import completed, joint_distribution, step_distribution
-from specnb.rules import Outcome, exact_match, token_verification
+from specnb.rules import Outcome, token_verification
 from studies.batching import batch_truncation
 from studies.batching.batch_truncation import (
-    TruncatedRule,
     Truncation,
     keep_all,
     truncate_and_resample,
@@ -91,33 +90,3 @@ def test_truncations_work_in_the_loop_as_enumerated(truncation: Truncation) -> N
     }
     assert kept
     assert all(made == expected[truncation](accepted) for accepted, made in kept)
-
-
-@pytest.mark.parametrize("others", [0, 1, 2, 3, 7])
-@pytest.mark.parametrize("accepted", [0, 1, 2, 3])
-def test_each_truncation_by_hand(accepted: int, others: int) -> None:
-    """Of a row with draft tokens 4, 5, 6 that emits 9; the target's distributions are one-hot at 1, 2, 3, 0."""
-    p = torch.eye(10)[[1, 2, 3, 0]].expand(2, 4, 10)
-    draft_tokens, uniforms = torch.tensor([[4, 5, 6]]).expand(2, 3), torch.tensor([0.5, 0.0])
-    outcome = Outcome(torch.tensor([accepted, accepted]), torch.tensor([9, 9]))
-    shorter, kept = accepted > others, min(accepted, others)
-    want = {
-        keep_all: (accepted, 9),
-        truncate_to_shortest: (kept, [4, 5, 6, 9][kept] if shorter else 9),
-        truncate_and_resample: (kept, [1, 2, 3, 0][kept] if shorter else 9),
-        truncate_as_printed: (3 - (max(accepted, others) - accepted), 9),
-    }
-    for truncation, (number, token) in want.items():
-        found = truncation(outcome, torch.full((2,), others), p, draft_tokens, uniforms)
-        assert (found.accepted.tolist(), found.token.tolist()) == ([number] * 2, [token] * 2)
-
-
-def test_a_truncated_rule_is_a_value_with_algorithm_1_by_default() -> None:
-    made = TruncatedRule(keep_all, 1)
-    assert made == TruncatedRule(keep_all, 1, token_verification)
-    assert hash(made) == hash(TruncatedRule(keep_all, 1))
-    assert made not in [
-        TruncatedRule(truncate_to_shortest, 1),
-        TruncatedRule(keep_all, 2),
-        TruncatedRule(keep_all, 1, exact_match),
-    ]

@@ -68,8 +68,3 @@ def test_every_layout_can_be_drawn() -> None:
     assert {text.get_text() for text in figure.axes[0].texts} >= {*LAYOUTS, "run", "crop", "a", "b", "c", PADDING}
     masks = draw_masks({name: shots[name, "run"] for name in LAYOUTS}, 2)
     assert [axis.get_title().split("\n")[0] for axis in masks.axes] == list(LAYOUTS)
-
-
-def test_another_type_of_rows_is_refused() -> None:
-    with pytest.raises(TypeError, match="cannot be drawn"):
-        snapshot(type("Other", (), {"lengths": torch.tensor([1])})())

@@ -3,20 +3,14 @@
 from itertools import pairwise
 
 import pytest
-import torch
-from tiny import llama, near_copy
-from transformers import PreTrainedTokenizerFast
 
 from specnb import theory
 from specnb.beam import BeamSettings, steps
-from specnb.models.loading import Pair
 from studies.beams.beam_cost import (
     accepted_levels,
     improvement,
     levels_by_step,
-    measure_beam_speeds,
     min_draft_width,
-    step_time,
 )
 from studies.beams.beam_enumeration import DyadicLogProbs, trajectory
 
@@ -60,7 +54,6 @@ def test_the_minimal_draft_width_is_the_least_that_is_accepted(ends: str) -> Non
 
 def test_with_constant_costs_a_step_takes_what_theorem_3_8_says() -> None:
     for gamma, c in ((1, 0.1), (5, 0.02)):
-        assert step_time(4, 8, gamma, c) == pytest.approx(float(theory.step_cost(gamma, c)))
         tokens = float(theory.expected_tokens(0.8, gamma))
         assert improvement(tokens, 1, 1, gamma, c) == pytest.approx(float(theory.walltime_improvement(0.8, gamma, c)))
 
@@ -72,14 +65,3 @@ def test_with_costs_proportional_to_tokens_no_draft_improves() -> None:
         for width in (1, 2, 8) for more in (0, 3) for gamma in (1, 4, 9)
     ]  # fmt: skip
     assert max(gains) <= 1
-
-
-def tiny_pair() -> Pair:
-    model = llama(6, dtype=torch.float64)
-    return Pair(model, near_copy(model, 0.1), PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast))
-
-
-def test_beam_speeds_have_an_interval_over_prompts() -> None:
-    speeds = measure_beam_speeds(tiny_pair(), [[1, 2]] * 3, [(2, 1), (4, 2)], width=2, max_new_tokens=4, progress=False)
-    assert [speed.n for speed in speeds] == [3, 3]
-    assert all(0 < speed.low <= speed.value <= speed.high for speed in speeds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import pytest
 import torch
 from distributions_for_tests import PAIRS, distance, distribution_pair, first_distributions
@@ -158,20 +156,6 @@ def test_merged_drafts_in_full() -> None:
     several = from_several(torch.stack([float64(0.5, 0.0, 0.5), float64(0.0, 0.75, 0.25)]))
     assert several.tokens.tolist() == [[0, 1], [0, 2], [2, 1], [2, 2]]
     assert several.probability.tolist() == [0.375, 0.125, 0.375, 0.125]
-
-
-def test_of_three_samples_a_later_token_is_a_sample_of_those_not_yet_seen() -> None:
-    own = [0.5, 0.3, 0.2]
-    found = {
-        tuple(tokens): (chance, q) for tokens, chance, q in listed(first_appearances(independent(float64(*own), 3)))
-    }
-    assert len(found) == 3 + 6 + 6
-    for x, y, z in permutations(range(3)):
-        second = [0.0 if token == x else share / (1 - own[x]) for token, share in enumerate(own)]
-        assert found[x, y, z][0] == pytest.approx(own[x] * own[y] * own[z], abs=1e-12)
-        assert found[x, y, -1][0] == pytest.approx(own[x] * own[y] * (2 * own[x] + own[y]), abs=1e-12)
-        assert found[x, -1, -1][0] == pytest.approx(own[x] ** 3, abs=1e-12)
-        assert found[x, y, z][1][1] == pytest.approx(second, abs=1e-12)
 
 
 @every_kind

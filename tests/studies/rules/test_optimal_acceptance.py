@@ -19,7 +19,6 @@ from studies.rules import optimal_acceptance
 from studies.rules.merged_drafts import independent, most_probable, without_replacement
 from studies.rules.optimal_acceptance import (
     drafted_trees,
-    optimal_block,
     optimal_chains,
     optimal_cover,
     optimal_selection,
@@ -52,20 +51,17 @@ def test_the_linear_program_has_the_value_of_the_closed_form(kind: str, vocab: i
 def test_only_the_set_of_tokens_matters(kind: str, k: int) -> None:
     """Also without replacement, where no set is covered more often than drafted."""
     p, q = first_distributions(kind, 4)
-    for drafts, replacement in ((independent(q, k), True), (without_replacement(q, k), False)):
-        counted: dict[frozenset[int], float] = {}
-        for tokens, chance in zip(drafts.tokens.tolist(), drafts.probability.tolist(), strict=True):
-            members = frozenset(tokens) - {-1}
-            counted[members] = counted.get(members, 0.0) + chance
-        sets = proposed_sets(q, k, replacement)
-        assert sets == pytest.approx(counted, abs=1e-12)
-        solved = optimal_selection(p, drafts).value
-        assert optimal_cover(p, sets).value == pytest.approx(solved, abs=1e-9)
-        bounds = []
-        for members in (frozenset(x for x in range(4) if number >> x & 1) for number in range(2**4)):
-            outside = sum(chance for own, chance in counted.items() if own - members)
-            bounds.append(float(p[sorted(members)].sum()) + outside)
-        assert solved == pytest.approx(min(bounds), abs=1e-9)
+    sets: dict[frozenset[int], float] = {}
+    drafts = independent(q, k)
+    for tokens, chance in zip(drafts.tokens.tolist(), drafts.probability.tolist(), strict=True):
+        sets[frozenset(tokens)] = sets.get(frozenset(tokens), 0.0) + chance
+    assert proposed_sets(q, k) == pytest.approx(sets, abs=1e-12)
+    drafts = without_replacement(q, k)
+    bounds = []
+    for members in ([x for x in range(4) if number >> x & 1] for number in range(2**4)):
+        outside = [bool({*tokens} - {-1, *members}) for tokens in drafts.tokens.tolist()]
+        bounds.append(float(p[members].sum() + drafts.probability[outside].sum()))
+    assert optimal_selection(p, drafts).value == pytest.approx(min(bounds), abs=1e-9)
 
 
 def test_many_draft_tokens_and_fixed_ones() -> None:
@@ -80,7 +76,7 @@ def test_many_draft_tokens_and_fixed_ones() -> None:
 @pytest.mark.parametrize(("vocab", "gamma"), [(4, 1), (3, 2), (2, 3)])
 def test_no_exact_rule_for_a_chain_beats_block_verification(kind: str, vocab: int, gamma: int) -> None:
     p, q = distribution_pair(kind, vocab)
-    best = optimal_block(p, q, gamma)
+    best = optimal_chains(p, q, gamma)
     assert best.gap < 1e-9
     assert expected_accepted(step_distribution(block_verification, p, q, gamma)) == pytest.approx(best.value, abs=1e-9)
     if kind == "dense" and gamma > 1:
@@ -88,9 +84,8 @@ def test_no_exact_rule_for_a_chain_beats_block_verification(kind: str, vocab: in
 
 
 @every_kind
-def test_one_chain_is_a_block_and_chains_of_one_token_are_a_selection(kind: str) -> None:
+def test_chains_of_one_token_are_a_selection(kind: str) -> None:
     p, q = distribution_pair(kind, vocab=3)
-    assert optimal_chains(p, q, 2, 1).value == pytest.approx(optimal_block(p, q, 2).value, abs=1e-9)
     assert optimal_chains(p, q, 1, 3).value == pytest.approx(smallest_cut(p(()), q(()), 3), abs=1e-9)
 
 
@@ -135,10 +130,4 @@ def test_a_solution_that_is_off_does_not_prove_the_optimum(
 
     monkeypatch.setattr(optimal_acceptance, "linprog", shifted)
     with pytest.raises(RuntimeError, match=r"the dual solution proves the optimum to .* only, not to 1e-09"):
-        optimal_block(p, q, 1) if equal else optimal_selection(p(()), independent(q(()), 2))
-
-
-def test_an_unsolved_program_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimal_acceptance, "linprog", lambda *_, **__: OptimizeResult(status=1, message="no time"))
-    with pytest.raises(RuntimeError, match=r"not solved \(no time\); try a smaller vocabulary or chain"):
-        optimal_selection(torch.ones(1).double(), independent(torch.ones(1).double(), 1))
+        optimal_chains(p, q, 1) if equal else optimal_selection(p(()), independent(q(()), 2))

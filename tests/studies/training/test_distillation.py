@@ -1,22 +1,18 @@
-"""Training for acceptance: the objectives, a training that goes on where it stopped, and the table, on tiny models."""
-
-from pathlib import Path
-from typing import Any
+"""Training for acceptance: the objectives, what the students learn from, and the table, on tiny models."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from scipy.stats import entropy
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from studies.training import distillation, distillation_training
-from studies.training.distillation_training import OBJECTIVES, RECIPES, Plan, acceptance, fit, objective_of, rate
-from studies.training.training_loop import Learner
+from studies.training import distillation
+from studies.training.distillation import OBJECTIVES, RECIPES, Plan, acceptance, fit, objective_of, rate
+from studies.training.training import Learner
 
 VOCAB = 7
-PLAN = Plan(steps=4, search_steps=1, sampled_rows=4, validation_windows=2, rows=4, length=8, save_every=2)
+PLAN = Plan(steps=4, search_steps=1, sampled_rows=4, validation_windows=2, rows=4, length=8)
 TEXT = np.random.default_rng(0).integers(VOCAB, size=600).astype(np.uint16)
 SAMPLES = torch.from_numpy(np.random.default_rng(1).integers(VOCAB, size=(6, PLAN.length + 1)))
 
@@ -54,39 +50,16 @@ def test_objectives_are_the_divergences_that_they_are_named_after(logits: tuple[
         assert torch.autograd.gradcheck(lambda x, of=objective: of(x, log_p, tokens), q)
 
 
-def students() -> dict[str, Learner[Any]]:
-    return {name: Learner(tiny(1)) for name in RECIPES}
-
-
 def test_every_student_lowers_its_own_loss() -> None:
     window = torch.from_numpy(np.random.default_rng(2).integers(VOCAB, size=(8, PLAN.length + 1)))
     log_p = tiny(0)(window[:, :-1]).logits.detach().log_softmax(-1)
-    for name, student in students().items():
-        objective = OBJECTIVES[objective_of(name)]
+    for name in RECIPES:
+        student, objective = Learner(tiny(1)), OBJECTIVES[objective_of(name)]
         values = [
             student.learn(objective(student.model(window[:, :-1]).logits, log_p, window[:, 1:]), rate(step, 30))
             for step in range(30)
         ]
         assert values[-1] < 0.9 * values[0], name
-
-
-def test_an_interrupted_training_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, whole, first, second = tiny(0), students(), students(), students()
-    fit(target, whole, TEXT, SAMPLES, PLAN, PLAN.steps)
-
-    def interrupted(step: int, steps: int) -> float:
-        if step == 3:
-            raise InterruptedError
-        return rate(step, steps)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(distillation_training, "rate", interrupted)
-        with pytest.raises(InterruptedError):
-            fit(target, first, TEXT, SAMPLES, PLAN, PLAN.steps, tmp_path)
-    fit(target, second, TEXT, SAMPLES, PLAN, PLAN.steps, tmp_path)
-    for name, student in whole.items():
-        for weight, again in zip(student.model.parameters(), second[name].model.parameters(), strict=True):
-            assert torch.equal(weight, again), name
 
 
 def test_students_of_one_objective_differ_only_by_their_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +69,7 @@ def test_students_of_one_objective_differ_only_by_their_sequences(monkeypatch: p
         seen.append((tokens, log_p))
         return logits.sum()
 
-    monkeypatch.setitem(distillation_training.OBJECTIVES, "total variation", objective)
+    monkeypatch.setitem(distillation.OBJECTIVES, "total variation", objective)
     fit(tiny(0), {name: Learner(tiny(1)) for name in ("total variation", RECIPES[-1])}, TEXT, SAMPLES, PLAN, 1)
     (text, p_text), (half, p_half) = seen
     assert text.shape == half.shape == (PLAN.rows, PLAN.length)
@@ -106,27 +79,10 @@ def test_students_of_one_objective_differ_only_by_their_sequences(monkeypatch: p
 
 
 def test_acceptance_at_temperature_0_counts_equal_argmaxes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distillation_training, "PROMPT", 3)
+    monkeypatch.setattr(distillation, "PROMPT", 3)
     target, draft = tiny(0), tiny(1)
     with torch.no_grad():
         same = target(SAMPLES[:, :-1]).logits.argmax(-1) == draft(SAMPLES[:, :-1]).logits.argmax(-1)
     found = acceptance(target, {"draft": draft, "target": target}, SAMPLES, 0.0)
     assert torch.equal(found["draft"], same[:, 2:].float())
     assert torch.equal(found["target"], torch.ones_like(found["draft"]))
-
-
-def test_a_line_has_the_differences_of_the_same_positions() -> None:
-    base = torch.rand(16, 5, generator=torch.Generator().manual_seed(0)).double()
-    betas = {"shipped": base, "cross-entropy": base + 0.1, "total variation": base + 0.3}
-    table = distillation.lines(betas, np.repeat(np.arange(8), 2)).set_index("draft")
-    assert table.over_shipped.round(12).tolist() == [0, 0.1, 0.3]
-    assert table.over_control.round(12).tolist() == [-0.1, 0, 0.2]
-    assert table.alpha["shipped"] == pytest.approx(float(base.mean()))
-    assert (table.files == 8).all()
-
-
-def test_a_student_is_shipped_only_where_both_intervals_lie_above_zero() -> None:
-    lines = [{"draft": name, "temperature": t, "over_shipped_low": low} for name, t, low in
-             (("a", 1, 0.01), ("a", 1, 0.02), ("a", 0, -0.1), ("b", 1, 0.01), ("b", 1, -0.01))]  # fmt: skip
-    table = pd.DataFrame(lines)
-    assert [distillation.is_better(table, name) for name in ("a", "b", "c")] == [True, False, False]

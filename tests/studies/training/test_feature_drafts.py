@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,22 +13,23 @@ from specnb.drafting.base import Context
 from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
 from specnb.models.loading import Pair, load_pair
 from studies import corpus
-from studies.training import feature_drafts, feature_training
-from studies.training.feature_drafts import ALL, CONTROL, betas, lines
-from studies.training.feature_training import (
+from studies.training import feature_drafts
+from studies.training.feature_drafts import (
+    CONTROL,
     DEPTHS,
     Attention,
     Parallel,
     Plan,
     Recurrent,
     Student,
+    betas,
     features,
     loss_of,
+    ship,
     students_of,
-    train,
 )
 
-PLAN = Plan(steps=4, rows=2, length=40, hidden=8, wide=8, save_every=2, compiled=False)
+PLAN = Plan(steps=4, rows=2, length=40, hidden=8, wide=8, compiled=False)
 DRAFTERS: dict[str, Any] = {
     "attention": AttentionDrafter, "recurrent": FeatureDrafter, "parallel": ParallelHeadsDrafter,
 }  # fmt: skip
@@ -66,7 +66,7 @@ def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str) -> 
     assert isinstance(student, Attention | Recurrent | Parallel)
     drafter = DRAFTERS[name](pair.target, student.head)
     tokens = torch.randint(4096, (1, 12), generator=torch.Generator().manual_seed(0))
-    states, _ = features(pair.target, tokens, PLAN.layers)
+    states, _ = features(pair.target, tokens)
     own = states if name == "attention" else states[..., -pair.target.config.hidden_size :]
     parts = student(tokens, states)
     for newest in (1, 6):
@@ -85,7 +85,7 @@ def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str) -> 
 @torch.no_grad()
 def test_positions_that_are_learnt_from_are_some_of_all(pair: Pair) -> None:
     tokens = torch.randint(4096, (2, 13), generator=torch.Generator().manual_seed(4))
-    states, log_p = features(pair.target, tokens, PLAN.layers)
+    states, log_p = features(pair.target, tokens)
     for name, student in with_random_weights(pair).items():
         for depth, (some, every) in enumerate(zip(student(tokens, states, 2), student(tokens, states), strict=True), 1):
             whole = torch.full_like(log_p, torch.nan)
@@ -98,26 +98,17 @@ def test_positions_that_are_learnt_from_are_some_of_all(pair: Pair) -> None:
 def test_the_loss_is_the_mean_over_the_positions_learnt_from(pair: Pair) -> None:
     student = students_of(pair, PLAN)["of tokens"]
     tokens = torch.randint(4096, (2, 20), generator=torch.Generator().manual_seed(1))
-    states, log_p = features(pair.target, tokens, PLAN.layers)
+    states, log_p = features(pair.target, tokens)
     q = torch.softmax(student(tokens, states)[0].logits, dim=-1)
     found = float(loss_of(student, tokens, states, log_p, torch.tensor(1.0)))
     assert found == pytest.approx(1 - float(overlap(log_p.exp(), q).mean()), abs=2e-3)  # the loss is in bfloat16
-
-
-def test_what_is_trained_is_not_trained_again(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = train(pair, PLAN, tmp_path)
-    monkeypatch.setattr(feature_training, "loss_of", None)
-    again = train(pair, PLAN, tmp_path)
-    for name, student in first.items():
-        for key, weight in student.state_dict().items():
-            assert torch.equal(weight, again[name].state_dict()[key]), (name, key)
 
 
 @torch.no_grad()
 def test_betas_of_every_depth_are_at_the_same_positions(pair: Pair) -> None:
     students = students_of(pair, PLAN)
     sequences = torch.randint(4096, (2, 41), generator=torch.Generator().manual_seed(2))
-    found = betas(pair.target, students, sequences, PLAN.layers)
+    found = betas(pair.target, students, sequences)
     assert {name: tuple(beta.shape) for name, beta in found.items()} == dict.fromkeys(students, (DEPTHS, 2, 9))
     assert torch.equal(found[CONTROL][0], found[CONTROL][3])
     states = pair.target(input_ids=sequences[:, :-1], output_hidden_states=True)
@@ -131,17 +122,12 @@ def test_betas_of_every_depth_are_at_the_same_positions(pair: Pair) -> None:
     assert float(found["recurrent"][1, 0, 35 - 31]) == pytest.approx(float(overlap(p, q)), abs=1e-5)
 
 
-def test_lines_have_every_depth_and_the_difference_to_the_control() -> None:
-    beta = torch.arange(DEPTHS * 16 * 3, dtype=torch.float32).reshape(DEPTHS, 16, 3) / 1000
-    table = lines({"recurrent": beta, CONTROL: torch.zeros_like(beta)}, np.arange(16) // 2)
-    assert table.depth.tolist() == [ALL, "1", "2", "3", "4"] * 2
-    mine = table[table.draft == "recurrent"].set_index("depth")
-    assert mine.alpha[ALL] == pytest.approx(float(beta.mean()))
-    assert mine.over_control["2"] == pytest.approx(float(beta[1].mean()))
-
-
-def test_heads_are_saved_beside_the_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_are_saved_beside_the_pair_and_what_is_trained_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feature_drafts, "folder_of", lambda *_: tmp_path / "checkpoints")
-    folders = feature_drafts.ship(PLAN, tmp_path)
+    folders = ship(PLAN, tmp_path)
     assert [folder.name for folder in folders] == ["draft-attention", "draft-recurrent", "draft-parallel"]
-    assert all((folder / "SHA256SUMS").exists() for folder in folders)
+    sums = [(folder / "SHA256SUMS").read_text() for folder in folders]
+    monkeypatch.setattr(feature_drafts, "loss_of", None)
+    assert [(folder / "SHA256SUMS").read_text() for folder in ship(PLAN, tmp_path)] == sums
