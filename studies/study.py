@@ -122,10 +122,10 @@ def is_clean(name: str) -> bool:
     return "dirty" not in (by := record_of(name)["commit"]) and by != "unknown"
 
 
-def measured_on(name: str) -> str:
+def made_on(name: str) -> str:
     """On what, when and by which code the table `name` was measured, for captions.
 
-    >>> measured_on("beam_speeds").split(", ")[0]
+    >>> made_on("beam_speeds").split(", ")[0]
     'beam_speeds: AMD EPYC'
     """
     found = record_of(name)
