@@ -27,7 +27,7 @@ from tqdm import tqdm
 from specnb.measure.statistics import Estimate
 from specnb.measure.timing import Job, device_clock, machine, time_rounds
 from specnb.models.loading import Pair
-from specnb.notebook.findings import ROOT, write
+from specnb.notebook.findings import ROOT, data_file, write
 
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers")
 CODE = ("specnb", "specnb_audit", "studies")
@@ -110,6 +110,23 @@ def record(name: str, by: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     made |= {"processor": machine(), "threads": torch.get_num_threads(), "device": device}
     made |= {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
     return made | {"packages": {package: metadata.version(package) for package in PACKAGES}}
+
+
+def record_of(name: str) -> dict[str, Any]:
+    """The record beside the committed table `name`."""
+    found: dict[str, Any] = json.loads(data_file(f"results/{name}.record.json").read_text(encoding="utf-8"))
+    return found
+
+
+def is_clean(name: str) -> bool:
+    """Whether the table `name` was made by committed code; nobody can run code that was not."""
+    return "dirty" not in (by := record_of(name)["commit"]) and by != "unknown"
+
+
+def made_on(name: str) -> str:
+    """On what, when and by which code the table `name` was measured."""
+    found = record_of(name)
+    return f"{name}: {found['processor']}, {found['threads']} thread(s), {found['date']}, commit {found['commit']}"
 
 
 def commit() -> str:
