@@ -107,11 +107,7 @@ class Evidence:
 
 
 def log_mean(logs: Array) -> Array:
-    """The logarithm of the mean over the last axis of numbers given as logarithms.
-
-    >>> float(np.exp(log_mean(np.log([[1.0, 3.0]])))[0].round(6))
-    2.0
-    """
+    """The logarithm of the mean over the last axis of numbers given as logarithms."""
     largest = logs.max(axis=-1)
     return largest + np.log(np.exp(logs - largest[..., None]).mean(axis=-1))  # type: ignore[no-any-return]
 
@@ -175,14 +171,7 @@ class Moments:
 
 
 class TotalVariationEstimate:
-    """The mean deviation of the best of J test functions; `add` takes their deviations at each token.
-
-    >>> estimate = TotalVariationEstimate()
-    >>> estimate.add(np.array([[0.2, -0.2]] * 100)).tolist()[:2]
-    [0.2, 0.2]
-    >>> round(estimate.estimate().value, 3)
-    0.2
-    """
+    """The mean deviation of the best of J test functions; `add` takes their deviations at each token."""
 
     def __init__(self) -> None:
         self.sums: Array | float = 0.0

@@ -110,13 +110,6 @@ def read_samples(file: Path) -> list[Sample]:
     """The sequences in `file`; besides lines as for `read_tokens` it may have texts, which are cut into words.
 
     Raises `ValueError` and `OSError` as `read_tokens` does.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "texts.jsonl"
-    >>> file.write_text('{"prompt": "Say", "text": " one, two"}')
-    38
-    >>> read_samples(file)
-    [Sample(prompt='Say', tokens=(' one', ',', ' two'))]
     """
     return [_sample(entries, where) for entries, where in _entries(file, f"{LINE} or {TEXT_LINE}")]
 
@@ -260,13 +253,6 @@ def lines_of(descriptor: int) -> Iterator[bytes]:
 
     Without Python's buffered reader: a thread that waits in one cannot be left behind when the program ends. Of a line
     longer than `LONGEST_LINE` only a part comes, and nothing after it.
-
-    >>> import os
-    >>> reader, writer = os.pipe()
-    >>> _ = os.write(writer, b"one\ntwo")
-    >>> os.close(writer)
-    >>> list(lines_of(reader))
-    [b'one', b'two']
     """
     begun: list[bytes] = []  # pieces of the last line
     while chunk := os.read(descriptor, 2**16):

@@ -27,9 +27,6 @@ class KnownBug:
     description  what is wrong
     reported_in  issues or projects where it was reported; "-" where it was made up for tests
     held_out     whether no bet of the audit was designed for it, so that it may judge the audit's power
-
-    >>> KnownBug("no-residual", "after a rejection p itself is sampled", "teaching code", "step").kind
-    'step'
     """
 
     name: str
@@ -63,9 +60,5 @@ class Bug(KnownBug):
 
     @property
     def in_loop(self) -> bool:
-        """Whether a part of the loop is replaced, so that rows of a batch may affect each other.
-
-        >>> Bug("no-residual", "after a rejection p itself is sampled", "teaching code", "step").in_loop
-        False
-        """
+        """Whether a part of the loop is replaced, so that rows of a batch may affect each other."""
         return self.batch is not None or self.draft_class is not None
