@@ -85,11 +85,7 @@ class Row:
 
 
 def steps_between(steps: Sequence[int], start: int, stop: int) -> list[int]:
-    """The tokens of each step that are among the tokens `start` to `stop`; a step that a border divides has a part.
-
-    >>> steps_between([3, 1, 4], 2, 6)
-    [1, 1, 2]
-    """
+    """The tokens of each step that are among the tokens `start` to `stop`; a step that a border divides has a part."""
     ends = np.cumsum(np.asarray(steps, dtype=np.int64)).clip(start, stop)
     return [int(size) for size in np.diff(ends, prepend=start) if size > 0]
 
@@ -210,7 +206,7 @@ class Bets:
         """Two mixtures of the bets `(n, K)`: on the first token of each sequence alone, where the weights are what all
         first tokens so far have shown, and on a whole sequence, where they are what earlier sequences have."""
         bets = ratios.shape[1]
-        if self.first_token is None or self.whole_sequences is None:
+        if self.first_token is None or self.whole_sequences is None or len(self.first_token.counts) != bets:
             self.first_token = Mixture(np.ones(bets))
             share = DEVIATING_SEQUENCES
             self.whole_sequences = Mixture(20 * np.array([1 - share, *[share / bets] * bets]))

@@ -26,9 +26,6 @@ class Claimed(Sampling):
     order  the filters in the order in which they are applied; those left out come last, in the order of `FILTERS`
 
     Raises what `Sampling` raises, and `ValueError` for min_p outside [0, 1] and an order with other or repeated names.
-
-    >>> Claimed(0.7, top_p=0.9, order=("top-p", "temperature")).order
-    ('top-p', 'temperature', 'top-k', 'min-p')
     """
 
     min_p: float = 0.0

@@ -38,11 +38,6 @@ class Evidence:
 
     `alternatives` names the alternative hypothesis of each bet. Each bet is made on every token, and again on each of
     `subsets` subsets of the tokens alone. Every alternative has the same weight, and so has every bet of one.
-
-    >>> evidence = Evidence(["a"], subsets=0)
-    >>> log_e = evidence.add(np.array([[2.0], [2.0]]), np.zeros((2, 0), dtype=bool))
-    >>> np.exp(log_e[:, 0]).round(2).tolist()  # the mean of 1 + s over the five strengths, and of its square
-    [1.34, 1.89]
     """
 
     def __init__(self, alternatives: list[str], subsets: int) -> None:

@@ -1,4 +1,4 @@
-"""What may explain a finding: what is wrong with the sequences themselves, other settings, bfloat16, dependence.
+"""What may explain a finding: what is wrong with the sequences themselves, other settings, dependence.
 
 None of this changes how likely an exact sampler is to be rejected: nothing here is asked unless it was rejected, or
 tokens are impossible.
@@ -7,10 +7,9 @@ tokens are impossible.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
@@ -19,33 +18,25 @@ from specnb_audit.auditor import Auditor
 from specnb_audit.bets import steps_between
 from specnb_audit.claimed import claimed_probs, is_active, other_orders, without_each
 from specnb_audit.control import found_kinds
-from specnb_audit.numerics import Numerics, crossing, in_dtype
 from specnb_audit.report import Report
 from specnb_audit.teacher_forcing import Completion, Models, Source, teacher_forced_rows
 
 REMEMBERED = 100_000
 """Tokens of sequences, prompts included, that are kept for explanations."""
 TRIED = 4_000
-BETTER = 20.0
 DEPENDENT = (100.0, 10.0)
 """A sequence whose e-value for dependence exceeds this is taken to share its noise with an earlier one; the second is
 tried where the first leaves evidence for dependence, because independent sequences are seldom taken for dependent."""
 
 
-class Remembered:
-    """Passes completions on, and keeps the first of them, up to `REMEMBERED` tokens."""
-
-    def __init__(self, completions: Iterable[Completion | None]) -> None:
-        self._source = completions
-        self.completions: list[Completion] = []
-        self._left = REMEMBERED
-
-    def __iter__(self) -> Iterator[Completion | None]:
-        for completion in self._source:
-            if completion is not None and self._left > 0:
-                self._left -= len(completion.prompt) + len(completion.tokens)
-                self.completions.append(completion)
-            yield completion
+def remembering(completions: Iterable[Completion | None], kept: list[Completion]) -> Iterator[Completion | None]:
+    """Passes completions on, and adds the first of them to `kept`, up to `REMEMBERED` tokens."""
+    left = REMEMBERED
+    for completion in completions:
+        if completion is not None and left > 0:
+            left -= len(completion.prompt) + len(completion.tokens)
+            kept.append(completion)
+        yield completion
 
 
 def likelier_settings(
@@ -59,7 +50,11 @@ def likelier_settings(
     orders, fewer = other_orders(models.sampling), without_each(models.sampling)
     if not orders and not fewer:
         return "", []
-    tried, chosen = {**orders, **fewer}, _chosen(completions, suspicious)
+    tried, chosen, size = {**orders, **fewer}, list[Completion](), 0
+    for number in sorted(range(len(completions)), key=lambda number: number not in suspicious):
+        if size < TRIED:
+            chosen.append(completions[number])
+            size += len(completions[number].tokens)
     claimed, *others = _log_likelihoods(models.target, chosen, [models.sampling, *tried.values()])
     name = list(tried)[int(np.argmax(others))]
     if max(others) == -math.inf or max(others) - claimed < math.log(len(others) / auditor.delta):
@@ -85,44 +80,6 @@ def _log_likelihoods(target: Source, completions: Sequence[Completion], settings
         for number, sampling in enumerate(settings):
             totals[number] += float(claimed_probs(logits, sampling).gather(-1, at).log().sum())
     return [float(total) for total in totals]
-
-
-def _chosen(completions: Sequence[Completion], first: Collection[int] = ()) -> list[Completion]:
-    """Sequences of `TRIED` tokens, those numbered in `first` before others."""
-    chosen, size = list[Completion](), 0
-    for number in sorted(range(len(completions)), key=lambda number: number not in first):
-        if size < TRIED:
-            chosen.append(completions[number])
-            size += len(completions[number].tokens)
-    return chosen
-
-
-@torch.inference_mode()
-def bfloat16_note(
-    report: Report, measured: Numerics | None, models: Models, completions: Sequence[Completion]
-) -> list[str]:
-    """A note if the e-value is no more than the numerics of bfloat16 explain, and they do explain the tokens.
-
-    The first holds for any small deviation. So a copy of the target in bfloat16 is compared with the target: its
-    likelihood of the tokens must be `BETTER` times as large. For tokens that deviate in another way, such as the
-    temperature, it is smaller on average.
-    """
-    target = models.target
-    if measured is None or report.violations or not len(report.running) or not isinstance(target, PreTrainedModel):
-        return []
-    if crossing(report.running * np.log(10), report.delta, measured.nats) is not None:
-        return []
-    own, rounded = (
-        _log_likelihoods(source, _chosen(completions), [models.sampling])[0]
-        for source in (target, in_dtype(target, torch.bfloat16))
-    )
-    if not rounded - own >= math.log(BETTER):
-        return []
-    return [
-        f"numerics as large as those of bfloat16 would explain the e-value (error rate {report.delta:g}), and the "
-        "target in bfloat16 fits the tokens better; if the engine computes in bfloat16, give its dtype "
-        "(--engine-dtype bfloat16)"
-    ]
 
 
 def checks_of(source: Source, completions: Sequence[Completion], auditor: Auditor, finding: bool) -> list[str]:

@@ -205,7 +205,7 @@ class Report:
             f"[{self.tv.low:.4f}, {self.tv.high:.4f}]"
         ]
         if self.control is not None:
-            lines += self.control.lines() + self._legend_lines([*self.control.shared, *self.control.only_here])
+            lines += self.control.lines()
         return lines if self.numerics is None else [*lines, f"numerics: {self.numerics}"]
 
     def _detectable_lines(self) -> list[str]:
@@ -235,11 +235,6 @@ class Report:
         """The figures of `detectable` for the kinds that would have been found at all."""
         return [value for value in self.detectable.values() if not math.isnan(value)]
 
-    def _legend_lines(self, kinds: Sequence[str]) -> list[str]:
-        """What the `kinds` mean that the lines on the diagnosis do not explain."""
-        explained = set(self._explained) if self.rejected else set()
-        return [f"  {kind}: {KINDS[kind]}" for kind in kinds if kind not in explained]
-
     @property
     def _explained(self) -> list[str]:
         """The kinds that the diagnosis explains: the violations, and the three alternatives with the most evidence."""
@@ -249,23 +244,11 @@ class Report:
     def _dependence_lines(self) -> list[str]:
         assert self.rows_alone is not None
         alone = self.rows_alone
-        rows = "row shares" if alone.sequences == 1 else "rows share"
-        found = "no deviation was found" if alone.verdict == "not rejected" else "deviations are explained by numerics"
         return [
             *self._diagnosis_lines(),
-            f"  {alone.sequences:,} {rows} no noise with an earlier one: in {counted(alone.tokens, 'token')} {found} "
-            f"(largest e-value {_power(alone.log10_e_peak)}; {alone._largest_hidden})",
+            f"  {counted(alone.sequences, 'row')} without noise of an earlier one, {counted(alone.tokens, 'token')}: "
+            f"{alone.undecided or 'no deviation was found'} (largest e-value {_power(alone.log10_e_peak)})",
         ]
-
-    @property
-    def _largest_hidden(self) -> str:
-        """What `detectable` says of all its kinds together."""
-        if not self._found:
-            return "too few tokens to find any kind of deviation"
-        missed = len(self.detectable) - len(self._found)
-        if missed:
-            return f"{missed} of {len(self.detectable)} kinds would not have been found"
-        return f"a deviation of any kind would have been found from a total variation of {max(self._found):.2f} on"
 
     @property
     def _found_after(self) -> str:
@@ -302,9 +285,12 @@ class Report:
         ]
 
     def _diagnosis_lines(self) -> list[str]:
-        lines = [f"  {name}: {VIOLATIONS[name]} ({count:,})" for name, count in self.violations.items()]
-        leading = [(name, self.by_alternative[name]) for name in self._explained if name not in self.violations]
         told = None if self.cause else self.diagnosis  # in the headline
+        lines = [
+            f"  {name} ({count:,})" + f": {VIOLATIONS[name]}" * (name != told)
+            for name, count in self.violations.items()
+        ]
+        leading = [(name, self.by_alternative[name]) for name in self._explained if name not in self.violations]
         lines += [
             f"  looks like {name} (e-value {_power(value)})" + f": {ALTERNATIVES[name]}" * (name != told)
             for name, value in leading
@@ -316,12 +302,7 @@ class Report:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """The report without the arrays per token, in JSON types; infinities and NaN are strings.
-
-        >>> from specnb_audit import audit
-        >>> audit(lambda prefix: [0.5, 0.5], [[0, 1]], prompts=[[]], progress=False).to_dict()["verdict"]
-        'not rejected'
-        """
+        """The report without the arrays per token, in JSON types; infinities and NaN are strings."""
         names = (
             "headline", "checks", "verdict", "rejected", "undecided", "diagnosis", "delta", "tokens", "sequences",
             "left_out", "found_after", "interrupted", "log10_e", "log10_e_peak",

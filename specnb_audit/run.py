@@ -19,14 +19,7 @@ from specnb_audit.auditor import SHARE, Auditor, Ends
 from specnb_audit.bets import Row
 from specnb_audit.control import compare_with_control
 from specnb_audit.engine import Engine
-from specnb_audit.explanations import (
-    Remembered,
-    audited,
-    bfloat16_note,
-    checks_of,
-    likelier_settings,
-    rows_alone,
-)
+from specnb_audit.explanations import audited, checks_of, likelier_settings, remembering, rows_alone
 from specnb_audit.numerics import Numerics
 from specnb_audit.rate import impossible_rate
 from specnb_audit.report import SUSPICIOUS, Report, counted
@@ -106,33 +99,21 @@ def audit_distributions(
 @contextmanager
 def shown(progress: Progress, expected: int | None) -> Iterator[Show]:
     """What to call after each row: moves a bar, or passes lines on."""
-    if callable(progress):
-        yield _lines(progress, expected)
-        return
-    with tqdm(total=expected, desc="audit", unit="token", delay=SOON, leave=False, disable=not progress) as bar:
+    next_at, announced = time.monotonic() + SOON, False
+    total, off = "" if expected is None else f" of {expected:,}", progress is not True
+    with tqdm(total=expected, desc="audit", unit="token", delay=SOON, leave=False, disable=off) as bar:
 
         def show(tokens: int, log10_e: float, found_after: int | None) -> None:
+            nonlocal next_at, announced
+            e_value = f"10^{log10_e:.1f}" if math.isfinite(log10_e) else "infinite"
             bar.update(tokens - bar.n)
-            bar.set_postfix_str(f"e = 10^{log10_e:.1f}", refresh=False)
+            bar.set_postfix_str(f"e = {e_value}", refresh=False)
+            if callable(progress) and (time.monotonic() >= next_at or (found_after is not None and not announced)):
+                verdict = "" if found_after is None else f"; rejected after {found_after:,}"
+                progress(f"audited {tokens:,}{total} tokens, e = {e_value}{verdict}")
+                next_at, announced = time.monotonic() + EVERY, found_after is not None
 
         yield show
-
-
-def _lines(say: Callable[[str], None], expected: int | None) -> Show:
-    next_at, announced = time.monotonic() + SOON, False
-    total = "" if expected is None else f" of {expected:,}"
-
-    def show(tokens: int, log10_e: float, found_after: int | None) -> None:
-        nonlocal next_at, announced
-        rejected = found_after is not None and not announced
-        if not rejected and time.monotonic() < next_at:
-            return
-        verdict = "" if found_after is None else f"; rejected after {found_after:,}"
-        e_value = f"10^{log10_e:.1f}" if math.isfinite(log10_e) else "infinite"
-        say(f"audited {tokens:,}{total} tokens, e = {e_value}{verdict}")
-        next_at, announced = time.monotonic() + EVERY, found_after is not None
-
-    return show
 
 
 def require_models(models: Models, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
@@ -162,13 +143,13 @@ def audit_completions(
     ready = [one for one in first if one is not None]
     numerics = engine.numerics(models.target, ready, models.sampling)
     auditor = settings.auditor(*numerics)
-    kept = Remembered(chain(first, rest))
-    rows = teacher_forced_rows(models, kept)
+    kept = list[Completion]()
+    rows = teacher_forced_rows(models, remembering(chain(first, rest), kept))
     report = audit_distributions(rows, auditor, stop=settings.stop, progress=settings.progress, expected=expected)
     if report.interrupted:
         return report
     try:
-        known = audited(auditor, kept.completions)
+        known = audited(auditor, kept)
         report = _with_rate(report, auditor, models, known, settings)
         fresh = settings.auditor(*numerics, more=(*DEPENDENCE, "wrong-length"))
         alone = rows_alone(report, models, known, fresh)
@@ -253,6 +234,4 @@ def _explained(
         return replace(report, checks=checks)
     suspicious = {one.sequence for one in (*report.impossible, *report.borderline, *report.undeclared)}
     cause, notes = likelier_settings(models, completions, suspicious, fresh)
-    if report.rejected:
-        notes += bfloat16_note(report, auditor.impossible.undeclared, models, completions)
     return replace(report, checks=checks, cause=cause if report.rejected else "", notes=notes)

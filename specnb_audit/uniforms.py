@@ -32,10 +32,6 @@ def transform(p: Tensor, score: Tensor, cell: Tensor, w: Array) -> Array:
     """U `(n,)` of the emitted `cell` `(n,)` under p `(n, C)`, cells ordered by decreasing `score` `(n, C)`.
 
     Cells with equal scores count as one; `w` `(n,)` are the uniforms W.
-
-    >>> p = torch.tensor([[0.5, 0.3, 0.2]])
-    >>> transform(p, p, torch.tensor([1]), np.array([0.5])).round(6).tolist()
-    [0.65]
     """
     emitted = score.gather(-1, cell[:, None])
     before = torch.where(score > emitted, p, 0.0).sum(dim=-1)

@@ -62,3 +62,14 @@ class Bug(KnownBug):
     def in_loop(self) -> bool:
         """Whether a part of the loop is replaced, so that rows of a batch may affect each other."""
         return self.batch is not None or self.draft_class is not None
+
+
+def registered(bugs: dict[str, Bug], reported_in: str, held_out: bool = True) -> Callable[[Rule], Rule]:
+    """Enters the rule that it decorates into `bugs`; the rule's name and docstring say which bug it has."""
+
+    def register(rule: Rule) -> Rule:
+        name, words = rule.__name__.replace("_", "-"), " ".join((rule.__doc__ or "").split())
+        bugs[name] = Bug(name, words, reported_in, "step", held_out=held_out, rule=rule)
+        return rule
+
+    return register

@@ -29,11 +29,6 @@ class Settings:
     dtype                      `float32`, `bfloat16`, or `default` for the precision that the engine chooses itself
 
     Raises `ValueError` for values outside their range.
-
-    >>> Settings(temperature=-1)
-    Traceback (most recent call last):
-        ...
-    ValueError: temperature is -1; it must be 0 (greedy) or positive and finite
     """
 
     temperature: float = 1.0

@@ -129,20 +129,23 @@ except SystemExit:
 
 GREEDY = ("--temperature", 0, "--engine-dtype", "float32")
 OPTIONS: list[tuple[tuple[object, ...], int, Callable[[dict[str, Any]], bool]]] = [
-    ((), 0, lambda found: (found["tokens"], found["sequences"], found["delta"]) == (5, 3, 1e-6)),
+    ((), 3, lambda found: (found["tokens"], found["sequences"], found["delta"]) == (5, 3, 1e-6)),
+    (("--require", "impossible:0.5"), 0, lambda found: found["undecided"] == ""),
+    (("--require", "impossible:0.3"), 3, lambda found: found["headline"].endswith("0.3 might have been missed")),
+    (("--require", "draft-leak:0.9"), 3, lambda found: "draft-leak" in found["headline"]),
     (("--eos", 2, "--eos", 3), 1, lambda found: found["violations"] == {"after-the-end": 2}),
     (("--max-new-tokens", 2), 1, lambda found: found["violations"] == {"wrong-length": 2}),
     (("--max-new-tokens", 2, "--stop"), 1, lambda found: found["tokens"] == 3),
-    (("--max-new-tokens", 2, "--ignore", "wrong-length"), 0, lambda found: found["violations"] == {}),
-    (("--delta", 0.25), 0, lambda found: found["delta"] == 0.25),
-    (("--limit", 1), 0, lambda found: found["sequences"] == 1),
-    (("--numerics-positions", 0), 0, lambda found: found["numerics"] is None),
-    (("--draft", "model"), 0, lambda found: "draft-leak" in found["detectable"]),
-    (("--alternative", "model"), 0, lambda found: "suspected-model" in found["detectable"]),
+    (("--max-new-tokens", 2, "--ignore", "wrong-length"), 3, lambda found: found["violations"] == {}),
+    (("--delta", 0.25), 3, lambda found: found["delta"] == 0.25),
+    (("--limit", 1), 3, lambda found: found["sequences"] == 1),
+    (("--numerics-positions", 0), 3, lambda found: found["numerics"] is None),
+    (("--draft", "model"), 3, lambda found: "draft-leak" in found["detectable"]),
+    (("--alternative", "model"), 3, lambda found: "suspected-model" in found["detectable"]),
     (GREEDY, 1, lambda found: found["diagnosis"] == "impossible"),
-    ((*GREEDY, "--logit-tolerance", 99), 0, lambda found: len(found["borderline"]) > 0),
+    ((*GREEDY, "--logit-tolerance", 99), 3, lambda found: len(found["borderline"]) > 0),
     ((*GREEDY, "--control", "short.jsonl"), 1, lambda found: found["control"]["source"] == "engine"),
-    (("--repetition-penalty", 1.0), 0, lambda found: found["verdict"] == "not rejected"),
+    (("--repetition-penalty", 1.0), 3, lambda found: found["verdict"] == "not rejected"),
 ]
 
 
@@ -184,7 +187,8 @@ def test_of_sequences_with_one_seed_the_first_is_audited(loaded: Path, short: Pa
             "1 sequence repeats a seed that is declared before and may share its random numbers; left out of the audit"
         )
         assert (report["tokens"], report["sequences"]) == (4, 2)
-        assert report["notes"] == [note, f"of the control, {note}"]
+        assert report["checks"][:2] == [note, f"of the control, {note}"]
+        assert report["left_out"] == 1
 
 
 def test_an_audit_while_the_pipe_is_open(model: Path) -> None:
@@ -210,7 +214,7 @@ def test_bad_settings_are_named_before_a_model_is_loaded(short: Path, monkeypatc
     bad = {"--delta": "2", "--max-new-tokens": "0", "--eos": "-1", "--seed": "-1", "--device": "tpu", "--top-p": "2"}
     bad |= {"--repetition-penalty": "1.1", "--grammar": "json", "--min-p": "2", "--filter-order": "sglang"}
     bad |= {"--limit": "0", "--ignore": "x", "--numerics-positions": "-1"}
-    bad |= {"--control": str(short.parent / "none"), "--logit-tolerance": "-3"}
+    bad |= {"--control": str(short.parent / "none"), "--logit-tolerance": "-3", "--require": "token-bias:0.1"}
     for option, value in bad.items():
         assert value in refused("audit", short, "--target", "some/name", option, value)
     assert files(short.parent) == {"short.jsonl": SHORT}
@@ -266,7 +270,7 @@ def test_whatever_stops_it_is_no_verdict(loaded: Path, short: Path, monkeypatch:
 
     monkeypatch.setattr(cli_audit, "audit_completions", part)
     status, out, _ = run(*usual)
-    assert (status, "no deviation was found" in out) == (INTERRUPTED, True)
+    assert (status, "UNDECIDED: no deviation was found, in too few tokens" in out) == (INTERRUPTED, True)
     assert run(*usual, "--eos", "2")[0] == 1
 
 
@@ -277,7 +281,7 @@ def test_closed_streams_and_full_disks(loaded: Path, short: Path, monkeypatch: p
         assert main(["audit", str(short), "--target", str(loaded), "--eos", "2"]) == 2
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", None)
-        assert main(["audit", str(short), "--target", str(loaded)]) == 0
+        assert main(["audit", str(short), "--target", str(loaded)]) == 3
     monkeypatch.setattr(sys, "stdin", None)
     assert "stdin is closed" in refused("audit", "-", "--target", loaded)
 
