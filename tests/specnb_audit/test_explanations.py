@@ -51,7 +51,7 @@ def test_an_order_that_makes_all_tokens_possible_is_named() -> None:
         (Sampling(0.5, 3, 0.9), "top-k, top-p, temperature", "llama.cpp"),
         (Claimed(0.5, top_p=0.9, min_p=0.01), "top-p, min-p, temperature", "llama.cpp"),
     ):
-        given = texts([0, 1, 2])
+        given = texts([0] * 6 + [1, 2])
         found, notes = likelier_settings(Models(constant, sampling), given, set(), Auditor())
         assert (found, len(notes)) == (of_order(names, engine), 1)
         assert f"--filter-order {engine}" in notes[0]
@@ -69,8 +69,8 @@ def test_a_filter_that_is_not_applied_is_named() -> None:
 
 
 def test_suspicious_sequences_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explanations, "TRIED", 2)
-    given = texts([0, 0], [3, 3], [2, 2])  # of which the first decides nothing
+    monkeypatch.setattr(explanations, "TRIED", 8)
+    given = texts([0] * 8, [0] * 7 + [3], [0] * 6 + [1, 2])  # of which the first decides nothing
     for suspicious, found in (
         ({2}, of_order("top-p, temperature", "llama.cpp")),
         ({1}, without("top-p")),
