@@ -70,6 +70,9 @@ DEPENDENCE = ("noise-of-texts", "same-tokens")
 LEARNED = ("token-bias", "first-token", "whole-sequences")
 """The alternatives that are learnt from earlier sequences; how large a deviation they would detect is not known."""
 
+GENERAL = {"first-token": 1.5, "whole-sequences": 1.5}
+"""Mixtures of all other bets, which lead a diagnosis only where they have so many times the decimals of the others."""
+
 POWERS = {
     "sharper": (1.1, 1.25, 1.5, 2.0, 3.0),
     "flatter": (0.9, 0.8, 0.67, 0.5),

@@ -244,10 +244,8 @@ class Bets:
                 continue
             so_far = self.sequence.intervals(model, interval)
             for lag in LAGS:
-                yield (
-                    "noise-of-steps",
-                    same_uniform_ratio(p_interval, _take(so_far, start - lag + np.arange(n)), interval),
-                )
+                earlier = _take(so_far, start - lag + np.arange(n))
+                yield "noise-of-steps", same_uniform_ratio(p_interval, earlier, interval)
             for reference in self.references:
                 earlier = _take(reference.intervals(model), start + np.arange(n))
                 yield "noise-of-texts", same_uniform_ratio(p_interval, earlier, interval)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specnb.measure.statistics import Estimate
-from specnb_audit.alternatives import ALTERNATIVES, LEARNED
+from specnb_audit.alternatives import ALTERNATIVES, GENERAL, LEARNED
 from specnb_audit.numerics import Impossible, Numerics
 from specnb_audit.rate import Rate
 
@@ -145,9 +145,9 @@ class Report:
 
     @property
     def by_alternative(self) -> dict[str, float]:
-        """Decimal logarithm of each alternative's e-value at the end, the largest first."""
+        """Decimal logarithm of each alternative's e-value at the end, the largest first (but see `GENERAL`)."""
         last = {name: float(values[-1]) for name, values in self.running_by_alternative.items()}
-        return dict(sorted(last.items(), key=lambda item: -item[1]))
+        return dict(sorted(last.items(), key=lambda item: -item[1] / GENERAL.get(item[0], 1.0)))
 
     @property
     def diagnosis(self) -> str | None:
