@@ -50,9 +50,11 @@ ALTERNATIVES = {
     "constant-uniform": "all acceptance tests use one uniform, or a generator is seeded again",
     "one-uniform": "the uniform that rejected a draft token also samples the recovered token",
     "shared-noise": "the uniform that sampled a rejected draft token also samples the recovered token",
-    "noise-of-steps": "the uniform of one token is used again for a later token of the same sequence",
+    "noise-of-steps": "the uniform of one token, or of one step, is used again later in the same sequence",
     "noise-of-texts": "the uniforms of one sequence are used again for a later one",
     "same-tokens": "a sequence repeats the tokens of an earlier one",
+    "first-token": "only the first new token deviates: is a token missing between prompt and tokens?",
+    "whole-sequences": "some sequences deviate from their beginning on and others do not: requests with other settings",
     "suspected-model": "tokens follow the distribution of the suspected model given as alternative",
     "along-p": "the probability p of the tokens deviates, in no way that is listed here",
     "along-q/p": "the ratio q/p of the tokens deviates, in no way that is listed here",
@@ -65,8 +67,11 @@ ALTERNATIVES = {
 DEPENDENCE = ("noise-of-texts", "same-tokens")
 """The alternatives where each sequence may have the right distribution, and sequences are not independent."""
 
-LEARNED = ("token-bias",)
+LEARNED = ("token-bias", "first-token", "whole-sequences")
 """The alternatives that are learnt from earlier sequences; how large a deviation they would detect is not known."""
+
+GENERAL = {"first-token": 1.5, "whole-sequences": 1.5}
+"""Mixtures of all other bets, which lead a diagnosis only where they have so many times the decimals of the others."""
 
 POWERS = {
     "sharper": (1.1, 1.25, 1.5, 2.0, 3.0),
@@ -93,12 +98,6 @@ def alternative_distributions(condensed: CondensedDistributions, occurred: Tenso
     """Pairs of a name in `ALTERNATIVES` and distributions `(m, n, C)` on the cells, always in the same order.
 
     `occurred` `(n, C)` marks the cells whose token occurred before.
-
-    >>> p = torch.tensor([[0.5, 0.3, 0.2]])
-    >>> condensed = condense_distributions(torch.tensor([0]), p, p)
-    >>> name, r = next(alternative_distributions(condensed, torch.zeros(1, 5, dtype=torch.bool)))
-    >>> name, r.tolist()
-    ('argmax', [[[1.0, 0.0, 0.0, 0.0, 0.0]]])
     """
     p, cells, sizes = condensed.p, condensed.p.shape[-1], condensed.sizes.clamp_min(1).to(condensed.p.dtype)
     yield "argmax", _argmax(p)[None]
@@ -259,10 +258,6 @@ def condense_distributions(
     """Distributions `(n, vocab)` and the consecutive `tokens` `(n,)` emitted there, on `likely` + 2 cells.
 
     Which tokens get a cell depends on the distributions alone. `previous_token` stands before the first of `tokens`.
-
-    >>> p = torch.tensor([[0.5, 0.2, 0.2, 0.1]])
-    >>> condense_distributions(torch.tensor([3]), p, p, likely=1).p.tolist()
-    [[0.5, 0.0, 0.5]]
     """
     score = torch.maximum(p, previous_p)
     for probs in (q, raw):
@@ -311,16 +306,7 @@ def _cell(ids: Tensor, larger: Tensor, tokens: Tensor) -> Tensor:
 
 
 class Frequencies:
-    """How often each token came, and how often it should have come, over all sequences so far.
-
-    >>> p, tokens = torch.tensor([[0.5, 0.5]]).expand(40, -1), torch.zeros(40, dtype=torch.int64)
-    >>> frequencies = Frequencies()
-    >>> frequencies.bets(p, tokens)[0][:, 0].tolist()  # nothing is known yet
-    [1.0, 1.0]
-    >>> frequencies.begin()
-    >>> frequencies.bets(p, tokens)[0][:, 0].round(2).tolist()
-    [1.95, 1.95]
-    """
+    """How often each token came, and how often it should have come, over all sequences so far."""
 
     def __init__(self) -> None:
         self.counts: Tensor | None = None  # (2, vocab): seen and expected

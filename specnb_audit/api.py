@@ -87,9 +87,9 @@ def assert_exact(target: Source, completions: Sequence[Sequence[int]], **setting
     >>> assert_exact(lambda prefix: [0.5, 0.5, 0.0], [[0, 2]], prompts=[[]])
     Traceback (most recent call last):
         ...
-    AssertionError: audit of 2 tokens in 1 sequence, false-alarm rate at most 1e-06; 1 of 2 tokens is impossible (50%)
-    REJECTED after 2 tokens: the tokens do not have the target's distribution
-      impossible: a token has probability zero under the settings claimed (1)
+    AssertionError: REJECTED after 2 tokens: a token has probability zero under the settings claimed
+    audit of 2 tokens in 1 sequence, false-alarm rate at most 1e-06; 1 of 2 tokens is impossible (50%)
+      impossible (1)
     e-value: infinite
     impossible: sequence 0, position 1: token 2
     ...

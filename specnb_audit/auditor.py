@@ -13,10 +13,14 @@ from specnb_audit.alternatives import ALTERNATIVES, LEARNED
 from specnb_audit.bets import Bets, CutoffGap, Row, steps_between
 from specnb_audit.evidence import Evidence, TotalVariationEstimate, log_mean
 from specnb_audit.numerics import Impossible, ImpossibleTokens, Numerics, crossing
+from specnb_audit.rate import Rate
 from specnb_audit.report import VIOLATIONS, Report
 
 Ends = int | Iterable[int] | None
 POSITION_GROUPS = (0, 1, 4, 16, 64, 256, 1024)  # first position of each
+SHARE = 0.01
+"""The part of `delta` that the number of impossible tokens has, where numerics explain the size of each: half of it for
+the bet on it, and half for the comparison with a control."""
 
 
 class Auditor:
@@ -76,6 +80,8 @@ class Auditor:
         self.impossible = ImpossibleTokens(numerics, undeclared)
         self.crossed_after: int | None = None  # number of tokens after which the e-value passed 1/delta
         self.numerics_only = False
+        self.certain = True  # whether every possible token so far had probability 1
+        self.rate: Rate | None = None
         self.tokens = self.sequences = self.offset = 0
         self.ended = self.wrong_length = False
 
@@ -101,7 +107,9 @@ class Auditor:
             raise ValueError(
                 "some sequences come with a draft's distributions or with steps and others do not; give them for all"
             )
-        zero = row.p.gather(-1, _tokens(row)[:, None])[:, 0].numpy(force=True) == 0
+        own = row.p.gather(-1, _tokens(row)[:, None])[:, 0].numpy(force=True)
+        zero = own == 0
+        self.certain = self.certain and bool((zero | (own == 1)).all())
         ratios = np.where(zero[:, None], 1.0, bets.ratios)
         log_e = self.evidence.add(ratios, bets.masks)
         self.distance.add(bets.deviations)
@@ -143,6 +151,9 @@ class Auditor:
             self._violation("wrong-length", self.tokens + after, 1)
 
     def _record_impossible(self, row: Row, zeros: NDArray[np.intp]) -> None:
+        if row.q is not None:
+            drafted = [at for at in zeros.tolist() if row.q[at, int(row.tokens[at])] == row.q[at].max() > 0]
+            self.impossible.drafted = (self.impossible.drafted or 0) + len(drafted)
         for at in zeros.tolist():
             gap = row.cutoff_gaps.get(self.offset + at, CutoffGap(float("nan"), float("nan")))
             if self.impossible.add(Impossible(self.sequences - 1, self.offset + at, int(row.tokens[at]), *gap)) == (
@@ -160,14 +171,22 @@ class Auditor:
     def _update_verdict(self, log_e: NDArray[np.float64]) -> None:
         if self.crossed_after is None:
             nats = 0.0 if self.numerics is None else self.numerics.nats
-            self.crossed_after = crossing(log_e, self.delta, nats, self.tokens)
+            self.crossed_after = crossing(log_e, self.delta * (1 - SHARE * (nats > 0)), nats, self.tokens)
             self.numerics_only = self.numerics_only or crossing(log_e, self.delta, 0.0, self.tokens) is not None
 
     def excuse_impossible(self) -> None:
         """Takes back that impossible tokens are violations: a control has as many, and as large ones."""
-        self.impossible.excuse()
+        self.impossible.move("undeclared", "violations")
         self.violations.pop("impossible", None)
         self.violated_after.pop("impossible", None)
+
+    def convict_impossible(self, rate: Rate, after: int | None) -> None:
+        """Makes violations of impossible tokens that numerics explain one by one; `after` tokens that is known."""
+        self.rate = rate
+        if after is not None:
+            explained = self.impossible.counts["borderline"] + self.impossible.counts["undeclared"]
+            self.impossible.move("violations", "borderline", "undeclared")
+            self._violation("impossible", after, explained)
 
     @property
     def found_after(self) -> int | None:
@@ -217,6 +236,8 @@ class Auditor:
             borderline=self.impossible.listed["borderline"],
             undeclared=self.impossible.listed["undeclared"],
             impossible_summary=self.impossible.summary(self.tokens),
+            rate=self.rate,
+            certain=self.certain,
             breakdown={} if nothing or not names else self._breakdown(logs),
             detectable=self._detectable() if detect and nothing and not self.numerics_only else {},
             numerics=self.numerics,

@@ -6,7 +6,7 @@ sequences) depends only on tokens that were judged before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb_audit.alternatives import (
+    DEPENDENCE,
     CondensedDistributions,
     Frequencies,
+    Verification,
     alternative_distributions,
     condense_distributions,
     greater_mask,
@@ -28,7 +30,9 @@ from specnb_audit.uniforms import (
     CumulativeMass,
     Histogram,
     Interval,
+    Likely,
     fixed_bets,
+    same_race_ratio,
     same_uniform_ratio,
     transform,
     within_step_ratios,
@@ -42,6 +46,10 @@ STREAM = int.from_bytes(b"specnb.audit", "big")
 EARLY, LATE = 4, 32  # bets are also made on the first 4 tokens of a sequence alone, and on those from offset 32 on
 KEPT = 1000
 """Different prompts, and batches, whose last sequence is remembered for comparison with the next one of the same."""
+RACING = 32
+"""The likeliest tokens of each position that are remembered for samplers that race."""
+DEVIATING_SEQUENCES = 0.02
+"""The share of sequences that are taken to deviate as a whole before any is seen; it counts as much as 20 of them."""
 TOP_P_BETS = [number for number, edge in enumerate(EDGES) if edge >= 0.5]
 """The fixed bets along p that put all mass on the likeliest part of p, as an unclaimed top-p does."""
 
@@ -61,9 +69,6 @@ class Row:
     continues    whether it continues the sequence of the row before
     more         whether the next row continues it
     batch        a number or name that sequences generated together share; None if that is unknown
-
-    >>> Row([1, 0], torch.full((2, 2), 0.5)).tokens
-    [1, 0]
     """
 
     tokens: Sequence[int]
@@ -80,11 +85,7 @@ class Row:
 
 
 def steps_between(steps: Sequence[int], start: int, stop: int) -> list[int]:
-    """The tokens of each step that are among the tokens `start` to `stop`; a step that a border divides has a part.
-
-    >>> steps_between([3, 1, 4], 2, 6)
-    [1, 1, 2]
-    """
+    """The tokens of each step that are among the tokens `start` to `stop`; a step that a border divides has a part."""
     ends = np.cumsum(np.asarray(steps, dtype=np.int64)).clip(start, stop)
     return [int(size) for size in np.diff(ends, prepend=start) if size > 0]
 
@@ -126,6 +127,8 @@ class Bets:
         self.references: tuple[_History, _History] = (_History(), _History())
         self.last_with_prompt: dict[tuple[int, ...], _History] = {}
         self.last_in_batch: dict[int | str | None, _History] = {}
+        self.first_token: Mixture | None = None
+        self.whole_sequences: Mixture | None = None
 
     def begin(self, prompt: Sequence[int], batch: int | str | None = None) -> None:
         """Begins a new sequence. What is kept of earlier ones does not grow with the vocabulary.
@@ -133,10 +136,14 @@ class Bets:
         It is compared with the last one of its batch, or with the one before where there is none or that is unknown.
         """
         self.frequencies.begin()
-        before, self.sequence, self.previous_p = self.sequence, _History(prompt=list(prompt)), None
+        if self.references[0].batch is None:
+            self.references[0].races = []
+        before, self.sequence, self.previous_p = self.sequence, _History(list(prompt), batch), None
         with_prompt = _exchanged(self.last_with_prompt, tuple(prompt), self.sequence)
         in_batch = None if batch is None else _exchanged(self.last_in_batch, batch, self.sequence)
         self.references = (in_batch or before, with_prompt or _History())
+        if self.whole_sequences is not None:
+            self.whole_sequences.learn()
 
     def bets_on(self, row: Row) -> RowBets:
         """The bets on `row`, a piece of the sequence begun last, whose tokens and distributions have been checked."""
@@ -154,13 +161,17 @@ class Bets:
         bets += [("token-bias", ratio) for ratio in biased]
         deviations += [*more]
         bets += self._on_reused_uniforms(tokens, p_interval, q_interval)
+        bets += [("noise-of-texts", self._same_race(row.p, tokens))]
+        if row.steps is not None:
+            bets += [("noise-of-steps", ratio) for ratio in self._carried(row, condensed, p_interval, q_interval)]
         if row.q is not None and q_mass is not None:
             within_step = within_step_ratios(row.p, row.q, tokens, q_mass)
             bets += zip(("one-uniform", "shared-noise"), within_step, strict=True)
         if row.suspected is not None:
             bets += [("suspected-model", _ratio_at(row.suspected, row.p, tokens))]
+        bets += self._learnt(np.stack([ratio for name, ratio in bets if name not in DEPENDENCE], axis=1))
         masks, step_positions = self._subsets(row)
-        self.sequence.extend(row, p_interval, q_interval)
+        self.sequence.extend(row, p_interval, q_interval, condensed)
         self.previous_p = row.p[-1:].clone()
         names, ratios = zip(*bets, strict=True)
         return RowBets(list(names), np.stack(ratios, 1), np.stack(deviations, 1), masks, step_positions)
@@ -188,7 +199,22 @@ class Bets:
         yield from zip(names, ratios, strict=True)
         constant = [ratio for name, ratio in zip(names, ratios, strict=True) if name == "constant-uniform"]
         if constant:
-            yield "constant-uniform", self.sequence.adaptive_mixture(np.stack(constant, axis=1))
+            self.sequence.constant = self.sequence.constant or Mixture(np.ones(len(constant)))
+            yield "constant-uniform", self.sequence.constant.mean(np.stack(constant, axis=1))
+
+    def _learnt(self, ratios: Array) -> Iterator[tuple[str, Array]]:
+        """Two mixtures of the bets `(n, K)`: on the first token of each sequence alone, where the weights are what all
+        first tokens so far have shown, and on a whole sequence, where they are what earlier sequences have."""
+        bets = ratios.shape[1]
+        if self.first_token is None or self.whole_sequences is None or len(self.first_token.counts) != bets:
+            self.first_token = Mixture(np.ones(bets))
+            share = DEVIATING_SEQUENCES
+            self.whole_sequences = Mixture(20 * np.array([1 - share, *[share / bets] * bets]))
+        first = np.ones(len(ratios))
+        if not self.sequence.tokens:
+            first[0] = self.first_token.mean(ratios[:1])[0]
+        yield "first-token", first
+        yield "whole-sequences", self.whole_sequences.mean(np.pad(ratios, ((0, 0), (1, 0)), constant_values=1.0))
 
     def _on_transforms(
         self, condensed: CondensedDistributions, p_interval: Interval, deviations: list[Array]
@@ -218,9 +244,10 @@ class Bets:
                 continue
             so_far = self.sequence.intervals(model, interval)
             for lag in LAGS:
-                yield "noise-of-steps", same_uniform_ratio(p_interval, _slice(so_far, start - lag, n), interval)
+                earlier = _take(so_far, start - lag + np.arange(n))
+                yield "noise-of-steps", same_uniform_ratio(p_interval, earlier, interval)
             for reference in self.references:
-                earlier = _slice(reference.intervals(model), start, n)
+                earlier = _take(reference.intervals(model), start + np.arange(n))
                 yield "noise-of-texts", same_uniform_ratio(p_interval, earlier, interval)
         for reference in self.references:
             expected = np.full(n, -1)
@@ -229,6 +256,71 @@ class Bets:
             width = np.where(p_interval.width > 0, p_interval.width, 1.0)
             hit = np.where(expected == tokens.numpy(force=True), 1 / width, 0.0)
             yield "same-tokens", np.where(expected >= 0, hit, 1.0)
+
+    def _same_race(self, p: Tensor, tokens: Tensor) -> Array:
+        """Compares with the last sequence of the batch, or the one before, at the same offset."""
+        n, start, reference = len(tokens), len(self.sequence.tokens), self.references[0]
+        ids, probs = reference.likely()
+        at = slice(start, start + n)
+        missing = n - len(ids[at])
+        likely = Likely(*(np.pad(known[at], ((0, missing), (0, 0))) for known in (ids, probs)))
+        before = np.pad(np.array(reference.tokens[at], dtype=np.int64), (0, missing))
+        columns = torch.from_numpy(np.column_stack([before, likely.ids])).to(p.device)
+        here = p.gather(-1, columns).double().numpy(force=True)
+        earlier = _take(reference.intervals(0), start + np.arange(n)).width
+        return same_race_ratio(here[:, 1:], here[:, 0], likely, earlier, before == tokens.numpy(force=True))
+
+    def _carried(
+        self, row: Row, condensed: CondensedDistributions, p_interval: Interval, q_interval: Interval | None
+    ) -> Iterator[Array]:
+        """Bets that a uniform of the step before is used again: at the same position, or its last one for the first.
+
+        It sampled a token there, or tested one; here it samples one, or tests the draft token.
+        """
+        assert row.steps is not None
+        before, same, last = self.sequence.step, list[int](), list[int]()
+        for size in row.steps:
+            same += [before[0] + at if at < before[1] else -1 for at in range(size)]
+            last += [before[0] + before[1] - 1, *[-1] * (size - 1)]
+            before = (before[0] + before[1], size)
+        self.sequence.step = before
+        tested, test = self._tested(row, condensed)
+        so_far = self.sequence.intervals(0, p_interval)
+        for interval, model in ((p_interval, 0), (q_interval, 1)):
+            if interval is not None:
+                yield same_uniform_ratio(p_interval, _take(self.sequence.intervals(model, interval), same), interval)
+                yield same_uniform_ratio(p_interval, _take(so_far, last), interval)
+        if tested is not None and test is not None:
+            self.sequence.tested = Interval(*map(np.concatenate, zip(self.sequence.tested, tested, strict=True)))
+            for earlier in (_take(self.sequence.tested, same), _take(self.sequence.tested, last), _take(so_far, last)):
+                yield test(earlier)
+
+    def _tested(
+        self, row: Row, condensed: CondensedDistributions
+    ) -> tuple[Interval, Callable[[Interval], Array]] | tuple[None, None]:
+        """The uniform that tested each draft token, as far as the tokens tell; and the bets, given that it is known."""
+        if condensed.q is None or row.steps is None:
+            return None, None
+        step, p = Verification(condensed.p, condensed.q), condensed.at_token(condensed.p)
+        weight = condensed.q * (1 - step.accept_prob)
+        rejected = (weight * step.accept_prob).sum(dim=-1) / weight.sum(dim=-1).clamp_min(1e-30)
+        high = condensed.at_token(step.accept_prob).double().numpy(force=True).copy()
+        low, end, longest = np.zeros(len(high)), 0, self.longest_step
+        for size in row.steps:
+            end, full = end + size, size >= longest
+            longest = max(longest, size)
+            low[end - 1], high[end - 1] = (0.0, 0.0) if full else (float(rejected[end - 1]), 1.0)
+
+        def bets(earlier: Interval) -> Array:
+            below, width = (torch.from_numpy(one).to(p)[:, None] for one in (earlier.low, earlier.width))
+            known = (width[:, 0] > 0) & (p > 0)
+            chance = ((step.accept_prob - below) / width.where(width > 0, 1.0)).clamp(0, 1)
+            accepted = condensed.q * chance
+            r = accepted + (1 - accepted.sum(dim=-1, keepdim=True)).clamp_min(0) * step.residual
+            ratio = condensed.at_token(r) / p.where(known, 1.0)
+            return ratio.where(known, 1.0).double().numpy(force=True)  # type: ignore[no-any-return]
+
+        return Interval(low, high), bets
 
     def _subsets(self, row: Row) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         """The masks of `RowBets`: early and late tokens; with steps, the first, inner and last positions of a step,
@@ -260,20 +352,63 @@ def _exchanged(last: dict[Any, _History], key: Any, sequence: _History) -> _Hist
     return before
 
 
-class _History:
-    """What is kept of a sequence: its tokens, and the intervals of their uniforms under p and q."""
+class Mixture:
+    """A mixture of bets, weighted by what each has gained so far; `counts` are the weights at first."""
 
-    def __init__(self, prompt: list[int] | None = None) -> None:
+    def __init__(self, counts: Array) -> None:
+        self.counts = counts
+        self.log_weight: Array = np.log(counts)
+
+    def mean(self, ratios: Array) -> Array:
+        """The mean `(n,)` of the bets `(n, K)`, each of which is staked almost whole."""
+        staked = np.log(0.05 + 0.95 * ratios)
+        gained = self.log_weight + np.concatenate([np.zeros((1, ratios.shape[1])), staked.cumsum(axis=0)])
+        self.log_weight = gained[-1]
+        weight = np.exp(gained[:-1] - gained[:-1].max(axis=1, keepdims=True))
+        mean: Array = (weight * np.exp(staked)).sum(axis=1) / weight.sum(axis=1)
+        return mean
+
+    def learn(self) -> None:
+        """Begins a new sequence, whose weights are how often each bet was right in those before."""
+        weight = np.exp(self.log_weight - self.log_weight.max())
+        self.counts = self.counts + weight / weight.sum()
+        self.log_weight = np.log(self.counts)
+
+
+class _History:
+    """What is kept of a sequence: its tokens, and the intervals of their uniforms under p and q.
+
+    step      first token and size of the last step, and `tested` the uniforms that tested each token
+    constant  the mixture of bets on one uniform for all tests
+    batch     the sequences generated together with it
+    """
+
+    def __init__(self, prompt: list[int] | None = None, batch: int | str | None = None) -> None:
         self.prompt = prompt or []
+        self.batch = batch
         self.tokens: list[int] = []
         self.pieces: tuple[list[Interval], list[Interval]] = ([], [])
-        self.log_weight: Array | float = 0.0
+        self.races: list[tuple[NDArray[np.int64], Array]] = []
+        self.step = (0, 0)
+        self.tested = Interval(np.empty(0), np.empty(0))
+        self.constant: Mixture | None = None
 
-    def extend(self, row: Row, p_interval: Interval, q_interval: Interval | None) -> None:
+    def extend(
+        self, row: Row, p_interval: Interval, q_interval: Interval | None, condensed: CondensedDistributions
+    ) -> None:
         self.tokens += [int(token) for token in row.tokens]
         self.pieces[0].append(p_interval)
         if q_interval is not None:
             self.pieces[1].append(q_interval)
+        single = condensed.p[:, :-2]
+        probs, at = single.topk(min(RACING, single.shape[1]), dim=-1, sorted=False)
+        self.races.append((condensed.ids.gather(-1, at).int().numpy(), probs.float().numpy()))
+
+    def likely(self) -> Likely:
+        """The likeliest tokens at each position."""
+        if not self.races:
+            return Likely(np.empty((0, 0), np.int64), np.empty((0, 0)))
+        return Likely(*(np.concatenate(column) for column in zip(*self.races, strict=True)))
 
     def intervals(self, model: int, more: Interval | None = None) -> Interval:
         """Of all tokens so far, under p (`model` 0) or q (1), followed by `more`."""
@@ -292,15 +427,6 @@ class _History:
         first[known] = 0
         return first[ids] <= positions[:, None]
 
-    def adaptive_mixture(self, ratios: Array) -> Array:
-        """The mean `(n,)` of the bets `(n, U)`, weighted by what each has gained in this sequence so far."""
-        staked = np.log(0.05 + 0.95 * ratios)
-        gained = self.log_weight + np.concatenate([np.zeros((1, ratios.shape[1])), staked.cumsum(axis=0)])
-        self.log_weight = gained[-1]
-        weight = np.exp(gained[:-1] - gained[:-1].max(axis=1, keepdims=True))
-        mean: Array = (weight * np.exp(staked)).sum(axis=1) / weight.sum(axis=1)
-        return mean
-
 
 def _ratio_at(r: Tensor, p: Tensor, tokens: Tensor) -> Array:
     """r(x)/p(x) `(n,)` at `tokens`, and 1 where p is 0."""
@@ -316,11 +442,9 @@ def _with_p_where_nothing_was_drafted(row: Row) -> Row:
     return replace(row, q=torch.where(mass > 0, row.q, row.p)) if bool((mass == 0).any()) else row
 
 
-def _slice(intervals: Interval, start: int, n: int) -> Interval:
-    """Entries `start` to `start + n`; empty intervals outside."""
-    index = start + np.arange(n)
-    inside = (index >= 0) & (index < len(intervals.low))
-    index = np.where(inside, index, 0)
-    if len(intervals.low) == 0:
-        return Interval(np.zeros(n), np.zeros(n))
-    return Interval(intervals.low[index], np.where(inside, intervals.high[index], intervals.low[index]))
+def _take(intervals: Interval, index: Sequence[int] | NDArray[np.int64]) -> Interval:
+    """Entries `index` of the intervals; empty ones outside."""
+    at = np.asarray(index, dtype=np.int64)
+    inside = (at >= 0) & (at < len(intervals.low))
+    low, high = (np.append(ends, 0.0)[np.where(inside, at, -1)] for ends in intervals)
+    return Interval(low, high)

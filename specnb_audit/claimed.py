@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,9 +26,6 @@ class Claimed(Sampling):
     order  the filters in the order in which they are applied; those left out come last, in the order of `FILTERS`
 
     Raises what `Sampling` raises, and `ValueError` for min_p outside [0, 1] and an order with other or repeated names.
-
-    >>> Claimed(0.7, top_p=0.9, order=("top-p", "temperature")).order
-    ('top-p', 'temperature', 'top-k', 'min-p')
     """
 
     min_p: float = 0.0
@@ -85,12 +82,7 @@ def _is_off(value: Any, off: Any) -> bool:
 
 
 def claimed_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`; as `standardise`, in its order.
-
-    >>> logits = torch.tensor([0.6, 0.3, 0.1]).log()
-    >>> claimed_probs(logits, Claimed(min_p=0.4)).round(decimals=2)
-    tensor([0.6700, 0.3300, 0.0000])
-    """
+    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`."""
     if not isinstance(sampling, Claimed) or sampling.temperature == 0:
         return standardise(logits, sampling)
     for name in sampling.order:
@@ -100,22 +92,28 @@ def claimed_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     return standardise(logits)
 
 
+OFF: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1.0},
+    "top-k": {"top_k": None},
+    "top-p": {"top_p": 1.0},
+    "min-p": {"min_p": 0.0},
+}
+"""What switches off each filter."""
+
+
 def is_active(sampling: Sampling, name: str) -> bool:
     """Whether the filter `name` of `FILTERS` changes anything under the settings of `sampling`."""
-    return {
-        "temperature": sampling.temperature != 1,
-        "top-k": sampling.top_k is not None,
-        "top-p": sampling.top_p < 1,
-        "min-p": isinstance(sampling, Claimed) and sampling.min_p > 0,
-    }[name]
+    return any(getattr(sampling, field, off) != off for field, off in OFF[name].items())
 
 
 def _only(sampling: Sampling, name: str) -> Sampling:
-    return {
-        "temperature": Sampling(sampling.temperature),
-        "top-k": Sampling(top_k=sampling.top_k),
-        "top-p": Sampling(top_p=sampling.top_p),
-    }[name]
+    return Sampling(**{field: getattr(sampling, field) for field in OFF[name]})
+
+
+def without_each(sampling: Sampling) -> dict[str, Sampling]:
+    """The same settings without one of the filters claimed, by the name of that filter."""
+    active = [name for name in FILTERS if is_active(sampling, name)]
+    return {name: replace(sampling, **OFF[name]) for name in active}
 
 
 def _min_p(logits: Tensor, min_p: float) -> Tensor:
@@ -124,11 +122,7 @@ def _min_p(logits: Tensor, min_p: float) -> Tensor:
 
 
 def other_orders(sampling: Sampling) -> dict[str, Claimed]:
-    """The same settings in the other orders of `ENGINE_ORDERS`, by engine; empty where the order makes no difference.
-
-    >>> list(other_orders(Sampling(0.7, top_p=0.9)))
-    ['llama.cpp']
-    """
+    """The same settings in the other orders of `ENGINE_ORDERS`, by engine; empty where it makes no difference."""
     active = [name for name in FILTERS if is_active(sampling, name)]
     if sampling.temperature == 0 or len(active) < 2:
         return {}
@@ -156,11 +150,7 @@ class CutoffGap(NamedTuple):
 
 
 def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
-    """How far `token` is from the tokens that `sampling` keeps, by `logits` `(vocab,)`; zeros if it is kept.
-
-    >>> cutoff_gap(torch.tensor([2.0, 1.0]), Sampling(temperature=0), 1)
-    CutoffGap(logit=1.0, mass=0.0)
-    """
+    """How far `token` is from the tokens that `sampling` keeps, by `logits` `(vocab,)`; zeros if it is kept."""
     now = logits.double()
     if sampling.temperature == 0:
         return CutoffGap(float((now.max() - now[token]).clamp_min(0)), 0.0)

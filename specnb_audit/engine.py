@@ -22,9 +22,6 @@ class Aim:
     ignore     kinds that are left out: names in `specnb_audit.alternatives.ALTERNATIVES`, and of violations
     suspected  a model that may have been used instead of the target (quantised weights, say), or a function as for the
                target: adds the likelihood ratio against it
-
-    >>> Aim(ignore=("same-tokens",)).ignore
-    ('same-tokens',)
     """
 
     ignore: tuple[str, ...] = ()
@@ -46,11 +43,6 @@ class Engine:
 
     Raises `ValueError` for a tolerance below 0 and for positions that are no whole number from 0, and `TypeError` for a
     dtype that is not one of floating point.
-
-    >>> Engine(logit_tolerance=-1)
-    Traceback (most recent call last):
-        ...
-    ValueError: logit_tolerance is -1; it must be 0 or more, in units of logits
     """
 
     dtype: torch.dtype | None = None

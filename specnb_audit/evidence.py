@@ -38,11 +38,6 @@ class Evidence:
 
     `alternatives` names the alternative hypothesis of each bet. Each bet is made on every token, and again on each of
     `subsets` subsets of the tokens alone. Every alternative has the same weight, and so has every bet of one.
-
-    >>> evidence = Evidence(["a"], subsets=0)
-    >>> log_e = evidence.add(np.array([[2.0], [2.0]]), np.zeros((2, 0), dtype=bool))
-    >>> np.exp(log_e[:, 0]).round(2).tolist()  # the mean of 1 + s over the five strengths, and of its square
-    [1.34, 1.89]
     """
 
     def __init__(self, alternatives: list[str], subsets: int) -> None:
@@ -107,11 +102,7 @@ class Evidence:
 
 
 def log_mean(logs: Array) -> Array:
-    """The logarithm of the mean over the last axis of numbers given as logarithms.
-
-    >>> float(np.exp(log_mean(np.log([[1.0, 3.0]])))[0].round(6))
-    2.0
-    """
+    """The logarithm of the mean over the last axis of numbers given as logarithms."""
     largest = logs.max(axis=-1)
     return largest + np.log(np.exp(logs - largest[..., None]).mean(axis=-1))  # type: ignore[no-any-return]
 
@@ -175,14 +166,7 @@ class Moments:
 
 
 class TotalVariationEstimate:
-    """The mean deviation of the best of J test functions; `add` takes their deviations at each token.
-
-    >>> estimate = TotalVariationEstimate()
-    >>> estimate.add(np.array([[0.2, -0.2]] * 100)).tolist()[:2]
-    [0.2, 0.2]
-    >>> round(estimate.estimate().value, 3)
-    0.2
-    """
+    """The mean deviation of the best of J test functions; `add` takes their deviations at each token."""
 
     def __init__(self) -> None:
         self.sums: Array | float = 0.0

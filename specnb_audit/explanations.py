@@ -1,4 +1,4 @@
-"""What may explain a finding, tried once there is one: another order of the filters, rounding in bfloat16, dependence.
+"""What may explain a finding: what is wrong with the sequences themselves, other settings, dependence.
 
 None of this changes how likely an exact sampler is to be rejected: nothing here is asked unless it was rejected, or
 tokens are impossible.
@@ -10,73 +10,64 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
 from specnb_audit.alternatives import DEPENDENCE
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import steps_between
-from specnb_audit.claimed import claimed_probs, is_active, other_orders
-from specnb_audit.numerics import Numerics, crossing, in_dtype
+from specnb_audit.claimed import claimed_probs, is_active, other_orders, without_each
+from specnb_audit.control import found_kinds
 from specnb_audit.report import Report
 from specnb_audit.teacher_forcing import Completion, Models, Source, teacher_forced_rows
 
 REMEMBERED = 100_000
 """Tokens of sequences, prompts included, that are kept for explanations."""
 TRIED = 4_000
-BETTER = 20.0
 DEPENDENT = (100.0, 10.0)
 """A sequence whose e-value for dependence exceeds this is taken to share its noise with an earlier one; the second is
 tried where the first leaves evidence for dependence, because independent sequences are seldom taken for dependent."""
 
 
-class Remembered:
-    """Passes completions on, and keeps the first of them, up to `REMEMBERED` tokens.
+def remembering(completions: Iterable[Completion | None], kept: list[Completion]) -> Iterator[Completion | None]:
+    """Passes completions on, and adds the first of them to `kept`, up to `REMEMBERED` tokens."""
+    left = REMEMBERED
+    for completion in completions:
+        if completion is not None and left > 0:
+            left -= len(completion.prompt) + len(completion.tokens)
+            kept.append(completion)
+        yield completion
 
-    >>> one = Completion([1], [2])
-    >>> kept = Remembered([one, None])
-    >>> list(kept) == [one, None], kept.completions == [one]
-    (True, True)
+
+def likelier_settings(
+    models: Models, completions: Sequence[Completion], suspicious: set[int], auditor: Auditor
+) -> tuple[str, list[str]]:
+    """A cause and a note if other settings explain the tokens: another order of the filters, or one filter left out.
+
+    They must do so better than those claimed by a likelihood ratio above 1/delta, and a fresh `auditor` must not reject
+    them. Tried on `TRIED` tokens, those of the `suspicious` sequences first. Empty where none do.
     """
-
-    def __init__(self, completions: Iterable[Completion | None]) -> None:
-        self._source = completions
-        self.completions: list[Completion] = []
-        self._left = REMEMBERED
-
-    def __iter__(self) -> Iterator[Completion | None]:
-        for completion in self._source:
-            if completion is not None and self._left > 0:
-                self._left -= len(completion.prompt) + len(completion.tokens)
-                self.completions.append(completion)
-            yield completion
-
-
-def order_note(
-    target: Source, sampling: Sampling, completions: Sequence[Completion], suspicious: set[int], delta: float
-) -> list[str]:
-    """A note if another order of the filters explains the tokens better by a likelihood ratio above 1/delta.
-
-    Tried on `TRIED` tokens, those of the `suspicious` sequences first.
-    """
-    orders = other_orders(sampling)
-    if not orders:
-        return []
-    chosen, size = list[Completion](), 0
+    orders, fewer = other_orders(models.sampling), without_each(models.sampling)
+    if not orders and not fewer:
+        return "", []
+    tried, chosen, size = {**orders, **fewer}, list[Completion](), 0
     for number in sorted(range(len(completions)), key=lambda number: number not in suspicious):
         if size < TRIED:
             chosen.append(completions[number])
             size += len(completions[number].tokens)
-    claimed, *others = _log_likelihoods(target, chosen, [sampling, *orders.values()])
-    best = int(np.argmax(others))
-    engine = list(orders)[best]
-    if others[best] == -math.inf or others[best] - claimed < math.log(len(others) / delta):
-        return []
-    order = [name for name in orders[engine].order if is_active(sampling, name)]
-    return [
-        f"another order of the filters explains the tokens: {', '.join(order)}, as in {engine}; if the engine applies "
-        f"them so, claim it (--filter-order {engine})"
+    claimed, *others = _log_likelihoods(models.target, chosen, [models.sampling, *tried.values()])
+    name = list(tried)[int(np.argmax(others))]
+    if max(others) == -math.inf or max(others) - claimed < math.log(len(others) / auditor.delta):
+        return "", []
+    for row in teacher_forced_rows(models._replace(sampling=tried[name]), chosen):
+        auditor.add(row)
+    if auditor.found_after is not None:
+        return "", []
+    if name in fewer:
+        return f"it looks as if {name} is not applied: without it the tokens are explained", []
+    order = ", ".join(one for one in orders[name].order if is_active(models.sampling, one))
+    return f"the filters look as if applied in another order: {order}, as in {name}", [
+        f"if the engine applies the filters in the order {order}, claim it (--filter-order {name})"
     ]
 
 
@@ -91,70 +82,33 @@ def _log_likelihoods(target: Source, completions: Sequence[Completion], settings
     return [float(total) for total in totals]
 
 
-@torch.inference_mode()
-def bfloat16_note(
-    report: Report, measured: Numerics | None, target: Source, sampling: Sampling, completions: Sequence[Completion]
-) -> list[str]:
-    """A note if the e-value is no more than the numerics of bfloat16 explain, and they do explain the tokens.
+def checks_of(source: Source, completions: Sequence[Completion], auditor: Auditor, finding: bool) -> list[str]:
+    """What is wrong with the sequences themselves; `finding`: whether anything has to be explained.
 
-    The first holds for any small deviation. So a copy of the target in bfloat16 is compared with the target: its
-    likelihood of the tokens (`TRIED` at most) must be `BETTER` times as large. For tokens that deviate in another way,
-    such as the temperature, it is smaller on average.
-    """
-    if measured is None or report.violations or not len(report.running) or not isinstance(target, PreTrainedModel):
-        return []
-    if crossing(report.running * np.log(10), report.delta, measured.nats) is not None:
-        return []
-    if _bfloat16_gain(target, sampling, completions) < math.log(BETTER):
-        return []
-    return [
-        f"numerics as large as those of bfloat16 would explain the e-value (error rate {report.delta:g}), and the "
-        "target in bfloat16 fits the tokens better; if the engine computes in bfloat16, give its dtype "
-        "(--engine-dtype bfloat16)"
-    ]
-
-
-def _bfloat16_gain(target: PreTrainedModel, sampling: Sampling, completions: Sequence[Completion]) -> float:
-    """The log-likelihood of the first tokens under the target in bfloat16, minus that under the target itself.
-
-    Tokens that either makes impossible are left out.
-    """
-    gain, left = 0.0, TRIED
-    rounded = in_dtype(target, torch.bfloat16)
-    for row in teacher_forced_rows(Models(target, sampling, suspected=rounded), completions):
-        if left <= 0:
-            break
-        if row.suspected is not None:
-            at = row.p.new_tensor(row.tokens).long()[:, None]
-            logs = (row.suspected.gather(-1, at).double() / row.p.gather(-1, at).double()).log()
-            gain += float(logs[logs.isfinite()].sum())
-        left -= len(row.tokens)
-    return gain
-
-
-def prompt_note(completions: Sequence[Completion]) -> list[str]:
-    """A note if most sequences have their prompt in the tokens too.
-
-    >>> prompt_note([Completion([5, 7], [5, 7, 1])])
+    >>> uniform = lambda prefix: [0.25] * 4
+    >>> checks_of(uniform, [Completion([1, 2], [1, 2, 3])], Auditor(), False)
     ['the tokens of 1 of 1 sequences begin with their prompt; give the new tokens only']
     """
-    twice = sum(len(one.prompt) > 1 and one.tokens[: len(one.prompt)] == one.prompt for one in completions)
-    if 2 * twice <= len(completions):
-        return []
-    return [
-        f"the tokens of {twice:,} of {len(completions):,} sequences begin with their prompt; give the new tokens only"
-    ]
-
-
-def end_token_note(target: Source, completions: Sequence[Completion]) -> list[str]:
-    """A note where sequences continue after the model's own end token; asked where `eos` was not given."""
-    if not isinstance(target, PreTrainedModel):
-        return []
-    own = getattr(target.config, "eos_token_id", None)
-    ends = {own} if isinstance(own, int) else set(own or ())
-    count = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
-    some = "1 sequence continues" if count == 1 else f"{count:,} sequences continue"
-    return [f"{some} after the end token {sorted(ends)}; give eos if it ends them"] if count else []
+    config = source.config if isinstance(source, PreTrainedModel) else None
+    bos, pad, own = (getattr(config, f"{name}_token_id", None) for name in ("bos", "pad", "eos"))
+    ends, lengths = {own} if isinstance(own, int) else set(own or ()), [len(one.tokens) for one in completions]
+    repeat = sum(len(one.prompt) > 1 and one.tokens[: len(one.prompt)] == one.prompt for one in completions)
+    padded = sum([pad, pad] in (one.prompt[:2], one.tokens[-2:]) for one in completions)
+    after = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
+    begun = sum(bos in one.prompt[:1] for one in completions)
+    total, free = len(completions), not auditor.ends
+    found = {
+        f"the tokens of {repeat:,} of {total:,} sequences begin with their prompt; give the new tokens only":
+            2 * repeat > total,
+        f"{padded:,} of {total:,} sequences are padded with the token {pad}; leave padding out": 2 * padded > total,
+        f"{after:,} of {total:,} sequences continue after the end token {sorted(ends)}; give eos if it ends them":
+            free and after > 0,
+        f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
+        "eos, or max_new_tokens": free and auditor.max_new_tokens is None and len(set(lengths)) > 1 and finding,
+        f"no prompt begins with the model's begin-of-text token {bos}; did the model see one?":
+            finding and bos is not None and begun == 0 and total > 0,
+    }  # fmt: skip
+    return [words for words, holds in found.items() if holds]
 
 
 def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Completion]:
@@ -191,11 +145,11 @@ def rows_alone(report: Report, models: Models, completions: Sequence[Completion]
     """The report on those sequences alone that share no noise with an earlier one; None without dependence, and where
     it cannot be said which they are.
 
-    Asked where an alternative of `DEPENDENCE` has the largest e-value. Bets on single rows are misled there: what one
-    row does by chance is repeated by all that share its noise. `completions` must have been `audited`; `auditor` is a
-    fresh one that ignores dependence, and lengths, because a stop may have cut the last sequence.
+    Asked where an alternative of `DEPENDENCE` rejects exactness. Bets on single rows are misled there: what one row
+    does by chance is repeated by all that share its noise. `completions` must have been `audited`; `auditor` is a fresh
+    one that ignores dependence, and lengths, because a stop may have cut the last sequence.
     """
-    if report.diagnosis not in DEPENDENCE:
+    if report.violations or not report.rejected or not set(DEPENDENCE) & set(found_kinds(report)):
         return None
     shared = dependent_sequences(report, [len(one.tokens) for one in completions])
     if shared is None:

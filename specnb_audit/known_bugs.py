@@ -27,22 +27,17 @@ from specnb_audit.bugs.distributions import DISTRIBUTION_BUGS
 from specnb_audit.bugs.loop import LOOP_BUGS, Reseeded
 from specnb_audit.bugs.replacement import REPLACEMENT_BUGS
 from specnb_audit.bugs.step import FILTERS, step_bugs
-from specnb_audit.bugs.uniforms import UNIFORM_BUGS
 
 
 def known_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
-    """The bug suite by name: the bugs of a step, with `filters` where they need some, and those of the loop.
-
-    >>> known_bugs()["no-residual"].description
-    'after a rejection p itself is sampled'
-    """
+    """The bug suite by name: the bugs of a step, with `filters` where they need some, and those of the loop."""
     suite = step_bugs(filters) | LOOP_BUGS
     suite["reseeded"] = replace(suite["reseeded"], batch=Reseeded)  # in the loop this is a matter of the uniforms
     return suite
 
 
 KNOWN_BUGS = known_bugs()
-MORE_BUGS = ACCEPTANCE_BUGS | REPLACEMENT_BUGS | UNIFORM_BUGS | DISTRIBUTION_BUGS
+MORE_BUGS = ACCEPTANCE_BUGS | REPLACEMENT_BUGS | DISTRIBUTION_BUGS
 """More bugs of a step by name, those that a bet was designed for included."""
 HELD_OUT_BUGS = {name: bug for name, bug in MORE_BUGS.items() if bug.held_out}
 """Those of them that no bet was designed for: they judge the audit's power."""

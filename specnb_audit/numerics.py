@@ -5,7 +5,8 @@ Kernels then sum in different orders. This is not a fault of the sampling algori
 comparing the target with itself, or with a copy of itself in the engine's dtype.
 
 At temperature 0 and with top-k or top-p a sampler with other rounding errors emits tokens of probability zero now and
-then: at near ties, where the smallest error decides. `ImpossibleTokens` sorts them by what explains them.
+then: at near ties, where the smallest error decides. `ImpossibleTokens` sorts them by what explains the size of each;
+whether that explains their number too is tested by `specnb_audit.rate`.
 """
 
 from __future__ import annotations
@@ -81,6 +82,11 @@ class Numerics(NamedTuple):
         """How much more than top-p the tokens may have that are likelier than a token that the engine keeps."""
         return 2 * self.tv * (OTHER_KERNELS if self.spread else 1)
 
+    @property
+    def noise(self) -> float:
+        """The standard deviation of a logit's error for which the number of impossible tokens is explained."""
+        return OTHER_KERNELS * self.spread
+
     def explains(self, logit: float, mass: float) -> bool:
         """Whether a token so far from those kept may be kept by the engine; False for NaN."""
         return logit <= self.logit_gap and mass <= self.mass_gap
@@ -92,9 +98,6 @@ def given_numerics(logit_gap: float, sampling: Sampling) -> Numerics:
     Then the logarithm of the ratio of the distributions at temperature T varies by at most logit_gap / T, so their
     total variation is at most tanh(logit_gap / (4 T)), and their Renyi divergence of order a at most
     a (logit_gap / T)^2 / 8 (Hoeffding's lemma), which is what `crossing` needs.
-
-    >>> given_numerics(0.1, Sampling()).explains(0.1, 0.0)
-    True
     """
     scaled = logit_gap / sampling.temperature if sampling.temperature else 0.0
     tv = math.tanh(scaled / 4)
@@ -193,9 +196,6 @@ class Impossible(NamedTuple):
     token               its id
     logit               how far its logit is below the smallest one that argmax or top-k keeps; NaN without logits
     mass                the probability of likelier tokens in excess of top-p; NaN without logits
-
-    >>> print(Impossible(sequence=3, position=17, token=5, logit=0.25, mass=0.0))
-    sequence 3, position 17: token 5 (its logit is 0.25 below the smallest one kept)
     """
 
     sequence: int
@@ -218,10 +218,6 @@ class ImpossibleTokens:
     borderline  the engine's `numerics` explain them
     undeclared  those of bfloat16 would (`undeclared`, measured at the first token that needs it), and nobody said
                 which dtype the engine computes in
-
-    >>> found = ImpossibleTokens(numerics=None, undeclared=None)
-    >>> found.add(Impossible(0, 0, 5, 0.25, 0.0))
-    'violations'
     """
 
     def __init__(self, numerics: Numerics | None, undeclared: Callable[[], Numerics] | None) -> None:
@@ -229,6 +225,7 @@ class ImpossibleTokens:
         self._measure = undeclared
         self.listed: dict[str, list[Impossible]] = {"violations": [], "borderline": [], "undeclared": []}
         self.gaps: list[tuple[float, float]] = []  # logit and mass of each, whatever its class
+        self.drafted: int | None = None  # how many are the draft's most probable token, where there is a draft
         self.counts = dict.fromkeys(self.listed, 0)
 
     @cached_property
@@ -249,12 +246,18 @@ class ImpossibleTokens:
         self.counts[name] += 1
         return name
 
-    def excuse(self) -> None:
-        """Moves the violations to the class `undeclared`: a control has as many, and as large ones."""
-        moved = self.listed["undeclared"] + self.listed["violations"]
-        self.listed |= {"undeclared": moved[:LISTED], "violations": []}
-        self.counts["undeclared"] += self.counts["violations"]
-        self.counts["violations"] = 0
+    @property
+    def noise(self) -> float:
+        """The noise of the numerics that explain all tokens; 0 where there is none to explain, or none was measured."""
+        largest = self.undeclared if self.counts["undeclared"] else self.numerics if self.counts["borderline"] else None
+        return 0.0 if largest is None or self.counts["violations"] else largest.noise
+
+    def move(self, name: str, *others: str) -> None:
+        """Moves the tokens of the classes `others` to the class `name`: it is known now what explains them."""
+        for other in others:
+            self.listed[name] = [*self.listed[name], *self.listed[other]][:LISTED]
+            self.counts[name] += self.counts[other]
+            self.listed[other], self.counts[other] = [], 0
 
     def summary(self, tokens: int) -> str:
         """How many of `tokens` tokens are impossible, and by how much; empty without any."""
@@ -267,4 +270,5 @@ class ImpossibleTokens:
         share = f"{len(self.gaps):,} of {tokens:,} tokens {'is' if len(self.gaps) == 1 else 'are'} impossible"
         by = f", by up to {' and '.join(sizes)}" if sizes else ""
         percent = float(f"{100 * len(self.gaps) / max(tokens, 1):.2g}")
-        return f"{share} ({percent:g}%){by}"
+        drafted = "" if self.drafted is None else f"; {self.drafted:,} of them the draft's most probable token"
+        return f"{share} ({percent:g}%){by}{drafted}"

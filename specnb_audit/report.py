@@ -1,10 +1,9 @@
-"""The report of an audit: as an object, as text, as JSON and as an HTML page."""
+"""The report of an audit: as an object, as text and as JSON."""
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,21 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specnb.measure.statistics import Estimate
-from specnb_audit.alternatives import ALTERNATIVES, DEPENDENCE, LEARNED
+from specnb_audit.alternatives import ALTERNATIVES, GENERAL, LEARNED
 from specnb_audit.numerics import Impossible, Numerics
+from specnb_audit.rate import Rate
 
 Array = NDArray[np.float64]
 
 SUSPICIOUS = 2.0  # decimal logarithm of an e-value from which on the report asks for more tokens
-FAMILIES = {
-    "temperature and filters": ("argmax", "sharper", "flatter", "near-uniform", "tail-cut", "token-bias"),
-    "context": ("shifted", "repeats", "avoids"),
-    "verification of drafts": ("draft-leak", "no-residual", "redraw", "residual-only", "greedy-draft", "wrong-q"),
-    "uniforms": ("one-uniform", "shared-noise", "noise-of-steps"),
-    "dependence of rows": DEPENDENCE,
-}
-HUGE, SEVERAL = 50.0, 3
-"""Decimal logarithms of e-values above `HUGE` in so many families are more than one bug usually gives."""
+FEW = 0.1
+"""At temperature 0 an audit is too short where a larger share of other tokens than this might have been missed."""
 VIOLATIONS = {
     "impossible": "a token has probability zero under the settings claimed",
     "after-the-end": "tokens follow an end token",
@@ -57,6 +50,8 @@ class Report:
     undeclared              those that the numerics of bfloat16 would explain, where the engine's dtype is unknown; or
                             of which a control has as many
     impossible_summary      how many tokens are impossible, of any of the three classes, and by how much
+    rate                    the bet on their number, where numerics explain the size of each
+    certain                 whether every token had probability 1, as at temperature 0
     breakdown               evidence of the leading alternative by position, token, ...: lists of (group, tokens,
                             decimal log e-value)
     detectable              kind -> total variation per token from which on a deviation of that kind alone would have
@@ -66,6 +61,10 @@ class Report:
     control                 the comparison with the same engine without speculation (`specnb_audit.control`)
     rows_alone              where rows share noise, the report on those rows that share none with an earlier one
     interrupted             whether Ctrl-C stopped the audit before the last token
+    cause                   what explains the rejection, where that is known better than by the kind of deviation
+    checks                  what is wrong with the sequences themselves, before any statistics
+    left_out                number of sequences that were left out of the audit
+    required                kind -> total variation per token from which on it had to be found
     """
 
     delta: float
@@ -88,6 +87,12 @@ class Report:
     control: ControlComparison | None = None
     rows_alone: Report | None = None
     interrupted: bool = False
+    rate: Rate | None = None
+    certain: bool = False
+    cause: str = ""
+    checks: list[str] = field(default_factory=list)
+    left_out: int = 0
+    required: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def rejected(self) -> bool:
@@ -105,6 +110,30 @@ class Report:
         return "rejected" if self.rejected else "numerics" if self.numerics_only else "not rejected"
 
     @property
+    def undecided(self) -> str:
+        """Why the outcome is neither a rejection nor a pass; empty where it is one of the two."""
+        if self.rejected:
+            return ""
+        if self.numerics_only:
+            return "the tokens deviate from the target, by no more than numerics explain"
+        if self.log10_e_peak >= SUSPICIOUS:
+            return (
+                f"not rejected, and suspicious: an exact sampler reaches an e-value of {_power(self.log10_e_peak)} "
+                f"with probability at most {10**-self.log10_e_peak:.1g}; audit more tokens"
+            )
+        missed = {kind: tv for kind, tv in self.required.items() if not self.detectable.get(kind, math.inf) <= tv}
+        if missed:
+            kind, tv = next(iter(missed.items()))
+            return f"no deviation was found, and {kind} of a total variation of {tv:g} might have been missed"
+        if self.left_out > self.sequences:
+            return f"no deviation was found, and most sequences ({self.left_out:,}) were left out"
+        most = FEW if self.certain else math.inf
+        found = [value for value in self._kinds.values() if value <= most]
+        if len(found) < len(self._kinds) / 2 and not self.required:
+            return "no deviation was found, in too few tokens to find most kinds"
+        return ""
+
+    @property
     def log10_e(self) -> float:
         """Decimal logarithm of the e-value at the end; infinite after a violation."""
         return math.inf if any(self.violations.values()) else float(self.running[-1])
@@ -116,9 +145,9 @@ class Report:
 
     @property
     def by_alternative(self) -> dict[str, float]:
-        """Decimal logarithm of each alternative's e-value at the end, the largest first."""
+        """Decimal logarithm of each alternative's e-value at the end, the largest first (but see `GENERAL`)."""
         last = {name: float(values[-1]) for name, values in self.running_by_alternative.items()}
-        return dict(sorted(last.items(), key=lambda item: -item[1]))
+        return dict(sorted(last.items(), key=lambda item: -item[1] / GENERAL.get(item[0], 1.0)))
 
     @property
     def diagnosis(self) -> str | None:
@@ -131,26 +160,40 @@ class Report:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """The report in words. Sequences and positions are counted from 0."""
-        return [*self._outcome_lines(), *self._detectable_lines(), *(f"note: {note}" for note in self.notes)]
+        """The report in words, the cause first. Sequences and positions are counted from 0."""
+        checks = [f"check: {check}" for check in self.checks]
+        notes = [f"note: {note}" for note in self.notes]
+        return [self.headline, *checks, *self._outcome_lines(), *self._detectable_lines(), *notes]
+
+    @property
+    def headline(self) -> str:
+        """The outcome in one sentence."""
+        if self.verdict == "dependent":
+            return (
+                f"DEPENDENT after {self._found_after}: rows share noise, as equal seeds give it; those that share none "
+                "do not deviate"
+            )
+        if self.rejected:
+            return f"REJECTED after {self._found_after}: {self.cause or KINDS[self.diagnosis or 'impossible']}"
+        if self.undecided:
+            return f"UNDECIDED: {self.undecided}"
+        listed = "; the deviations that would have been detected are listed below"
+        return "no deviation was found" + listed * bool(self.detectable)
 
     def _outcome_lines(self) -> list[str]:
-        sequences = counted(self.sequences, "sequence")
         impossible = f"; {self.impossible_summary}" if self.impossible_summary else ""
-        tokens = counted(self.tokens, "token")
+        tokens, sequences = counted(self.tokens, "token"), counted(self.sequences, "sequence")
         lines = [f"audit of {tokens} in {sequences}, false-alarm rate at most {self.delta:g}{impossible}"]
         if self.verdict == "dependent":
             lines += self._dependence_lines()
         elif self.rejected:
-            lines += [f"REJECTED after {self._found_after}: the tokens do not have the target's distribution"]
             lines += self._diagnosis_lines()
         elif self.numerics_only:
-            lines += ["NUMERICS: the tokens deviate from the target, by no more than numerics explain"]
             lines += self._numerics_lines()
-        else:
-            listed = "; the deviations that would have been detected are listed below"
-            lines += [(self._suspicion or "no deviation was found") + listed * bool(self.detectable)]
-            lines += self._most_evidence_lines() if self._suspicion else []
+        elif self.log10_e_peak >= SUSPICIOUS:
+            lines += self._most_evidence_lines()
+        if self.rate is not None:
+            lines += [f"  {self.rate}"]
         largest = "" if any(self.violations.values()) else f", largest {_power(self.log10_e_peak)}"
         lines += [f"e-value: {_power(self.log10_e)}{largest}"]
         lines += [f"impossible: {one}" for one in self.impossible[:5]]
@@ -162,33 +205,35 @@ class Report:
             f"[{self.tv.low:.4f}, {self.tv.high:.4f}]"
         ]
         if self.control is not None:
-            lines += self.control.lines() + self._legend_lines([*self.control.shared, *self.control.only_here])
+            lines += self.control.lines()
         return lines if self.numerics is None else [*lines, f"numerics: {self.numerics}"]
 
     def _detectable_lines(self) -> list[str]:
         """What the outcome "no deviation was found" rules out, kind by kind."""
         if not self.detectable:
             return []
+        if self.certain:
+            share = f", of which a share of {self.detectable['impossible']:.4f} would have been found with probability "
+            share = share + "0.9" if "impossible" in self.detectable else ""
+            return [f"every token was certain under the settings claimed: what can be wrong is another token{share}"]
         lines = ["would have been found with probability 0.9 from this total variation per token on, each kind alone:"]
-        lines += [f"  {_distance(value):<6}  {name}: {KINDS[name]}" for name, value in self._figures]
+        figures = sorted((value, name) for name, value in self.detectable.items() if not math.isnan(value))
+        lines += [f"  {value:.4f}  {name}: {KINDS[name]}" for value, name in figures]
         if self._found:
             lines += [f"  {max(self._found):.4f}  any one of the kinds with a figure"]
-        return [*lines, "  (mixed into every token alike; none: not at this length)", f"not covered: {NOT_COVERED}"]
+        none = [name for name, value in self.detectable.items() if math.isnan(value)]
+        lines += [f"  none at this length, however large: {', '.join(none)}"] * bool(none)
+        return [*lines, f"  (mixed into every token alike) not covered: {NOT_COVERED}"]
+
+    @property
+    def _kinds(self) -> dict[str, float]:
+        """The figures of `detectable` that say whether there were enough tokens: at temperature 0 that of others."""
+        return {name: value for name, value in self.detectable.items() if name == "impossible" or not self.certain}
 
     @property
     def _found(self) -> list[float]:
         """The figures of `detectable` for the kinds that would have been found at all."""
         return [value for value in self.detectable.values() if not math.isnan(value)]
-
-    @property
-    def _figures(self) -> list[tuple[str, float]]:
-        """`detectable`, the smallest first and NaN last."""
-        return sorted(self.detectable.items(), key=lambda item: (math.isnan(item[1]), item[1]))
-
-    def _legend_lines(self, kinds: Sequence[str]) -> list[str]:
-        """What the `kinds` mean that the lines on the diagnosis do not explain."""
-        explained = set(self._explained) if self.rejected else set()
-        return [f"  {kind}: {KINDS[kind]}" for kind in kinds if kind not in explained]
 
     @property
     def _explained(self) -> list[str]:
@@ -199,38 +244,15 @@ class Report:
     def _dependence_lines(self) -> list[str]:
         assert self.rows_alone is not None
         alone = self.rows_alone
-        rows = "row shares" if alone.sequences == 1 else "rows share"
-        found = "no deviation was found" if alone.verdict == "not rejected" else "deviations are explained by numerics"
         return [
-            f"DEPENDENT after {self._found_after}: rows share noise; those that share none do not deviate",
             *self._diagnosis_lines(),
-            f"  {alone.sequences:,} {rows} no noise with an earlier one: in {counted(alone.tokens, 'token')} {found} "
-            f"(largest e-value {_power(alone.log10_e_peak)}; {alone._largest_hidden})",
+            f"  {counted(alone.sequences, 'row')} without noise of an earlier one, {counted(alone.tokens, 'token')}: "
+            f"{alone.undecided or 'no deviation was found'} (largest e-value {_power(alone.log10_e_peak)})",
         ]
-
-    @property
-    def _largest_hidden(self) -> str:
-        """What `detectable` says of all its kinds together."""
-        if not self._found:
-            return "too few tokens to find any kind of deviation"
-        missed = len(self.detectable) - len(self._found)
-        if missed:
-            return f"{missed} of {len(self.detectable)} kinds would not have been found"
-        return f"a deviation of any kind would have been found from a total variation of {max(self._found):.2f} on"
 
     @property
     def _found_after(self) -> str:
         return counted(self.found_after or 0, "token")
-
-    @property
-    def _suspicion(self) -> str:
-        """What to say of evidence that is strong, and too weak for a rejection at `delta`; empty without such."""
-        if self.log10_e_peak < SUSPICIOUS:
-            return ""
-        return (
-            f"not rejected, and suspicious: an exact sampler reaches an e-value of {_power(self.log10_e_peak)} with "
-            f"probability at most {10**-self.log10_e_peak:.1g}; audit more tokens"
-        )
 
     def _most_evidence_lines(self) -> list[str]:
         name, value = next(iter(self.by_alternative.items()))
@@ -250,7 +272,7 @@ class Report:
             ]
         if self._like_control:
             return ["  the same engine without speculation has as many impossible tokens, and as large ones"]
-        if self._suspicion:  # noise has no direction, and gives no evidence where tokens are possible
+        if self.log10_e_peak >= SUSPICIOUS:  # noise has no direction, and gives no evidence where tokens are possible
             return [
                 "  all impossible tokens lie within the noise of bfloat16; the possible ones deviate too, which that",
                 "  noise does not explain: compare the settings claimed with those of the engine",
@@ -263,19 +285,16 @@ class Report:
         ]
 
     def _diagnosis_lines(self) -> list[str]:
-        lines = [f"  {name}: {VIOLATIONS[name]} ({count:,})" for name, count in self.violations.items()]
-        leading = [(name, self.by_alternative[name]) for name in self._explained if name not in self.violations]
-        lines += [f"  looks like {name} (e-value {_power(value)}): {ALTERNATIVES[name]}" for name, value in leading]
-        families = [
-            family
-            for family, kinds in FAMILIES.items()
-            if any(self.by_alternative.get(kind, 0.0) > HUGE for kind in kinds)
+        told = None if self.cause else self.diagnosis  # in the headline
+        lines = [
+            f"  {name} ({count:,})" + f": {VIOLATIONS[name]}" * (name != told)
+            for name, count in self.violations.items()
         ]
-        if len(families) >= SEVERAL:
-            lines += [
-                f"  e-values above {_power(HUGE)} for kinds of {len(families)} families ({', '.join(families)}): "
-                "probably broken in more than one way, and the kinds named need not be among them"
-            ]
+        leading = [(name, self.by_alternative[name]) for name in self._explained if name not in self.violations]
+        lines += [
+            f"  looks like {name} (e-value {_power(value)})" + f": {ALTERNATIVES[name]}" * (name != told)
+            for name, value in leading
+        ]
         for grouping, groups in self.breakdown.items() if leading else ():
             best = sorted(groups, key=lambda group: -group[2])[:3]
             gains = ", ".join(f"{group} ({_power(gain)})" for group, _, gain in best)
@@ -283,15 +302,10 @@ class Report:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """The report without the arrays per token, in JSON types; infinities and NaN are strings.
-
-        >>> from specnb_audit import audit
-        >>> audit(lambda prefix: [0.5, 0.5], [[0, 1]], prompts=[[]], progress=False).to_dict()["verdict"]
-        'not rejected'
-        """
+        """The report without the arrays per token, in JSON types; infinities and NaN are strings."""
         names = (
-            "verdict", "rejected", "diagnosis", "delta", "tokens", "sequences", "found_after", "interrupted", "log10_e",
-            "log10_e_peak",
+            "headline", "checks", "verdict", "rejected", "undecided", "diagnosis", "delta", "tokens", "sequences",
+            "left_out", "found_after", "interrupted", "log10_e", "log10_e_peak",
         )  # fmt: skip
         plain = {name: getattr(self, name) for name in names}
         plain |= {"log10_e_by_alternative": self.by_alternative, "violations": self.violations}
@@ -299,6 +313,7 @@ class Report:
             plain[name] = [one._asdict() for one in getattr(self, name)]
         plain |= {
             "impossible_summary": self.impossible_summary,
+            "rate": None if self.rate is None else self.rate._asdict(),
             "breakdown": {
                 grouping: [{"group": name, "tokens": tokens, "log10_e": gain} for name, tokens, gain in groups]
                 for grouping, groups in self.breakdown.items()
@@ -311,60 +326,6 @@ class Report:
             "notes": self.notes,
         }
         return {key: _json(value) for key, value in plain.items()}
-
-    def to_html(self) -> str:
-        """The report as an HTML page: verdict, a chart of the e-value, and tables."""
-        body = self._repr_html_()
-        return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>audit</title><body>{body}</body></html>\n'
-
-    def _repr_html_(self) -> str:
-        colour = {"rejected": "#b2182b", "dependent": "#b2182b", "numerics": "#b07c00", "not rejected": "#2166ac"}[
-            self.verdict
-        ]
-        notes = [f"note: {note}" for note in self.notes]
-        words = html.escape("\n".join([*self._outcome_lines(), *notes]))
-        return (
-            f'<div style="font-family:sans-serif;max-width:60em"><h2 style="color:{colour}">{self.verdict}</h2>'
-            f'{self._chart()}<pre style="white-space:pre-wrap">{words}</pre>{self._table()}</div>'
-        )
-
-    def _table(self) -> str:
-        """What would have been found, as a table; empty where something was found."""
-        if not self.detectable:
-            return ""
-        title, *_, limits = self._detectable_lines()
-        rows = "".join(
-            f"<tr><td>{_distance(value)}</td><td>{name}</td><td>{html.escape(KINDS[name])}</td></tr>"
-            for name, value in self._figures
-        )
-        return f"<p>{html.escape(title)}</p><table>{rows}</table><p>{html.escape(limits)}</p>"
-
-    def _chart(self) -> str:
-        """The e-value against tokens on a log scale, with a line at 1/delta; empty without tokens."""
-        if self.tokens == 0:
-            return ""
-        wide, high, bar = 640, 180, -math.log10(self.delta)
-        kept = np.unique(np.linspace(0, self.tokens - 1, 600).astype(int))
-        top = max(1.3 * bar, min(self.log10_e_peak, 3 * bar))
-        values = np.clip(self.running[kept], -3, top)
-        cut = f", drawn up to 10^{top:.3g}" if self.log10_e_peak > top else ""
-
-        def y(value: Any) -> Any:
-            return high - 20 - (value + 3) / (top + 3) * (high - 30)
-
-        points = " ".join(
-            f"{40 + x:.1f},{h:.1f}" for x, h in zip(kept / self.tokens * (wide - 50), y(values), strict=True)
-        )
-        lines = "".join(
-            f'<line x1="40" x2="{wide - 10}" y1="{y(at):.1f}" y2="{y(at):.1f}" stroke="{ink}"/>'
-            f'<text x="2" y="{y(at) + 4:.1f}" font-size="11">10^{at:.3g}</text>'
-            for at, ink in ((0.0, "#bbb"), (bar, "#b2182b"))
-        )
-        return (
-            f'<svg viewBox="0 0 {wide} {high}" width="{wide}" role="img" aria-label="e-value against tokens">{lines}'
-            f'<polyline fill="none" stroke="#2166ac" stroke-width="1.5" points="{points}"/>'
-            f'<text x="40" y="{high - 4}" font-size="11">e-value after 1 to {self.tokens:,} tokens{cut}</text></svg>'
-        )
 
 
 class ControlComparison(NamedTuple):
@@ -430,11 +391,7 @@ class ControlComparison(NamedTuple):
 
 
 def counted(n: int, noun: str) -> str:
-    """A number and its noun.
-
-    >>> counted(1, "row"), counted(1000, "row")
-    ('1 row', '1,000 rows')
-    """
+    """A number and its noun."""
     return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
@@ -442,10 +399,6 @@ def _power(log10: float) -> str:
     if math.isinf(log10):
         return "infinite" if log10 > 0 else "0"
     return f"10^{round(log10, 1) + 0.0:.1f}"  # -0.04 is 0.0, not -0.0
-
-
-def _distance(value: float) -> str:
-    return "none" if math.isnan(value) else f"{value:.4f}"
 
 
 def _json(value: Any) -> Any:

@@ -15,21 +15,14 @@ from transformers import PreTrainedModel
 
 from specnb.models.support import require_same_vocabulary
 from specnb_audit.alternatives import DEPENDENCE
-from specnb_audit.auditor import Auditor, Ends
+from specnb_audit.auditor import SHARE, Auditor, Ends
 from specnb_audit.bets import Row
 from specnb_audit.control import compare_with_control
 from specnb_audit.engine import Engine
-from specnb_audit.explanations import (
-    Remembered,
-    audited,
-    bfloat16_note,
-    end_token_note,
-    order_note,
-    prompt_note,
-    rows_alone,
-)
+from specnb_audit.explanations import audited, checks_of, likelier_settings, remembering, rows_alone
 from specnb_audit.numerics import Numerics
-from specnb_audit.report import Report, counted
+from specnb_audit.rate import impossible_rate
+from specnb_audit.report import SUSPICIOUS, Report, counted
 from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows
 
 MEASURED = 4  # sequences that the numerics are measured on
@@ -105,41 +98,22 @@ def audit_distributions(
 
 @contextmanager
 def shown(progress: Progress, expected: int | None) -> Iterator[Show]:
-    """What to call after each row: moves a bar, or passes lines on.
-
-    >>> said = []
-    >>> with shown(said.append, None) as show:
-    ...     show(40, 7.5, 29)
-    >>> said
-    ['audited 40 tokens, e = 10^7.5; rejected after 29']
-    """
-    if callable(progress):
-        yield _lines(progress, expected)
-        return
-    with tqdm(total=expected, desc="audit", unit="token", delay=SOON, leave=False, disable=not progress) as bar:
+    """What to call after each row: moves a bar, or passes lines on."""
+    next_at, announced = time.monotonic() + SOON, False
+    total, off = "" if expected is None else f" of {expected:,}", progress is not True
+    with tqdm(total=expected, desc="audit", unit="token", delay=SOON, leave=False, disable=off) as bar:
 
         def show(tokens: int, log10_e: float, found_after: int | None) -> None:
+            nonlocal next_at, announced
+            e_value = f"10^{log10_e:.1f}" if math.isfinite(log10_e) else "infinite"
             bar.update(tokens - bar.n)
-            bar.set_postfix_str(f"e = 10^{log10_e:.1f}", refresh=False)
+            bar.set_postfix_str(f"e = {e_value}", refresh=False)
+            if callable(progress) and (time.monotonic() >= next_at or (found_after is not None and not announced)):
+                verdict = "" if found_after is None else f"; rejected after {found_after:,}"
+                progress(f"audited {tokens:,}{total} tokens, e = {e_value}{verdict}")
+                next_at, announced = time.monotonic() + EVERY, found_after is not None
 
         yield show
-
-
-def _lines(say: Callable[[str], None], expected: int | None) -> Show:
-    next_at, announced = time.monotonic() + SOON, False
-    total = "" if expected is None else f" of {expected:,}"
-
-    def show(tokens: int, log10_e: float, found_after: int | None) -> None:
-        nonlocal next_at, announced
-        rejected = found_after is not None and not announced
-        if not rejected and time.monotonic() < next_at:
-            return
-        verdict = "" if found_after is None else f"; rejected after {found_after:,}"
-        e_value = f"10^{log10_e:.1f}" if math.isfinite(log10_e) else "infinite"
-        say(f"audited {tokens:,}{total} tokens, e = {e_value}{verdict}")
-        next_at, announced = time.monotonic() + EVERY, found_after is not None
-
-    return show
 
 
 def require_models(models: Models, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
@@ -162,10 +136,6 @@ def audit_completions(
 
     They must have been checked with `require_models`. `expected` is the number of tokens, for the progress bar. Ctrl-C
     stops it with the report so far. Raises `ValueError` for a control without tokens, and what `Auditor.add` raises.
-
-    >>> models = Models(lambda prefix: [0.5, 0.5])
-    >>> audit_completions(models, iter([Completion([], [0, 1]), None]), Settings(progress=False)).tokens
-    2
     """
     if engine.control and not any(one.tokens for one in engine.control):
         raise ValueError("the control has no tokens; give at least one sequence with a token in it, or no control")
@@ -173,25 +143,40 @@ def audit_completions(
     ready = [one for one in first if one is not None]
     numerics = engine.numerics(models.target, ready, models.sampling)
     auditor = settings.auditor(*numerics)
-    kept = Remembered(chain(first, rest))
-    rows = teacher_forced_rows(models, kept)
+    kept = list[Completion]()
+    rows = teacher_forced_rows(models, remembering(chain(first, rest), kept))
     report = audit_distributions(rows, auditor, stop=settings.stop, progress=settings.progress, expected=expected)
     if report.interrupted:
         return report
     try:
-        explained = report
-        if engine.control:
-            explained = _with_control(report, auditor, models, engine.control, settings.auditor(*numerics), settings)
-        known = audited(auditor, kept.completions)
-        notes = _explanations(explained, auditor, models, known)
+        known = audited(auditor, kept)
+        report = _with_rate(report, auditor, models, known, settings)
         fresh = settings.auditor(*numerics, more=(*DEPENDENCE, "wrong-length"))
-        alone = rows_alone(explained, models, known, fresh)
+        alone = rows_alone(report, models, known, fresh)
+        report = replace(report, rows_alone=alone)
+        if engine.control:
+            report = _with_control(report, auditor, models, engine.control, settings.auditor(*numerics), settings)
+        report = _explained(report, auditor, models, known, settings.auditor(*numerics, more=("wrong-length",)))
     except KeyboardInterrupt:
         note = "interrupted after the last token: there is no comparison with a control, and nothing more is explained"
         return replace(report, interrupted=True, notes=[note])
     if alone is not None and len(known) < report.sequences:
-        notes.append(f"shared noise was looked for in the first {len(known):,} sequences")
-    return replace(explained, notes=notes, rows_alone=alone)
+        note = f"shared noise was looked for in the first {len(known):,} sequences"
+        report = replace(report, notes=[*report.notes, note])
+    return report
+
+
+def _with_rate(
+    report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], settings: Settings
+) -> Report:
+    """The report where impossible tokens that numerics explain one by one have been counted."""
+    noise = auditor.impossible.noise
+    if noise == 0 or "impossible" in auditor.ignored:
+        return report
+    delta = settings.delta * SHARE / 2
+    rate = impossible_rate(models.target, models.sampling, completions, noise, delta, settings.seed)
+    auditor.convict_impossible(rate, rate.found_after)
+    return replace(auditor.report(), interrupted=report.interrupted)
 
 
 def _first(
@@ -219,28 +204,34 @@ def _with_control(
     """The report with the comparison with the control, whose numerics explain impossible tokens too.
 
     The same bets are made on the control, with those on a draft, so that no kind is missing there for want of a test.
+    Where impossible tokens are more than noise gives by an e-value that alone rejects nothing, the control decides.
     """
     plain = teacher_forced_rows(models, completions)
     if audit_distributions(plain, control, progress=settings.progress).interrupted:
         raise KeyboardInterrupt
+    there = _with_rate(control.report(detect=False), control, models, audited(control, completions), settings)
     gaps, control_gaps = auditor.impossible.gaps, control.impossible.gaps
-    within = control.violations.get("impossible", 0) == 0
-    comparison = compare_with_control(report, control.report(detect=False), gaps, control_gaps)
-    if report.violations.get("impossible") and comparison.alike and within:
+    comparison = compare_with_control(report, there, gaps, control_gaps)
+    before, rate = report, auditor.rate
+    if report.violations.get("impossible") and comparison.alike and not control.violations.get("impossible"):
         auditor.excuse_impossible()
         report = auditor.report()
-        comparison = compare_with_control(report, comparison.control, gaps, control_gaps)
+    elif rate and rate.log10_e >= SUSPICIOUS and comparison.p_value < settings.delta * SHARE / 2:
+        auditor.convict_impossible(rate, rate.found_after or auditor.tokens)
+        report = auditor.report()
+    if report is not before:
+        report = replace(report, rows_alone=before.rows_alone)
+        comparison = compare_with_control(report, there, gaps, control_gaps)
     return replace(report, control=comparison)
 
 
-def _explanations(report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion]) -> list[str]:
-    notes = prompt_note(completions)
-    if not notes and auditor.ends == set():
-        notes = end_token_note(models.target, completions)
-    if report.verdict == "not rejected":
-        return notes
-    suspicious = {one.sequence for one in (*report.impossible, *report.undeclared)}
-    notes += order_note(models.target, models.sampling, completions, suspicious, report.delta)
-    if report.rejected:
-        notes += bfloat16_note(report, auditor.impossible.undeclared, models.target, models.sampling, completions)
-    return notes
+def _explained(
+    report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], fresh: Auditor
+) -> Report:
+    """The report with what is wrong with the sequences themselves, and what may explain a finding."""
+    checks = checks_of(models.target, completions, auditor, report.rejected or bool(report.undecided))
+    if report.verdict in ("not rejected", "dependent"):
+        return replace(report, checks=checks)
+    suspicious = {one.sequence for one in (*report.impossible, *report.borderline, *report.undeclared)}
+    cause, notes = likelier_settings(models, completions, suspicious, fresh)
+    return replace(report, checks=checks, cause=cause if report.rejected else "", notes=notes)

@@ -89,11 +89,18 @@ def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iter
         yield _row(models, piece, drafted and drafted[2], other and other[2])
 
 
+def teacher_forced_logits(
+    target: Source, completions: Iterable[Completion]
+) -> Iterator[tuple[Completion, int, Tensor]]:
+    """For each of `completions` with tokens, or piece of one: it, the offset of its first token, and logits."""
+    for batch in _batches((one for one in completions if one.tokens), target):
+        yield from _logits(target, batch, vocabulary(target, batch[0].prompt))
+
+
 def teacher_forced_pass(target: Source, completions: Sequence[Completion]) -> None:
     """Runs `target` over all `completions` as `teacher_forced_rows` does, and keeps nothing; for timing."""
-    for batch in _batches(completions, target):
-        for _ in _logits(target, batch, vocabulary(target, batch[0].prompt)):
-            pass
+    for _ in teacher_forced_logits(target, completions):
+        pass
 
 
 def _row(
@@ -130,10 +137,6 @@ def cutoff_gaps(tokens: Sequence[int], p: Tensor, logits: Tensor, sampling: Samp
 
     p       the distributions `(n, vocab)`
     logits  what they were made from `(n, vocab)`, as `sampling` says
-
-    >>> logits = torch.tensor([[2.0, 1.0], [2.0, 1.0]])
-    >>> cutoff_gaps([1, 0], torch.tensor([[1.0, 0.0], [1.0, 0.0]]), logits, Sampling(temperature=0))
-    {0: CutoffGap(logit=1.0, mass=0.0)}
     """
     impossible = p.gather(-1, torch.as_tensor(tokens, device=p.device)[:, None])[:, 0] == 0
     return {at: cutoff_gap(logits[at], sampling, tokens[at]) for at in impossible.nonzero()[:, 0].tolist()}

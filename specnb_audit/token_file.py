@@ -45,13 +45,6 @@ def read_tokens(file: Path) -> list[Sequence]:
 
     Raises `ValueError`, with the file and the number of the line, for anything else, and `OSError` where the
     file cannot be read.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "tokens.jsonl"
-    >>> file.write_text('{"prompt": [1], "tokens": [5, 7]}')
-    33
-    >>> read_tokens(file)
-    [Sequence(where='tokens.jsonl, line 1', prompt=[1], tokens=[5, 7], steps=None, batch=None, seed=None)]
     """
     sequences = [_sequence(entries, where) for entries, where in _entries(file, LINE)]
     for sequence in sequences:
@@ -64,13 +57,6 @@ class Seeds:
 
     Sequences that share random numbers are not independent, whatever the engine does, and an audit needs independent
     ones. So `repeated` says which to leave out. Those of one batch may share its seed.
-
-    >>> seeds = Seeds()
-    >>> one = Sequence("line 1", [1], [5], seed=7)
-    >>> seeds.repeated(one), seeds.repeated(one._replace(where="line 2"))
-    (False, True)
-    >>> seeds.count
-    1
     """
 
     def __init__(self) -> None:
@@ -110,13 +96,6 @@ def read_samples(file: Path) -> list[Sample]:
     """The sequences in `file`; besides lines as for `read_tokens` it may have texts, which are cut into words.
 
     Raises `ValueError` and `OSError` as `read_tokens` does.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "texts.jsonl"
-    >>> file.write_text('{"prompt": "Say", "text": " one, two"}')
-    38
-    >>> read_samples(file)
-    [Sample(prompt='Say', tokens=(' one', ',', ' two'))]
     """
     return [_sample(entries, where) for entries, where in _entries(file, f"{LINE} or {TEXT_LINE}")]
 
@@ -223,9 +202,6 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
 
     Raises `ValueError`, with the number of the line, for what is not a sequence, for an empty stream, and for steps in
     some lines only; `OSError` where the stream cannot be read.
-
-    >>> [one.tokens for one in read_stream([b'{"prompt": [1], "tokens": [5]}', b""]) if one is not None]
-    [[5]]
     """
     queue: Queue[bytes | BaseException | None] = Queue(WAITING)
     threading.Thread(target=_fill, args=(lines, queue), daemon=True).start()
@@ -260,13 +236,6 @@ def lines_of(descriptor: int) -> Iterator[bytes]:
 
     Without Python's buffered reader: a thread that waits in one cannot be left behind when the program ends. Of a line
     longer than `LONGEST_LINE` only a part comes, and nothing after it.
-
-    >>> import os
-    >>> reader, writer = os.pipe()
-    >>> _ = os.write(writer, b"one\ntwo")
-    >>> os.close(writer)
-    >>> list(lines_of(reader))
-    [b'one', b'two']
     """
     begun: list[bytes] = []  # pieces of the last line
     while chunk := os.read(descriptor, 2**16):

@@ -93,14 +93,7 @@ VIEWS: dict[str, Callable[[Sample, Memory], Features]] = {
 
 
 class Classifier:
-    """Logistic regression without an offset, learning from one pair after the other (AdaGrad, Duchi et al. 2011).
-
-    >>> classifier = Classifier(0.1)
-    >>> classifier.learn({"a": 1.0})
-    0.0
-    >>> round(classifier.learn({"a": 1.0}), 3)
-    0.1
-    """
+    """Logistic regression without an offset, learning from one pair after the other (AdaGrad, Duchi et al. 2011)."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -146,6 +139,12 @@ class TwoSampleReport:
         """Whether equality is rejected at the false-alarm rate `delta`."""
         return self.found_after is not None
 
+    @property
+    def too_few(self) -> int:
+        """The number of pairs that equality could be rejected with, where there are fewer; else 0."""
+        least = math.ceil(-math.log2(self.delta))  # a pair at most doubles the e-value
+        return least if self.pairs < least else 0
+
     def __str__(self) -> str:
         views = ", ".join(f"{name} 10^{value:.1f}" for name, value in self.by_view.items())
         verdict = "no difference was found"
@@ -162,11 +161,8 @@ class TwoSampleReport:
                 f"{counted(self.guessed.n, 'pair')}, 95% interval [{self.guessed.low:.1%}, {self.guessed.high:.1%}]; "
                 "chance gives 50%"
             ]
-        least = math.ceil(-math.log2(self.delta))
-        if not self.rejected and self.pairs < least:
-            lines += [
-                f"note: a pair at most doubles the e-value, so fewer than {least} pairs cannot reject at this rate"
-            ]
+        if self.too_few:
+            lines += [f"note: a pair at most doubles the e-value, so fewer than {self.too_few} cannot reject"]
         if self.identical:
             lines += [f"note: {counted(self.identical, 'pair')} {'is' if self.identical == 1 else 'are'} identical"]
         if self.unpaired:

@@ -32,10 +32,6 @@ def transform(p: Tensor, score: Tensor, cell: Tensor, w: Array) -> Array:
     """U `(n,)` of the emitted `cell` `(n,)` under p `(n, C)`, cells ordered by decreasing `score` `(n, C)`.
 
     Cells with equal scores count as one; `w` `(n,)` are the uniforms W.
-
-    >>> p = torch.tensor([[0.5, 0.3, 0.2]])
-    >>> transform(p, p, torch.tensor([1]), np.array([0.5])).round(6).tolist()
-    [0.65]
     """
     emitted = score.gather(-1, cell[:, None])
     before = torch.where(score > emitted, p, 0.0).sum(dim=-1)
@@ -92,9 +88,6 @@ class CumulativeMass:
 
     Only sums over blocks are kept; the rest is computed for one token per row. All results are points of one rising
     sequence, so the intervals of all tokens cover [0, 1] without gaps or overlaps, however they are rounded.
-
-    >>> CumulativeMass(torch.tensor([[0.25, 0.75]])).interval(torch.tensor([1])).low.tolist()
-    [0.25]
     """
 
     def __init__(self, mass: Tensor) -> None:
@@ -150,6 +143,33 @@ def same_uniform_ratio(p_interval: Interval, earlier: Interval, interval: Interv
     # Two divisions: the product of two small widths may underflow.
     fraction = shared / np.where(known, earlier.width, 1.0)
     return np.where(known, fraction / np.where(known, p_interval.width, 1.0), 1.0)
+
+
+class Likely(NamedTuple):
+    """The likeliest tokens at n positions, `(n, L)` each: their ids, and their probabilities."""
+
+    ids: NDArray[np.int64]
+    probs: Array
+
+
+def same_race_ratio(p: Array, p_token: Array, likely: Likely, earlier: Array, again: NDArray[np.bool_]) -> Array:
+    """r(x)/p(x) `(n,)` where the sampler takes the token with the least noise / p, as `torch.multinomial` does.
+
+    The noise (exponential) is that of an earlier sample from p'. Its token y wins again with probability
+    1 / sum over z of max(p(z)/p(y), p'(z)/p'(y)), given that both are won; tokens beyond the `likely` ones of p' count
+    as one. Other tokens are taken to share the rest as under p.
+
+    p        p `(n, L)` at the tokens of `likely`, which has p'
+    p_token  p(y) `(n,)`, and `earlier` p'(y); 0 where there is no earlier sample
+    again    whether y is the token emitted
+    """
+    known = (p_token > 0) & (p_token < 1) & (earlier > 0)
+    here, there = (np.where(known, probs, 0.5)[:, None] for probs in (p_token, earlier))
+    pairs = [np.concatenate([probs, 1 - probs.sum(axis=1, keepdims=True)], axis=1) for probs in (p, likely.probs)]
+    both = 1 / np.maximum(pairs[0] / here, pairs[1] / there).sum(axis=1)
+    repeated = np.minimum(both / there[:, 0], 1.0)
+    ratio: Array = np.where(again, repeated / here[:, 0], (1 - repeated) / (1 - here[:, 0]))
+    return np.where(known, ratio, 1.0)
 
 
 def within_step_ratios(p: Tensor, q: Tensor, tokens: Tensor, q_mass: CumulativeMass) -> tuple[Array, Array]:

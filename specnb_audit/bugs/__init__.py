@@ -3,8 +3,7 @@
     bug            what every known bug has: name, description, report, kind
     step           the bug suite of a step: the bugs that the audit's bets were designed with; parts of wrong rules
     acceptance     more bugs of a step, by what is wrong: how many draft tokens are accepted
-    replacement    the recovered or bonus token
-    uniforms       uniforms, and how they become tokens
+    replacement    the recovered or bonus token, and the uniform that samples it
     distributions  p or q: temperature, rounding, filters, penalties, biases, ids of another vocabulary
     loop           bugs that only a loop can have: end of sequence, uniforms, caches, positions
 

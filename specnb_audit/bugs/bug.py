@@ -27,9 +27,6 @@ class KnownBug:
     description  what is wrong
     reported_in  issues or projects where it was reported; "-" where it was made up for tests
     held_out     whether no bet of the audit was designed for it, so that it may judge the audit's power
-
-    >>> KnownBug("no-residual", "after a rejection p itself is sampled", "teaching code", "step").kind
-    'step'
     """
 
     name: str
@@ -63,9 +60,16 @@ class Bug(KnownBug):
 
     @property
     def in_loop(self) -> bool:
-        """Whether a part of the loop is replaced, so that rows of a batch may affect each other.
-
-        >>> Bug("no-residual", "after a rejection p itself is sampled", "teaching code", "step").in_loop
-        False
-        """
+        """Whether a part of the loop is replaced, so that rows of a batch may affect each other."""
         return self.batch is not None or self.draft_class is not None
+
+
+def registered(bugs: dict[str, Bug], reported_in: str, held_out: bool = True) -> Callable[[Rule], Rule]:
+    """Enters the rule that it decorates into `bugs`; the rule's name and docstring say which bug it has."""
+
+    def register(rule: Rule) -> Rule:
+        name, words = rule.__name__.replace("_", "-"), " ".join((rule.__doc__ or "").split())
+        bugs[name] = Bug(name, words, reported_in, "step", held_out=held_out, rule=rule)
+        return rule
+
+    return register

@@ -5,12 +5,14 @@
     collect, tokens_out  `specnb collect`, and the files that it reads and writes; settings: what it asks for
     compare              `specnb compare`
 
-torch, transformers and scipy, which take
-seconds, are imported after the options have been read, by the commands that need them.
+torch, transformers and scipy, which take seconds, are imported after the options have been read, by the commands that
+need them. Before that, threads are told to sleep while they wait: beside another program that keeps a core busy,
+threads that spin make an audit ten times as long.
 
-Exit status 0: no deviation was found. 1: exactness is rejected. 2: no verdict, and one line on stderr says why and
-names the file. 130: interrupted (Ctrl-C), 143: terminated (SIGTERM), both with the report on the tokens so far, if
-there were any, unless that rejects exactness.
+Exit status 0: no deviation was found, and what was asked for would have been. 1: exactness is rejected. 2: no verdict,
+and one line on stderr says why and names the file. 3: undecided, and the first line of the report says why.
+130: interrupted (Ctrl-C), 143: terminated (SIGTERM), both with the report on the tokens so far, if there were any,
+unless that rejects exactness.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ from specnb_audit.cli import compare as compare_command
 
 INTERRUPTED = 128 + signal.SIGINT  # as shells report it
 TERMINATED = 128 + signal.SIGTERM
+UNDECIDED = 3
 LONGEST = 600  # characters of a message
+for _name, _value in (("OMP_WAIT_POLICY", "PASSIVE"), ("GOMP_SPINCOUNT", "0"), ("KMP_BLOCKTIME", "0")):
+    os.environ.setdefault(_name, _value)
 
 
 class Terminated(KeyboardInterrupt):

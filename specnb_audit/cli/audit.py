@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from logging import CRITICAL
@@ -17,11 +16,11 @@ from transformers.utils import logging
 
 from specnb.distributions import Sampling
 from specnb.models.loading import load_model
-from specnb.notebook.findings import write
 from specnb_audit import Engine
+from specnb_audit.alternatives import LEARNED
 from specnb_audit.claimed import claimed_sampling
-from specnb_audit.cli import INTERRUPTED, one_line
-from specnb_audit.report import Report
+from specnb_audit.cli import INTERRUPTED, UNDECIDED, one_line
+from specnb_audit.report import KINDS, Report
 from specnb_audit.run import Settings, audit_completions, require_models
 from specnb_audit.setting_names import NOT_AUDITED
 from specnb_audit.teacher_forcing import Completion, Models
@@ -34,10 +33,8 @@ STDIN = Path("-")
 def run(options: argparse.Namespace) -> int:
     """Audits, prints the report and returns the exit status. Raises `ValueError` and `OSError` for what cannot be."""
     report = _audited(options)
-    if options.html is not None:
-        _write_page(options.html, report.to_html())
     print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else report)
-    return 1 if report.rejected else INTERRUPTED if report.interrupted else 0
+    return 1 if report.rejected else INTERRUPTED if report.interrupted else UNDECIDED if report.undecided else 0
 
 
 def _audited(options: argparse.Namespace) -> Report:
@@ -54,9 +51,7 @@ def _audited(options: argparse.Namespace) -> Report:
     dtype = None if options.engine_dtype is None else getattr(torch, options.engine_dtype)
     engine = Engine(dtype, options.logit_tolerance, positions=options.numerics_positions)
     _require_device(options.device)
-    if options.html is not None:
-        _require_writable(options.html)
-        _require_other_file(options.html, options)
+    required = dict(_requirement(words) for words in options.require)
     seeds, seeds_of_control = Seeds(), Seeds()
     sequences = None if options.tokens == STDIN else _independent(read_tokens(options.tokens)[: options.limit], seeds)
     control = [] if options.control is None else _independent(read_tokens(options.control), seeds_of_control)
@@ -72,8 +67,9 @@ def _audited(options: argparse.Namespace) -> Report:
         else:
             given, expected = _completions(sequences, models), sum(len(one.tokens) for one in sequences)
             report = audit_completions(models, given, settings, engine, expected)
-        of_control = [f"of the control, {note}" for note in seeds_of_control.note()]
-        return replace(report, notes=[*report.notes, *seeds.note(), *of_control])
+        of_control = [f"of the control, {check}" for check in seeds_of_control.note()]
+        checks = [*seeds.note(), *of_control, *report.checks]
+        return replace(report, checks=checks, left_out=seeds.count, required=required)
     except Exception as error:
         raise ValueError(f"cannot audit {options.tokens} against {options.target}: {one_line(error)}") from error
 
@@ -132,38 +128,17 @@ def _require_device(name: str) -> None:
         raise ValueError(f"--device {name} cannot be used ({one_line(error)}); give cpu, or cuda on a GPU") from None
 
 
-def _require_writable(page: Path) -> None:
-    """Raises `OSError` or `ValueError` unless `page` can be written; changes no file."""
-    if page.exists():
-        if not page.is_fifo():  # opening a pipe would wait for its reader
-            page.open("ab").close()
-    elif not page.parent.is_dir():
-        raise ValueError(f"--html {page} cannot be written: there is no folder {page.parent}")
-    else:
-        try:
-            tempfile.TemporaryFile(dir=page.parent).close()
-        except OSError as error:
-            raise ValueError(f"--html {page} cannot be written: {error.strerror}") from None
-
-
-def _require_other_file(page: Path, options: argparse.Namespace) -> None:
-    """Raises `ValueError` where `page` is a file that the audit reads: it would be replaced."""
-    read = [options.tokens, *([] if options.control is None else [options.control])]
-    for name in (options.target, options.draft, options.alternative):
-        read += Path(name).iterdir() if name and Path(name).is_dir() else []
-    if page.is_file() and any(file.is_file() and page.samefile(file) for file in read):
-        raise ValueError(f"--html {page} is a file that the audit reads; give another one")
-
-
-def _write_page(page: Path, content: str) -> None:
-    """Writes the page; raises `ValueError`, naming it, where that fails after all, such as on a disk that is full."""
+def _requirement(words: str) -> tuple[str, float]:
+    """The kind and the total variation of `KIND:TV`. Raises `ValueError` for anything else."""
+    kind, _, size = words.rpartition(":")
     try:
-        if page.is_file() or not page.exists():
-            write(page, content)  # atomic
-        else:
-            page.write_text(content, encoding="utf-8")  # a device such as /dev/stdout, which must not be replaced
-    except OSError as error:
-        raise ValueError(f"--html {page} cannot be written: {error.strerror}") from None
+        distance = float(size)
+    except ValueError:
+        distance = 0.0
+    if kind not in KINDS or kind in LEARNED or not 0 < distance <= 1:
+        kinds = ", ".join(name for name in KINDS if name not in LEARNED)
+        raise ValueError(f"--require {words}: give KIND:TV, a total variation up to 1 for one of the kinds {kinds}")
+    return kind, distance
 
 
 def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:

@@ -36,13 +36,16 @@ examples:
       from a pipe, until exactness is rejected or 500 sequences were read
   specnb audit tokens.jsonl --target ./llama --eos 2 --max-new-tokens 256 --json > report.json
       also checks where sequences end; the report as JSON
+  specnb audit tokens.jsonl --target ./llama --draft ./llama-small --require draft-leak:0.03
+      in a pipeline: passes only if a leak of the draft of that size would have been found
 
 settings that cannot be audited, and are refused: {refused}
 
 exit status:
-  0    no deviation was found, or none that numerics do not explain
+  0    no deviation was found, and most kinds (or those required) would have been
   1    exactness is rejected
   2    no verdict; one line on stderr says why
+  3    undecided: numerics explain what deviates, or more tokens are needed; the report's first line says which
   130  interrupted (Ctrl-C); the report so far is printed
   143  terminated (SIGTERM); the report so far is printed
 """
@@ -119,4 +122,4 @@ def _add_test(add: Add) -> None:
     add("--limit", type=int, metavar="N", help="read at most so many sequences")
     add("--stop", action="store_true", help="stop as soon as exactness is rejected")
     add("--json", action="store_true", help="print the report as JSON")
-    add("--html", type=Path, metavar="FILE", help="also write the report as an HTML page")
+    add("--require", action="append", default=[], metavar="KIND:TV", help="status 3 unless it would have been found")

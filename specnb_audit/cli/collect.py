@@ -102,11 +102,7 @@ def collect(
 
 
 def body(request: Request, settings: Settings, model: str) -> dict[str, Any]:
-    """The request for one completion; filters that are off are sent as off, because servers have other defaults.
-
-    >>> body(Request([0, 5], 7), Settings(temperature=0.7), "m")["seed"]
-    7
-    """
+    """The request for one completion; filters that are off are sent as off, because servers have other defaults."""
     return {
         "model": model,
         "prompt": request.prompt,

@@ -1,6 +1,6 @@
 """`specnb compare`: do two files of samples come from one distribution? No model is needed.
 
-Exit status 0: no difference was found. 1: equality is rejected. 2: no verdict.
+Exit status 0: no difference was found. 1: equality is rejected. 2: no verdict. 3: too few pairs to reject.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ exit status:
   0    no difference was found
   1    the two distributions differ
   2    no verdict; one line on stderr says why
+  3    undecided: so few pairs cannot show a difference
 
 Where the target's weights are at hand, "specnb audit" finds much smaller deviations in as many tokens.
 """
@@ -50,8 +51,9 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compares the two files; returns the exit status. Raises what `read_samples` and `compare_samples` raise."""
     samples, reference = read_samples(options.samples), read_samples(options.reference)
+    from specnb_audit.cli import UNDECIDED
     from specnb_audit.two_samples import compare_samples  # needs scipy, which takes a second
 
     report = compare_samples(samples, reference, options.delta, options.stop)
     print(json.dumps(report.to_dict(), indent=1) if options.json else report)
-    return int(report.rejected)
+    return 1 if report.rejected else UNDECIDED if report.too_few else 0

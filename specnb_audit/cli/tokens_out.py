@@ -16,12 +16,6 @@ def read_prompts(file: Path) -> list[list[int]]:
     r"""The prompts of a file: a line is a list of token ids, or an object whose `prompt` is one. May be gzipped.
 
     Raises `ValueError`, with the file and the line, for anything else, and for what is no regular file.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "prompts.jsonl"
-    >>> _ = file.write_text('[0, 5]\n{"prompt": [0, 7]}\n')
-    >>> read_prompts(file)
-    [[0, 5], [0, 7]]
     """
     if file.is_fifo() or file.is_char_device():
         raise ValueError(f"{file} is a pipe or a device, which may have no end; give a file")

@@ -131,7 +131,7 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
     sampling, pair = Sampling(temperature=temperature), load_pair(packed=False)
     prompts = prompts_of(pair, "held-out", 2 * sequences + timed, PROMPT_TOKENS)
     shaping, measured, timing = prompts[:sequences], prompts[sequences : 2 * sequences], prompts[2 * sequences :]
-    run, run_timed = (partial(run_method, pair, sampling, tokens) for tokens in (new_tokens, timed_tokens))
+    run = partial(run_method, pair, sampling, new_tokens)
     sampled = distinct_children if temperature > 0 else top_children
     rates: dict[Scheme, list[float]] = {scheme: child_rates(run, shaping, scheme) for scheme in {sampled, top_children}}
     shapes = {scheme: best_tree(own, NODES, DEPTH) for scheme, own in rates.items()}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -11,86 +10,19 @@ import pytest
 import torch
 from reports import report
 from tiny import llama
-from transformers import PreTrainedModel
 
-from specnb.decoding.generate import generate
 from specnb.distributions import Sampling
-from specnb_audit import Auditor, Engine, audit, explanations
+from specnb_audit import Auditor, explanations
 from specnb_audit.bets import Row
 from specnb_audit.claimed import Claimed
-from specnb_audit.explanations import (
-    audited,
-    bfloat16_note,
-    dependent_sequences,
-    end_token_note,
-    order_note,
-    prompt_note,
-)
-from specnb_audit.numerics import Numerics, in_dtype
-from specnb_audit.setting_names import ENGINE_ORDERS
-from specnb_audit.teacher_forcing import Completion
+from specnb_audit.explanations import audited, checks_of, dependent_sequences, likelier_settings
+from specnb_audit.teacher_forcing import Completion, Models
 
-PROMPTS = [[1], [2, 3], [0, 1, 2], [3]] * 30
-LARGE = Numerics(16, logit=0.5, tv=0.1, tv_mean=0.05, nats=0.05)
-CROSSED = np.array([1.0, 5.0, 6.2, 6.1])
-
-
-@pytest.fixture(scope="module")
-def target() -> PreTrainedModel:
-    """Its logits are large, and so are their errors in bfloat16."""
-    model = llama()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(40)
-    return model
-
-
-def completions(model: PreTrainedModel, sampling: Sampling = Sampling()) -> list[Completion]:
-    made = generate(model, PROMPTS, model, gamma=2, max_new_tokens=12, sampling=sampling, progress=False)
-    return [Completion(prompt, tokens) for prompt, tokens in zip(PROMPTS, made.tokens, strict=True)]
-
-
-def note(target: PreTrainedModel, given: list[Completion], measured: Numerics | None = LARGE) -> list[str]:
-    found = report(found_after=3, running=CROSSED, detectable={})
-    return bfloat16_note(found, measured, target, Sampling(), given)
-
-
-def test_tokens_of_the_target_in_bfloat16_get_the_hint(target: PreTrainedModel) -> None:
-    given = completions(in_dtype(target, torch.bfloat16))
-    assert "--engine-dtype bfloat16" in "".join(note(target, given))
-    assert note(target, given, measured=None) == []
-    assert note(target, given, measured=LARGE._replace(nats=0.0)) == []
-
-
-@pytest.mark.parametrize(("gain", "hint"), [(math.log(20) + 1e-9, True), (math.log(20) - 1e-9, False)])
-def test_bfloat16_must_be_twenty_times_as_likely(
-    gain: float, hint: bool, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(explanations, "_bfloat16_gain", lambda *given: gain)
-    given = [Completion([1], [2, 3])]
-    said = (
-        "numerics as large as those of bfloat16 would explain the e-value (error rate 1e-06), and the target in "
-        "bfloat16 fits the tokens better; if the engine computes in bfloat16, give its dtype (--engine-dtype bfloat16)"
-    )
-    crossed = report(found_after=3, running=CROSSED)
-    assert bfloat16_note(crossed, LARGE, target, Sampling(), given) == [said] * hint
-    short = report(found_after=3, running=np.array([1.0, 5.9, 5.9]))  # short of 1/delta without any numerics
-    assert bfloat16_note(short, LARGE._replace(nats=0.0), target, Sampling(), given) == [said] * hint
-    for other in (
-        report(found_after=3, running=CROSSED, violations={"impossible": 1}),
-        report(found_after=0, running=np.empty(0)),
-        report(found_after=3, running=np.array([1.0, 50.0, 50.0])),
-    ):
-        assert bfloat16_note(other, LARGE, target, Sampling(), given) == []
-    assert bfloat16_note(crossed, LARGE, constant, Sampling(), given) == []
-    assert bfloat16_note(crossed, None, target, Sampling(), given) == []
-
-
-# Another order of the filters
+# Other settings
 
 
 TABLE = [0.5, 0.3, 0.15, 0.05]  # at temperature 0.5 before top-p 0.9 two of them are kept, after it three
 SAMPLING = Sampling(0.5, top_p=0.9)
-HOT = Claimed(0.5, top_p=0.9, order=ENGINE_ORDERS["llama.cpp"])
 
 
 def constant(prefix: tuple[int, ...]) -> list[float]:
@@ -101,11 +33,16 @@ def texts(*tokens: list[int]) -> list[Completion]:
     return [Completion([], one) for one in tokens]
 
 
-def words(order: str, engine: str) -> list[str]:
-    return [
-        f"another order of the filters explains the tokens: {order}, as in {engine}; if the engine applies them so, "
-        f"claim it (--filter-order {engine})"
-    ]
+def cause(sampling: Sampling, given: list[Completion], suspicious: Collection[int] = (), delta: float = 1e-6) -> str:
+    return likelier_settings(Models(constant, sampling), given, set(suspicious), Auditor(delta))[0]
+
+
+def of_order(order: str, engine: str) -> str:
+    return f"the filters look as if applied in another order: {order}, as in {engine}"
+
+
+def without(name: str) -> str:
+    return f"it looks as if {name} is not applied: without it the tokens are explained"
 
 
 def test_an_order_that_makes_all_tokens_possible_is_named() -> None:
@@ -114,29 +51,32 @@ def test_an_order_that_makes_all_tokens_possible_is_named() -> None:
         (Sampling(0.5, 3, 0.9), "top-k, top-p, temperature", "llama.cpp"),
         (Claimed(0.5, top_p=0.9, min_p=0.01), "top-p, min-p, temperature", "llama.cpp"),
     ):
-        assert order_note(constant, sampling, texts([0, 1, 2]), set(), 1e-6) == words(names, engine)
-        assert order_note(constant, sampling, texts([0, 1, 3]), set(), 1e-6) == []  # impossible in any order
-    assert order_note(constant, Sampling(0.5), texts([2]), set(), 1e-6) == []  # there is no other order
+        given = texts([0] * 6 + [1, 2])
+        found, notes = likelier_settings(Models(constant, sampling), given, set(), Auditor())
+        assert (found, len(notes)) == (of_order(names, engine), 1)
+        assert f"--filter-order {engine}" in notes[0]
     hot = Sampling(2.0, top_p=0.7)  # keeps two tokens in the other order, and here three
-    assert order_note(constant, hot, texts([0, 1, 2]), set(), 1e-6) == []
+    assert cause(hot, texts([0, 1, 2])) == ""
 
 
-@pytest.mark.parametrize(("claimed", "engines"), [(HOT, 1), (replace(HOT, min_p=0.01), 2)])
-@pytest.mark.parametrize("n", [1, 5])
-def test_the_likelihood_ratio_must_exceed_one_over_delta_for_each_order(claimed: Claimed, engines: int, n: int) -> None:
-    """Before top-p the temperature leaves 0.25 / 0.34 for the first token, and after it 0.25 / 0.3625."""
-    ratio = (0.3625 / 0.34) ** n
-    for above in (1 - 1e-9, 1 + 1e-9):
-        found = order_note(constant, claimed, texts([], [0] * (n - 1), [0]), set(), engines / ratio * above)
-        names = "temperature, top-p" if engines == 1 else "temperature, top-p, min-p"
-        assert found == (words(names, "transformers") if above > 1 else [])
+def test_a_filter_that_is_not_applied_is_named() -> None:
+    for sampling, name in ((SAMPLING, "top-p"), (Sampling(0), "temperature"), (Sampling(top_k=2), "top-k")):
+        assert cause(sampling, texts([0, 1, 3])) == without(name)
+    assert cause(Sampling(0.5, 3), texts([2] * 40)) == ""  # which is not explained without either
+    exact = np.random.default_rng(0).choice(4, p=TABLE, size=400).tolist()
+    assert cause(Sampling(0.5), texts(exact)) == without("temperature")
+    assert cause(Sampling(1.0), texts(exact)) == ""  # no filter is claimed
 
 
 def test_suspicious_sequences_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explanations, "TRIED", 2)
-    given = texts([0, 0], [3, 3], [2, 2])  # of which the first decides nothing, and no order explains the second
-    for suspicious, found in (({2}, True), (set[int](), False), ({1}, False), ({1, 2}, False), ({0, 2}, False)):
-        assert bool(order_note(constant, SAMPLING, given, suspicious, 0.01)) == found
+    monkeypatch.setattr(explanations, "TRIED", 8)
+    given = texts([0] * 8, [0] * 7 + [3], [0] * 6 + [1, 2])  # of which the first decides nothing
+    for suspicious, found in (
+        ({2}, of_order("top-p, temperature", "llama.cpp")),
+        ({1}, without("top-p")),
+        ({0, 2}, ""),
+    ):
+        assert cause(SAMPLING, given, suspicious, 0.01) == found
 
 
 # Prompts, ends and dependence
@@ -192,31 +132,34 @@ def test_sequences_that_share_noise_have_evidence_of_their_own(
     assert shared_noise({"same-tokens": nothing, "noise-of-texts": gains}) == found
 
 
-def test_prompts_within_the_tokens_are_noticed() -> None:
-    """More than half of the sequences, with prompts of two tokens or more."""
-    twice, once, short = Completion([1, 0], [1, 0, 1]), Completion([1, 0], [1, 1, 0]), Completion([1], [1, 1])
-    assert prompt_note([twice, twice, once]) == [
-        "the tokens of 2 of 3 sequences begin with their prompt; give the new tokens only"
-    ]
-    assert prompt_note([twice, once]) == prompt_note([short, short]) == prompt_note([]) == []
+MODEL = llama()
+MODEL.config.update({"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": [3]})
 
 
 @pytest.mark.parametrize(
-    ("own", "tokens", "note"),
+    ("given", "settings", "words"),
     [
-        (2, [[0, 2, 1], [1, 2], [2]], "1 sequence continues after the end token [2]; give eos if it ends them"),
-        ([3, 2], [[3, 0], [2, 2]], "2 sequences continue after the end token [2, 3]; give eos if it ends them"),
-        (2, [[0, 1, 2], [2], []], None),
-        (None, [[0, 2, 1]], None),
-        ([], [[0, 2, 1]], None),
+        ([([1, 0], [1, 0, 1])], {}, "the tokens of 1 of 1 sequences begin with their prompt; give the new tokens only"),
+        ([([1], [1, 1])], {}, None),  # a prompt of one token may be repeated
+        ([([1], [2, 0, 0])], {}, "1 of 1 sequences are padded with the token 0; leave padding out"),
+        ([([0, 0, 1], [2]), ([1], [0])], {}, None),  # half of them
+        ([([1], [3, 0])], {}, "1 of 1 sequences continue after the end token [3]; give eos if it ends them"),
+        ([([1], [3, 0])], {"eos": 2}, None),
+        (
+            [([1], [2]), ([1], [2, 2])],
+            {},
+            "completions have 1 to 2 tokens; what ended them? Give eos, or max_new_tokens",
+        ),
+        ([([1], [2]), ([1], [2, 2])], {"max_new_tokens": 2}, None),
+        ([([2], [2])], {}, "no prompt begins with the model's begin-of-text token 1; did the model see one?"),
+        ([([2], [2]), ([1], [2])], {}, None),
     ],
 )
-def test_the_note_on_sequences_that_continue(own: Any, tokens: list[list[int]], note: str | None) -> None:
-    model = llama()
-    model.config.eos_token_id = own
-    given = [Completion([1], one) for one in tokens]
-    assert end_token_note(model, given) == ([] if note is None else [note])
-    assert end_token_note(constant, given) == []
-    settings: dict[str, Any] = {"prompts": [[1]] * len(tokens), "progress": False, "engine": Engine(positions=0)}
-    assert audit(model, tokens, **settings).notes == ([] if note is None else [note])
-    assert audit(model, tokens, eos=1, **settings).notes == []
+def test_what_is_wrong_with_the_sequences_themselves(
+    given: list[tuple[list[int], list[int]]], settings: dict[str, Any], words: str | None
+) -> None:
+    completions = [Completion(*one) for one in given]
+    assert checks_of(MODEL, completions, Auditor(**settings), True) == ([] if words is None else [words])
+    statistical = words is not None and ("what ended" in words or "begin-of-text" in words)
+    expected = [] if words is None or statistical else [words]  # asked only where something has to be explained
+    assert checks_of(MODEL, completions, Auditor(**settings), False) == expected

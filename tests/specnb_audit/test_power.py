@@ -109,6 +109,76 @@ def test_a_uniform_used_again_some_positions_later_is_found(lag: int) -> None:
     assert report.diagnosis == "noise-of-steps"
 
 
+CARRIED = {
+    "tests a draft token at the same position": lambda old, fresh: (fresh[0], old[1], fresh[2]),
+    "samples a draft token at the same position": lambda old, fresh: (old[0], fresh[1], fresh[2]),
+    "sampled the last token, tests the first": lambda old, fresh: (
+        fresh[0], torch.cat([old[2][None], fresh[1][1:]]), fresh[2]
+    ),
+    "sampled the last token, samples the first": lambda old, fresh: (
+        torch.cat([old[2][None], fresh[0][1:]]), fresh[1], fresh[2]
+    ),
+}  # fmt: skip
+"""The uniforms of a step (draft, tests, last token) from those of the step before and fresh ones."""
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_a_uniform_carried_from_one_step_to_the_next_is_found(name: str) -> None:
+    """Every second step reuses a uniform of the step before."""
+    p, q = TABLES
+    rows = []
+    for number in range(30):
+        random, text, steps, old = np.random.default_rng([7, number]), [0], list[int](), None
+        while len(text) <= 120:
+            fresh = tuple(torch.from_numpy(random.random(size))[()] for size in (3, 3, ()))
+            draft, accept, final = CARRIED[name](old, fresh) if old and len(steps) % 2 else fresh
+            drafted = [text[-1]]
+            for u in draft:
+                drafted.append(int(sample(q[drafted[-1]], u)))
+            given = (p[drafted], q[drafted[:-1]], torch.tensor(drafted[1:]), accept, final)
+            accepted, token, _ = token_verification(*given)
+            text += [*drafted[1 : 1 + int(accepted)], int(token)]
+            steps.append(int(accepted) + 1)
+            old = fresh
+        before = torch.tensor(text[:-1])
+        rows.append(Row(text[1:], p[before], q[before], prompt=[0], steps=steps))
+    report = audit_of(rows)
+    print(name, report.found_after, list(report.by_alternative.items())[:3])
+    assert next(iter(report.by_alternative)) == "noise-of-steps"
+    assert report.rejected == ("same position" not in name or "samples" in name)  # which needs some 10,000 tokens
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_race_with_the_noise_of_the_sequence_before_is_found(same: bool) -> None:
+    """As `torch.multinomial` samples, seeded anew for each sequence; each from a start of its own."""
+    p, rows = TABLES[0], list[Row]()
+    for number in range(12):
+        random, text = np.random.default_rng(3 if same else [3, number]), [2 * number]
+        for _ in range(40):
+            text.append(int((p[text[-1]].numpy() / random.exponential(size=p.shape[1])).argmax()))
+        rows.append(Row(text[1:], p[text[:-1]], prompt=[text[0]]))
+    report = audit_of(rows)
+    assert report.rejected == same
+    assert (report.by_alternative["noise-of-texts"] > 6) == same
+    assert report.diagnosis in (("noise-of-texts", "same-tokens") if same else (None,))
+
+
+def test_first_tokens_and_whole_sequences_that_deviate_are_found() -> None:
+    """The first token is the argmax; every fifth sequence is at another temperature; and a token is left out."""
+    cold = torch.softmax(P.log() * 1.6, dim=-1)
+    exact, other = (sampled_rows(table, P, None, 160, 60, seed=4) for table in (P, cold))
+    starts = torch.tensor([row.tokens[0] for row in exact])
+    argmax = [replace(row, tokens=[int(P[0].argmax()), *row.tokens[1:]]) for row in exact]
+    mixed = [other[at] if at % 5 == 0 else row for at, row in enumerate(exact)]
+    left_out = [replace(row, tokens=row.tokens[1:], p=torch.cat([P[:1], row.p[2:]])) for row in exact]
+    assert len(starts.unique()) > 1
+    for rows, kind, within in ((argmax, "first-token", 3000), (mixed, "whole-sequences", 9600),
+                               (left_out, "first-token", 9600)):  # fmt: skip
+        report = audit_of(rows)
+        print(kind, report.found_after, list(report.by_alternative.items())[:3])
+        assert (report.diagnosis, (report.found_after or 10**9) <= within) == (kind, True)
+
+
 def rows_of_two_samplers(batch: tuple[str | None, str | None]) -> list[Row]:
     """Eight times two rows of either sampler in turn; the two of a sampler have the same tokens, two lines apart."""
     p = torch.full((12, 4), 0.25, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Reports as text, JSON and HTML: compared with files, and what their verdicts and charts rest on."""
+"""Reports as text and JSON: compared with files, and what their verdicts rest on."""
 
 from __future__ import annotations
 
@@ -45,14 +45,6 @@ CASES: dict[str, dict[str, Any]] = {
     "violations without tokens": {"found_after": 0, "tokens": 0, "violations": {"wrong-length": 1}, "numerics": None},
     "a violation beside evidence": {"found_after": 1, "violations": {"wrong-length": 1},
         "running_by_alternative": BOTH, "numerics": None},
-    "many kinds of many families": {"found_after": 1, "running": np.full(4, 60.0),
-        "running_by_alternative": {name: np.full(4, value) for name, value in (
-            ("argmax", 50.1), ("shifted", 60.0), ("redraw", 55.0), ("one-uniform", 50.0)
-        )},
-        "numerics": None},
-    "large e-values of two families": {"found_after": 1, "running": np.full(4, 60.0),
-        "running_by_alternative": {name: np.full(4, 60.0) for name in ("argmax", "sharper", "shifted")},
-        "numerics": None},
     "rows that share noise": {"found_after": 1000, "running": CROSSED,
         "running_by_alternative": {"same-tokens": np.full(4, 9.0)}, "rows_alone": report(tokens=2000, sequences=1500),
         "numerics": None},
@@ -92,7 +84,6 @@ def test_reports_are_as_they_were(case: str) -> None:
     require_as_in(FOLDER / f"{name}.txt", f"{found}\n")
     if case in WHOLE:
         require_as_in(FOLDER / f"{name}.json", json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n")
-        require_as_in(FOLDER / f"{name}.html", found.to_html())
 
 
 WHOLE = (
@@ -102,7 +93,7 @@ WHOLE = (
     "near ties as in the control",
     "rows that share noise",
 )
-"""The cases whose JSON and page are compared too."""
+"""The cases whose JSON is compared too."""
 
 
 def test_every_file_belongs_to_a_case() -> None:
@@ -140,29 +131,3 @@ def test_verdict_and_diagnosis_of_each_outcome() -> None:
     assert report(numerics_only=True, **kinds).diagnosis == "argmax"
     assert report(found_after=1, violations={"impossible": 1}, **kinds).diagnosis == "impossible"
     assert report(violations={"impossible": 1}, **kinds).diagnosis is None
-
-
-@pytest.mark.parametrize("changes", [{}, {"found_after": 1, "running": np.full(4, np.inf)}, {"numerics_only": True}])
-def test_the_page_stands_alone(changes: dict[str, object]) -> None:
-    page = report(**changes).to_html()
-    assert page.startswith("<!doctype html>")
-    assert report(**changes).verdict in page
-    assert "<polyline" in page
-    assert "nan,nan" not in page
-    assert "://" not in page
-    assert "<script" not in page
-    assert report(notes=["<b>"], **changes).to_html().count("<b>") == 0
-
-
-def test_the_chart_has_the_e_value_at_the_heights_of_its_lines() -> None:
-    """Values of 1, 1/delta and below 1/1000; a value above three times the exponent of 1/delta is cut off."""
-    page = report(delta=1e-2, tokens=5, running=np.array([-9.0, -3.0, 0.0, 2.0, 100.0])).to_html()
-    one, bar = (float(at) for at in re.findall(r'<line [^>]*y1="([^"]*)"', page))
-    points = re.search(r'points="([^"]*)"', page)
-    assert points is not None
-    x, y = zip(*(map(float, point.split(",")) for point in points[1].split()), strict=True)
-    assert sorted(x) == list(x)
-    assert y[0] == y[1] == 160  # the lowest height: what is below it is drawn at it
-    assert y[2:] == (one, bar, 10)
-    assert (one, bar) == pytest.approx((160 - 150 * 3 / 9, 160 - 150 * 5 / 9), abs=0.05)  # of -3 to 6
-    assert "drawn up to 10^6" in page

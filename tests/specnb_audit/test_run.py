@@ -285,14 +285,14 @@ def sharp(prefix: tuple[int, ...]) -> list[float]:
 
 def test_what_may_explain_a_finding_is_asked_only_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(run, "order_note", lambda *given: asked.append(given[1:]) or ["order"])
-    monkeypatch.setattr(run, "bfloat16_note", lambda *given: asked.append(given[1:]) or ["bfloat16"])
+    monkeypatch.setattr(run, "likelier_settings", lambda *given: asked.append(given[:3]) or ("cause", ["order"]))
     settings = Settings(progress=False, delta=0.01, ignore=ONES)
     fine, ones = completions([0, 1, 1, 0]), completions([0], [1] * 40)
     assert run.audit_completions(Models(coin), fine, settings).notes == []
     assert asked == []
-    assert run.audit_completions(Models(coin), ones, settings).notes == ["order", "bfloat16"]
-    assert asked == [(Sampling(), ones, set(), 0.01), (None, coin, Sampling(), ones)]
+    found = run.audit_completions(Models(coin), ones, settings)
+    assert (found.cause, found.notes) == ("cause", ["order"])
+    assert asked == [(Models(coin), ones, set())]
     asked.clear()
     near = Numerics(1, 10.0, 1.0, 1.0, 0.0)
 
@@ -300,12 +300,13 @@ def test_what_may_explain_a_finding_is_asked_only_after_one(monkeypatch: pytest.
         def numerics(self, *given: object) -> tuple[None, Any]:
             return None, lambda: near
 
-    sampling, given = Sampling(top_k=1), completions([0], [0], [1, 0], [1])
-    assert run.audit_completions(Models(sharp, sampling), given, settings, Supposed()).notes == ["order"]
-    assert asked == [(sampling, given, {2, 3}, 0.01)]  # the sequences with impossible tokens
+    models, given = Models(sharp, Sampling(top_k=1)), completions([0], [0], [1, 0], [1])
+    undecided = run.audit_completions(models, given, settings, Supposed())
+    assert (undecided.cause, undecided.notes) == ("", ["order"])
+    assert asked == [(models, given, {2, 3})]  # the sequences with impossible tokens
     asked.clear()
-    certain = run.audit_completions(Models(sharp, sampling), given, settings, Engine(torch.float32))
-    assert certain.notes == ["order", "bfloat16"]
+    certain = run.audit_completions(models, given, settings, Engine(torch.float32))
+    assert certain.notes == ["order"]
     assert asked[0][2] == {2, 3}
 
 

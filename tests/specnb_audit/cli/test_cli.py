@@ -129,20 +129,23 @@ except SystemExit:
 
 GREEDY = ("--temperature", 0, "--engine-dtype", "float32")
 OPTIONS: list[tuple[tuple[object, ...], int, Callable[[dict[str, Any]], bool]]] = [
-    ((), 0, lambda found: (found["tokens"], found["sequences"], found["delta"]) == (5, 3, 1e-6)),
+    ((), 3, lambda found: (found["tokens"], found["sequences"], found["delta"]) == (5, 3, 1e-6)),
+    (("--require", "impossible:0.5"), 0, lambda found: found["undecided"] == ""),
+    (("--require", "impossible:0.3"), 3, lambda found: found["headline"].endswith("0.3 might have been missed")),
+    (("--require", "draft-leak:0.9"), 3, lambda found: "draft-leak" in found["headline"]),
     (("--eos", 2, "--eos", 3), 1, lambda found: found["violations"] == {"after-the-end": 2}),
     (("--max-new-tokens", 2), 1, lambda found: found["violations"] == {"wrong-length": 2}),
     (("--max-new-tokens", 2, "--stop"), 1, lambda found: found["tokens"] == 3),
-    (("--max-new-tokens", 2, "--ignore", "wrong-length"), 0, lambda found: found["violations"] == {}),
-    (("--delta", 0.25), 0, lambda found: found["delta"] == 0.25),
-    (("--limit", 1), 0, lambda found: found["sequences"] == 1),
-    (("--numerics-positions", 0), 0, lambda found: found["numerics"] is None),
-    (("--draft", "model"), 0, lambda found: "draft-leak" in found["detectable"]),
-    (("--alternative", "model"), 0, lambda found: "suspected-model" in found["detectable"]),
+    (("--max-new-tokens", 2, "--ignore", "wrong-length"), 3, lambda found: found["violations"] == {}),
+    (("--delta", 0.25), 3, lambda found: found["delta"] == 0.25),
+    (("--limit", 1), 3, lambda found: found["sequences"] == 1),
+    (("--numerics-positions", 0), 3, lambda found: found["numerics"] is None),
+    (("--draft", "model"), 3, lambda found: "draft-leak" in found["detectable"]),
+    (("--alternative", "model"), 3, lambda found: "suspected-model" in found["detectable"]),
     (GREEDY, 1, lambda found: found["diagnosis"] == "impossible"),
-    ((*GREEDY, "--logit-tolerance", 99), 0, lambda found: len(found["borderline"]) > 0),
+    ((*GREEDY, "--logit-tolerance", 99), 3, lambda found: len(found["borderline"]) > 0),
     ((*GREEDY, "--control", "short.jsonl"), 1, lambda found: found["control"]["source"] == "engine"),
-    (("--repetition-penalty", 1.0), 0, lambda found: found["verdict"] == "not rejected"),
+    (("--repetition-penalty", 1.0), 3, lambda found: found["verdict"] == "not rejected"),
 ]
 
 
@@ -184,7 +187,8 @@ def test_of_sequences_with_one_seed_the_first_is_audited(loaded: Path, short: Pa
             "1 sequence repeats a seed that is declared before and may share its random numbers; left out of the audit"
         )
         assert (report["tokens"], report["sequences"]) == (4, 2)
-        assert report["notes"] == [note, f"of the control, {note}"]
+        assert report["checks"][:2] == [note, f"of the control, {note}"]
+        assert report["left_out"] == 1
 
 
 def test_an_audit_while_the_pipe_is_open(model: Path) -> None:
@@ -209,12 +213,10 @@ def test_bad_settings_are_named_before_a_model_is_loaded(short: Path, monkeypatc
     monkeypatch.setattr(cli_audit, "load_model", lambda *given, **more: pytest.fail("a model was loaded"))
     bad = {"--delta": "2", "--max-new-tokens": "0", "--eos": "-1", "--seed": "-1", "--device": "tpu", "--top-p": "2"}
     bad |= {"--repetition-penalty": "1.1", "--grammar": "json", "--min-p": "2", "--filter-order": "sglang"}
-    bad |= {"--limit": "0", "--ignore": "x", "--numerics-positions": "-1", "--html": str(short)}
-    bad |= {"--control": str(short.parent / "none"), "--logit-tolerance": "-3"}
+    bad |= {"--limit": "0", "--ignore": "x", "--numerics-positions": "-1"}
+    bad |= {"--control": str(short.parent / "none"), "--logit-tolerance": "-3", "--require": "token-bias:0.1"}
     for option, value in bad.items():
         assert value in refused("audit", short, "--target", "some/name", option, value)
-    for page in (short.parent, short.parent / "none" / "page.html"):
-        assert str(page) in refused("audit", short, "--target", "some/name", "--html", page)
     assert files(short.parent) == {"short.jsonl": SHORT}
 
 
@@ -242,10 +244,8 @@ def test_models_that_cannot_be_used_are_named(name: str, words: str, model: Path
 
 def test_whatever_stops_it_is_no_verdict(loaded: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody foresaw; an interrupt with and without a report on a part, which exits with 1 only if it rejects;
-    SIGTERM, while the page is written too: the old page is kept then."""
-    page = short.parent / "page.html"
-    page.write_text("old")
-    usual: list[object] = ["audit", short, "--target", loaded, "--html", page]
+    SIGTERM."""
+    usual: list[object] = ["audit", short, "--target", loaded]
 
     def raising(error: BaseException) -> Callable[..., None]:
         def fail(*given: object, **more: object) -> None:
@@ -263,21 +263,15 @@ def test_whatever_stops_it_is_no_verdict(loaded: Path, short: Path, monkeypatch:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(cli_audit, "audit_completions", terminate)
     assert run(*usual) == (TERMINATED, "", "specnb: terminated\n")
-    monkeypatch.setattr(cli_audit, "audit_completions", audit_completions)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", terminate)
-        assert run(*usual) == (TERMINATED, "", "specnb: terminated\n")
     assert signal.getsignal(signal.SIGTERM) == before
-    assert files(short.parent) == {"short.jsonl": SHORT, "page.html": b"old"}
 
     def part(*given: Any, **more: Any) -> Any:
         return replace(audit_completions(*given, **more), interrupted=True)
 
     monkeypatch.setattr(cli_audit, "audit_completions", part)
     status, out, _ = run(*usual)
-    assert (status, "no deviation was found" in out) == (INTERRUPTED, True)
+    assert (status, "UNDECIDED: no deviation was found, in too few tokens" in out) == (INTERRUPTED, True)
     assert run(*usual, "--eos", "2")[0] == 1
-    assert "rejected" in page.read_text()
 
 
 def test_closed_streams_and_full_disks(loaded: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +281,7 @@ def test_closed_streams_and_full_disks(loaded: Path, short: Path, monkeypatch: p
         assert main(["audit", str(short), "--target", str(loaded), "--eos", "2"]) == 2
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", None)
-        assert main(["audit", str(short), "--target", str(loaded)]) == 0
+        assert main(["audit", str(short), "--target", str(loaded)]) == 3
     monkeypatch.setattr(sys, "stdin", None)
     assert "stdin is closed" in refused("audit", "-", "--target", loaded)
 
@@ -310,7 +304,7 @@ def test_a_file_without_an_end_is_refused(command: str, endless: str, loaded: Pa
 # Whatever the input: a status that is right, one line of explanation, and no stray files
 
 
-def require_sane(folder: Path, *arguments: object, page: bool = False) -> None:
+def require_sane(folder: Path, *arguments: object) -> None:
     """Checks everything that must hold whatever the input, of the command in `folder`."""
     before = files(folder)
     status, out, err = run(*arguments, "--json")
@@ -318,8 +312,10 @@ def require_sane(folder: Path, *arguments: object, page: bool = False) -> None:
         assert refused(*arguments) == err
         assert files(folder) == before
     else:
-        assert (status, err) == (int(json.loads(out)["rejected"]), "")
-        assert set(files(folder)) - set(before) == ({"page.html"} if page else set())
+        found = json.loads(out)
+        assert (status == 1, err) == (found["rejected"], "")
+        assert (status == 3) == bool(found.get("undecided", status == 3))
+        assert files(folder) == before
 
 
 HUGE = "an integer of 5,001 digits"
@@ -382,7 +378,7 @@ CHOICES = {
     "--ignore": ("impossible", "wrong-length", "draft-leak", "x", ""),
     "--control": ("tokens.jsonl", "none.jsonl", ".", ""),
     "--device": ("cpu", "cuda:99", "meta", "nonsense", ""),
-    "--html": ("page.html", "none/page.html", ".", "tokens.jsonl", ""),
+    "--require": ("sharper:0.5", "token-bias:0.5", "sharper", ":", "x:y", "sharper:nan", ""),
     "--draft": ("model", "", "tokens.jsonl", ".", "a/b/c"),
 }
 option = st.tuples(st.sampled_from(NUMERIC), st.sampled_from(NUMBERS)) | st.sampled_from(sorted(CHOICES)).flatmap(
@@ -393,13 +389,10 @@ option = st.tuples(st.sampled_from(NUMERIC), st.sampled_from(NUMBERS)) | st.samp
 @given(options=st.lists(option, max_size=4))
 @many
 def test_whatever_the_options_are(options: list[tuple[str, str]], loaded: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.unlink(missing_ok=True)
     (tmp_path / "tokens.jsonl").write_bytes(SHORT)
     arguments: list[object] = ["audit", tmp_path / "tokens.jsonl", "--target", loaded]
     for name, value in options:
-        if value and name in ("--html", "--draft", "--control"):
+        if value and name in ("--draft", "--control"):
             value = str(loaded) if value == "model" else str(tmp_path / value)
         arguments += [f"{name}={value}"]
-    asked = [value for name, value in options if name == "--html"][-1:] == ["page.html"]
-    require_sane(tmp_path, *arguments, page=asked)
+    require_sane(tmp_path, *arguments)
