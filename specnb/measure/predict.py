@@ -39,6 +39,7 @@ class Range:
 
 
 OVERHEAD = Range(0.1, 0.0, 0.25)  # of a target forward pass, per step: sampling, verification, cache, scheduler
+REPEATED = 1.1  # by what two measurements of one set-up may differ
 UNKNOWN_COST = Range(0.05, 0.0, 0.2)  # c if nothing is known of the drafter
 EXPONENTS = {"params": 0.82, "layers": 0.75}  # of a ratio, which gives c; 0.82 fits data/reference/draft_costs.csv
 ENDS = [("value",) * 4, *product(("low", "high"), repeat=4)]  # of tokens, drafting, verification and overhead
@@ -83,8 +84,7 @@ def predict(
       tokens_per_step  measured mean tokens per step, bonus token included ("mean acceptance length", "accept length")
       acceptance_rate  accepted draft tokens over draft tokens
       per_position     fraction of steps in which draft token 1, 2, ... was accepted (not given the one before)
-    gamma            draft tokens in a row, of a tree its depth; the mean where a drafter varies it. `per_position` may
-                     stand for it
+    gamma            draft tokens in a row, of a tree its depth; the mean where it varies. `per_position` implies it
     Time of a draft forward pass in units of the target's, the first that is given of:
       cost_ratio       c, as measured; 0 for n-grams
       params           (target, draft) counts of parameters (of a mixture of experts, those that one token uses): c is
@@ -101,8 +101,8 @@ def predict(
     active           fraction of the target's parameters that one token uses: 0.1 for a mixture of experts "30B-A3B"
     cache_ratio      bytes of one row's key-value cache over bytes of the target's weights
     overhead         time per step outside the forward passes, in units of a target forward pass
-    reference        a measurement of the same set-up: its `speedup`, and what differs of the above. It scales the time
-                     of a step; without an acceptance it has the same alpha
+    reference        a measurement of the same target, drafter and device: its `speedup` and what differs of the above;
+                     it scales the time of a step. Without an acceptance it has the same alpha
 
     Raises `ValueError` for contradictory, missing or impossible inputs.
 
@@ -111,7 +111,7 @@ def predict(
     >>> setting = {"tokens_per_step": 2.4, "params": (7e9, 68e6), "gpu": "A100-80GB"}
     >>> known = {"speedup": 1.5, "gamma": 3, "tokens_per_step": 2.2}
     >>> print(predict(gamma=5, **setting).speedup, "or", predict(gamma=5, **setting, reference=known).speedup)
-    1.93 [1.32, 2.29] or 1.56 [1.40, 1.61]
+    1.93 [1.32, 2.29] or 1.56 [1.27, 1.77]
     """
     given = {name: value for name, value in locals().items() if name != "reference"}
     gamma, parts, missing = _step(given)
@@ -166,7 +166,8 @@ def _scales(reference: Mapping[str, Any], given: Mapping[str, Any], gamma: float
         parts = _step(own)[1]
     except ValueError as error:
         raise ValueError(f"reference: {error}") from None
-    return [measured / _speed(parts, ends) for ends in ENDS]
+    spread = {"value": 1, "low": 1 / REPEATED, "high": REPEATED}
+    return [spread[ends[0]] * measured / _speed(parts, ends) for ends in ENDS]
 
 
 def _gamma(accepted: dict[str, Any]) -> float:
@@ -288,8 +289,7 @@ def roofline(
     """
     (value, best, worst), source = _ridges(gpu, width, active)
     # Weights that are read, in units of all: by one token per row, and by n that choose alike within a row or not.
-    plain, most = _read(batch, active), _read(n * batch, active)
-    cache *= batch
+    plain, most, cache = _read(batch, active), _read(n * batch, active), batch * cache
 
     def in_turn(ridge: float, read: float) -> float:
         return (read + cache + active * n * batch / ridge) / (plain + cache + active * batch / ridge)

@@ -156,18 +156,18 @@ def test_a_reference_scales_the_time_of_a_step(tokens: float, measured: float, b
     without, found = predict(**case), predict(**case, reference=known)
     assert found.speedup.value == pytest.approx(scale * without.speedup.value)
     assert found.speedup.low <= found.speedup.value <= found.speedup.high
-    assert found.speedup.high / found.speedup.low <= without.speedup.high / without.speedup.low * (1 + 1e-9)
+    assert found.speedup.high / found.speedup.low <= without.speedup.high / without.speedup.low * 1.22
     assert (found.tokens, found.limits, found.missing) == (without.tokens, without.limits, without.missing)
 
 
 def test_a_reference_without_acceptance_has_the_same_alpha() -> None:
-    alpha = {"alpha": 0.7, "gamma": 5}
-    tokens = {"tokens_per_step": float(expected_tokens(0.7, 5)), "gamma": 5}
+    alpha: dict[str, Any] = {"alpha": 0.7, "gamma": 5}
+    tokens: dict[str, Any] = {"tokens_per_step": float(expected_tokens(0.7, 5)), "gamma": 5}
     for known in ({"speedup": 1.5, "gamma": 2}, {"speedup": 1.5, "batch": 8}):
         speeds = [predict(**SETTING, **case, reference=known).speedup.value for case in (alpha, tokens)]
         assert speeds[0] == pytest.approx(speeds[1])
     same = predict(**SETTING, **tokens, reference={"speedup": 1.5})
-    assert same.speedup.low == same.speedup.high == pytest.approx(1.5)
+    assert (same.speedup.low, same.speedup.high) == pytest.approx((1.5 / 1.1, 1.5 * 1.1))
 
 
 def test_c_from_sizes_fits_what_was_published() -> None:
