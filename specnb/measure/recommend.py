@@ -99,8 +99,8 @@ def recommend_gamma(
 
     `python -m studies.speed.recommendation` compares the answer with timed generations.
 
-    Raises `ValueError` for fewer than 8 prompts or largest < 1, and what `measure_acceptance` and `measure_costs`
-    raise.
+    Raises `ValueError` for fewer than 8 prompts and for `largest` that is not from 1 to 64, and what
+    `measure_acceptance` and `measure_costs` raise.
 
     >>> from specnb import load_pair
     >>> pair = load_pair(packed=False)
@@ -108,8 +108,8 @@ def recommend_gamma(
     >>> advice.gamma in (0, 1, 2, 3)
     True
     """
-    if len(prompts) < 8 or largest < 1:
-        raise ValueError(f"{len(prompts)} prompts and largest = {largest}; need at least 8 and 1")
+    if len(prompts) < 8 or not 1 <= largest <= 64:
+        raise ValueError(f"{len(prompts)} prompts and largest = {largest}; need at least 8, and from 1 to 64")
     found = measure_acceptance(
         pair.target, {"draft": pair.draft}, prompts, new_tokens=new_tokens, sampling=sampling, seed=seed,
         progress=progress,

@@ -4,12 +4,13 @@ import math
 from itertools import combinations, product
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specnb.measure.predict import GPUS, UNPACKING_RIDGE, Target, known_gpu, predict, roofline
+from specnb.measure.predict import EXPONENTS, GPUS, SLOWEST, UNPACKING_RIDGE, device_class, known_gpu, predict, roofline
 from specnb.notebook.findings import ROOT
 from specnb.theory import expected_tokens, walltime_improvement
 
@@ -106,7 +107,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (RATE | {"gamma": 4}, "got tokens_per_step, acceptance_rate"),
     ({"alpha": 0.5}, "gamma is missing"),
     ({"tokens_per_step": 2.5}, "gamma is missing.*tokens_per_step and acceptance_rate"),
-    (RATE | {"acceptance_rate": 0.0}, "gamma does not follow"),
+    (RATE | {"acceptance_rate": 0.0}, "acceptance_rate without gamma is 0.0"),
+    (VALID | {"batch": "8"}, "batch is '8'; need a number"),
+    (VALID | {"gpu": "-1xH100"}, "gpu is '-1xH100'; known are"),
+    (VALID | {"reference": 1.5}, "reference is 1.5; need a dictionary of its speedup"),
+    (VALID | {"reference": {"gamma": 3}}, "need a dictionary of its speedup"),
+    (VALID | {"reference": {"speedup": 1.5, "hardware": "H100"}}, "and of arguments of predict"),
+    (VALID | {"reference": {"speedup": 0}}, "speedup of the reference is 0"),
+    (VALID | {"reference": {"speedup": 1.5, "tokens_per_step": 6}}, "reference: tokens_per_step is 6"),
     (VALID | {"alpha": 1.5}, "alpha is 1.5; need a number from 0 to 1"),
     (VALID | {"alpha": math.nan}, "alpha is nan"),
     (VALID | {"gamma": 2.5}, "must be a whole number"),
@@ -133,20 +141,57 @@ def test_impossible_inputs_are_refused(inputs: dict[str, Any], message: str) -> 
         predict(**inputs)
 
 
+# A reference.
+
+SETTING: dict[str, Any] = {"params": (7e9, 7e8), "gpu": "A100", "bytes_per_param": 1}
+MEASURED: dict[str, Any] = {"tokens_per_step": 2.2, "gamma": 3, "batch": 16}
+
+
+@given(tokens=st.floats(1, 6), measured=st.floats(0.5, 4), batch=st.integers(1, 64))
+def test_a_reference_scales_the_time_of_a_step(tokens: float, measured: float, batch: int) -> None:
+    known = MEASURED | {"speedup": measured}
+    assert predict(**SETTING, **MEASURED, reference=known).speedup.value == pytest.approx(measured)
+    case = SETTING | {"tokens_per_step": tokens, "gamma": 5, "batch": batch}
+    scale = measured / predict(**SETTING, **MEASURED).speedup.value
+    without, found = predict(**case), predict(**case, reference=known)
+    assert found.speedup.value == pytest.approx(scale * without.speedup.value)
+    assert found.speedup.low <= found.speedup.value <= found.speedup.high
+    assert found.speedup.high / found.speedup.low <= without.speedup.high / without.speedup.low * 1.22
+    assert (found.tokens, found.limits, found.missing) == (without.tokens, without.limits, without.missing)
+
+
+def test_a_reference_without_acceptance_has_the_same_alpha() -> None:
+    alpha: dict[str, Any] = {"alpha": 0.7, "gamma": 5}
+    tokens: dict[str, Any] = {"tokens_per_step": float(expected_tokens(0.7, 5)), "gamma": 5}
+    for known in ({"speedup": 1.5, "gamma": 2}, {"speedup": 1.5, "batch": 8}):
+        speeds = [predict(**SETTING, **case, reference=known).speedup.value for case in (alpha, tokens)]
+        assert speeds[0] == pytest.approx(speeds[1])
+    same = predict(**SETTING, **tokens, reference={"speedup": 1.5})
+    assert (same.speedup.low, same.speedup.high) == pytest.approx((1.5 / 1.1, 1.5 * 1.1))
+
+
+def test_c_from_sizes_fits_what_was_published() -> None:
+    table = pd.read_csv(ROOT / "data" / "reference" / "draft_costs.csv")
+    sizes, costs = np.log(table.draft_params / table.target_params), np.log(table.cost_ratio)
+    assert (sizes * costs).sum() / (sizes**2).sum() == pytest.approx(EXPONENTS["params"], abs=0.005)
+    both = {"params": (8e9, 1e9), "layers": (32, 16)}
+    assert speed(**SETTING | {"params": (8e9, 1e9)}) == speed(**SETTING | both) != speed(layers=(32, 16))
+
+
 # v(n) from a data sheet.
 
 
 @given(n=st.floats(1, 100), rows=st.integers(1, 300))
 def test_a_dense_model_reads_its_weights_once_whatever_the_number_of_tokens(n: float, rows: int) -> None:
-    assert roofline(n, FAST, Target(batch=rows))[0] == pytest.approx((1, 1, 1))
+    assert roofline(n, FAST, batch=rows)[0] == pytest.approx((1, 1, 1))
 
 
 def test_time_is_reading_plus_arithmetic_at_the_figures_of_the_device() -> None:
-    (value, low, high), _ = roofline(5, (100, 1000), Target())  # ridge 100, and 50 at half the peak
-    assert (value, low, high) == pytest.approx((1.05 / 1.01, 1, 1.1 / 1.02))
-    by_figures, source = roofline(9, GPUS["H100"], Target(batch=32))
-    assert roofline(9, "H100", Target(batch=32))[0] == by_figures
-    assert source == "roofline of 989 teraflop/s and 3350 GB/s"
+    (value, low, high), _ = roofline(5, (100, 1000))  # ridge 100, and 40 at the slowest
+    assert (value, low, high) == pytest.approx((1.05 / 1.01, 1, (1 + 5 / 40) / (1 + 1 / 40)))
+    by_figures, source = roofline(9, GPUS["H100"], batch=32)
+    assert roofline(9, "H100", batch=32)[0] == by_figures
+    assert source == "roofline of 989 teraflop/s, 3350 GB/s"
 
 
 @pytest.mark.parametrize(("experts", "chosen", "tokens"), [(4, 1, 3), (4, 2, 2), (5, 2, 3)])
@@ -156,34 +201,48 @@ def test_tokens_that_choose_their_experts_independently_read_more_of_them(
     choices = list(combinations(range(experts), chosen))
     used = [len(set().union(*drawn)) for drawn in product(choices, repeat=tokens)]
     mean = sum(used) / len(used) / chosen
-    ends, _ = roofline(tokens, FAST, Target(active=chosen / experts))
+    ends, _ = roofline(tokens, FAST, active=chosen / experts)
     assert ends == pytest.approx((math.sqrt(mean), 1, mean))
-    large, _ = roofline(16, FAST, Target(active=0.1, batch=500))  # reads all experts, with and without drafts
+    large, _ = roofline(16, FAST, active=0.1, batch=500)  # reads all experts, with and without drafts
     assert large == pytest.approx((1, 1, 1))
 
 
-def test_weights_below_8_bits_are_unpacked_at_a_cost_that_is_at_most_the_worst_published() -> None:
-    ends = {width: roofline(8, "RTX 3090", Target(width=width))[0] for width in (0.999, 1.0)}
+def test_a_large_batch_of_a_mixture_of_experts_is_limited_by_arithmetic_and_one_row_by_reading() -> None:
+    for batch, reads in ((1, True), (256, False)):
+        slower, faster = (roofline(8, (flops, 1000), active=0.1, batch=batch)[0][0] for flops in (1000, 2000))
+        assert (slower / faster < 1.02) == reads
+
+
+def test_the_slowest_arithmetic_is_that_of_the_worst_published_small_batch() -> None:
+    ends = {width: roofline(8, "RTX 3090", width=width)[0] for width in (0.999, 1.0)}
     assert ends[0.999][1] == pytest.approx(ends[1.0][1])
     assert ends[0.999][0] > ends[1.0][0]
     assert ends[0.999][2] > ends[1.0][2]
     table = pd.read_csv(ROOT / "data" / "reference" / "small_batches.csv")
     cost = table.tokens * table.rate_of_one / table.rate_of_many
-    ridges = (table.tokens - cost) / (cost - 1)  # of (1 + n / ridge) / (1 + 1 / ridge)
-    assert ridges.min() == pytest.approx(UNPACKING_RIDGE, abs=0.05)
+    ridge = (table.tokens - cost) / (cost - 1)  # of (1 + n / ridge) / (1 + 1 / ridge)
+    assert ridge[table.bytes_per_param < 1].min() == pytest.approx(UNPACKING_RIDGE, abs=0.05)
+    wide = table[table.bytes_per_param >= 1]
+    sheets = np.array([500 * GPUS[gpu][0] / GPUS[gpu][1] for gpu in wide.gpu]) * wide.bytes_per_param
+    slowest = (ridge[wide.index] / sheets).groupby([device_class(gpu) for gpu in wide.gpu]).min()
+    assert slowest["Apple"] == pytest.approx(SLOWEST["Apple"], abs=0.005)
+    assert slowest.drop("Apple").min() == pytest.approx(SLOWEST["datacentre"], abs=0.005)
+    assert SLOWEST["workstation"] == SLOWEST["datacentre"]
 
 
 NAMES = {
     "A100": "A100-80GB", "NVIDIA A100-SXM4-40GB": "A100-40GB", "8xH100": "H100", "h100 pcie": "H100-PCIe",
     "GeForce RTX4090": "RTX 4090", "RTX A6000": "A6000", "TPUv4": "TPU v4", "Tesla V100": "V100",
-    "M2 Max": "Apple M2 Max", "Apple M1": "Apple M1", "2080Ti": "RTX 2080 Ti", "AMD Instinct MI210": "MI210",
+    "2 x RTX 3090": "RTX 3090", "M4": "Apple M4", "M2 Max": "Apple M2 Max",
+    "Apple M1": "Apple M1", "2080Ti": "RTX 2080 Ti", "AMD Instinct MI210": "MI210",
 }  # fmt: skip
 
 
 def test_a_gpu_is_known_by_the_names_that_people_write_and_no_other_kind_is_taken_for_it() -> None:
     assert {said: known_gpu(said) for said in NAMES} == NAMES
     assert all(known_gpu(name) == known_gpu(name.lower()) == name for name in GPUS)
-    others = ["RTX 4090 Laptop", "RTX 3080 Ti", "Quadro RTX 6000", "RTX 2080", "M3 Max", "M2 Extreme Pro Max", "H1", ""]
+    others = ["RTX 4090 Laptop", "RTX 3080 Ti", "Quadro RTX 6000", "RTX 2080", "M6 Max", "M2 Extreme Pro Max", "H1", ""]
+    others += ["-1xH100", "0xH100", "1.5xH100", "xH100", "-H100"]
     for name in others:
         with pytest.raises(ValueError, match="known are A10"):
             known_gpu(name)

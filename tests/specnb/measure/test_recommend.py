@@ -69,8 +69,8 @@ def test_a_gamma_is_recommended_only_if_its_whole_interval_is_above_1(
 
 
 def test_too_little_to_measure_is_refused() -> None:
-    for wrong in ({"prompts": [[1]] * 7}, {"largest": 0}):
-        with pytest.raises(ValueError, match="need at least 8 and 1"):
+    for wrong in ({"prompts": [[1]] * 7}, {"largest": 0}, {"largest": 10**6}):
+        with pytest.raises(ValueError, match="need at least 8, and from 1 to 64"):
             recommend_gamma(None, **{"prompts": [[1]] * 8, **wrong})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="7 rows are too few"):
         predict(np.full((7, 3), 0.5), costs(0.1, lambda n: 1), 4)
