@@ -6,17 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specnb.notebook.findings import named
-from studies.verdicts.criteria import all_of, contains, thresholds
-
-
-def lanes_figure(printed: int, passes_of_their_pair: ArrayLike) -> str:
-    """`passes_of_their_pair`: target passes that 38 tokens took with the paper's own pair, one for each text."""
-    passes = np.asarray(passes_of_their_pair, dtype=float)
-    if not passes.size:
-        return "open"
-    (central,) = thresholds("lanes-figure")
-    low, high = np.quantile(passes, [(1 - central) / 2, (1 + central) / 2])
-    return named(contains(low, printed, high))
+from studies.verdicts.criteria import all_of, thresholds
 
 
 def standardized_sampling(error: float, error_to_transformers: float, same_support: bool, own_cell: ArrayLike) -> str:
@@ -67,11 +57,6 @@ def same_distribution_not_same_text(both_fit: ArrayLike, bug_fits: bool, differi
     if bug_fits:
         return "open"  # the test of fit would not have noticed another distribution
     return named(bool(np.all(both_fit)) and differing_low > thresholds("same-distribution-not-same-text")[0])
-
-
-def never_more_target_runs(passes: ArrayLike, tokens: ArrayLike, fewest: ArrayLike) -> str:
-    """Target passes and tokens of each drafter, and the fewest tokens of a step in each enumerated setting."""
-    return named(bool(np.all(np.asarray(passes) <= np.asarray(tokens)) and np.all(np.asarray(fewest) >= 1)))
 
 
 def stochastic_speculation(residual_fits: bool, bug_fits: bool, times_agree: bool, saves_time: bool) -> str:

@@ -19,14 +19,6 @@ World = dict[str, Any]
 FITS, MISSES = [0.3, -1.2, 2.0], [0.3, -1.2, 9.0]  # standard errors
 
 WORLDS: dict[str, tuple[str, World, list[tuple[str, World]]]] = {
-    "lanes-figure": (
-        "open",
-        {"printed": 9, "passes_of_their_pair": []},
-        [
-            ("holds", {"passes_of_their_pair": [8, 9, 10]}),
-            ("refuted", {"passes_of_their_pair": [15, 16, 17]}),
-        ],
-    ),
     "standardized-sampling": (
         "holds",
         {"error": 1e-15, "error_to_transformers": 1e-15, "same_support": True, "own_cell": [True, True]},
@@ -88,11 +80,6 @@ WORLDS: dict[str, tuple[str, World, list[tuple[str, World]]]] = {
             ("refuted", {"both_fit": [True, False]}),
             ("open", {"bug_fits": True}),
         ],
-    ),
-    "never-more-target-runs": (
-        "holds",
-        {"passes": [256, 111], "tokens": [256, 256], "fewest": [1, 1]},
-        [("refuted", {"passes": [256, 257]}), ("refuted", {"fewest": [1, 0]})],
     ),
     "stochastic-speculation": (
         "holds",

@@ -32,13 +32,13 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_verdict_follows_from_its_checks(holds: Any, holds_if: bool, verdict: str) -> None:
-    assert Findings("00").verdict("lanes-figure", holds, "9 runs", holds_if) == verdict
+    assert Findings("01").verdict("unbiasedness", holds, "9 runs", holds_if) == verdict
 
 
 def test_a_rule_decides_from_what_was_measured() -> None:
-    found = Findings("00", {"lanes-figure": lambda passes: findings.named(passes < 10)})
-    assert found.verdict("lanes-figure", measured={"passes": 9}, evidence="9 runs") == "holds"
-    assert found.verdict("lanes-figure", measured={"passes": 11}, evidence="11 runs") == "refuted"
+    found = Findings("01", {"unbiasedness": lambda passes: findings.named(passes < 10)})
+    assert found.verdict("unbiasedness", measured={"passes": 9}, evidence="9 runs") == "holds"
+    assert found.verdict("unbiasedness", measured={"passes": 11}, evidence="11 runs") == "refuted"
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def test_a_rule_decides_from_what_was_measured() -> None:
         (ValueError, "give one of", {"holds": None, "evidence": "9 runs", "holds_if": True}),
         (ValueError, "open without a reason", {}),
         (ValueError, "names no figure", {"holds": True, "evidence": "looks right"}),
-        (KeyError, "lanes-figure", {"claim": "unbiasedness", "holds": True, "evidence": "1e-12"}),
-        (ValueError, "lanes-figure: x is nan", {"holds": True, "evidence": "9 runs", "numbers": {"x": float("nan")}}),
-        (TypeError, "lanes-figure: x is a list", {"holds": True, "evidence": "9 runs", "numbers": {"x": [1, 2]}}),
+        (KeyError, "unbiasedness", {"claim": "expected-tokens", "holds": True, "evidence": "1e-12"}),
+        (ValueError, "unbiasedness: x is nan", {"holds": True, "evidence": "9 runs", "numbers": {"x": float("nan")}}),
+        (TypeError, "unbiasedness: x is a list", {"holds": True, "evidence": "9 runs", "numbers": {"x": [1, 2]}}),
         (TypeError, "NoneType", {"holds": True, "evidence": "9 runs", "numbers": {"x": None}}),
     ],
 )
 def test_bad_verdicts_are_refused(error: type[Exception], says: str, given: dict[str, Any]) -> None:
     with pytest.raises(error, match=says):
-        Findings("00").verdict(**{"claim": "lanes-figure", **given})
+        Findings("01").verdict(**{"claim": "unbiasedness", **given})
 
 
 def test_an_unknown_notebook_is_refused() -> None:
@@ -94,14 +94,14 @@ def test_every_claim_has_a_row_and_its_numbers(tmp_path: Path) -> None:
 
 
 def test_the_collected_table_has_every_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = Findings("00")
-    found.verdict("lanes-figure", True, "9 runs")
+    found = Findings("01")
+    found.verdict("unbiasedness", True, "9 runs")
     found.close()
     findings.main()
     table = pd.read_csv(tmp_path / "data" / "results" / "claims.csv", dtype=str).set_index("id")
     assert list(table.index) == list(findings.all_claims().id)
-    assert tuple(table.loc["lanes-figure", ["verdict", "evidence"]]) == ("holds", "9 runs")
-    assert (table.drop("lanes-figure").verdict == "open").all()
+    assert tuple(table.loc["unbiasedness", ["verdict", "evidence"]]) == ("holds", "9 runs")
+    assert (table.drop("unbiasedness").verdict == "open").all()
     assert f"{len(table)} claims: 1 holds, 0 refuted, 0 conditional, {len(table) - 1} open" in capsys.readouterr().out
 
 
