@@ -35,6 +35,7 @@ fast: environment  ## the tests, and the examples in docstrings
 	pytest -n $(CORES) --doctest-modules specnb specnb_audit studies
 	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder
 
+nbval: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR)/build/own)
 nbval: environment  ## short notebooks, run and compared with their committed outputs (NOTEBOOKS=notebooks: all)
 	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg $(NOTEBOOKS)
 

@@ -118,8 +118,8 @@ class Notebook:
         return frame
 
     def close(self) -> None:
-        """Writes verdicts and numbers; a claim that this run did not judge is open. Says to stderr where results are,
-        unless `SPECNB_OUT` says so."""
+        """Writes verdicts and numbers; a claim that this run did not judge is open. Prints where results are, unless
+        `SPECNB_OUT` says so."""
         rows = [
             (name, claim.verdict, claim.evidence, self.number)
             if (claim := self.judged.get(name))
@@ -132,7 +132,7 @@ class Notebook:
         write(results / f"{self.number}.claims.csv", verdicts.to_csv(index=False, lineterminator="\n"))
         write(results / f"{self.number}.numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
         if not os.environ.get("SPECNB_OUT"):
-            print(f"results are in {out()}; SPECNB_OUT names another folder", file=sys.stderr)
+            print(f"Results are in {out()}; SPECNB_OUT names another folder.")
 
 
 class Claim:

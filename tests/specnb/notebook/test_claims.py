@@ -40,7 +40,7 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_verdict_follows_from_its_checks(
     needs: list[Answer], noticed: list[bool], only_if: tuple[Answer, Answer] | None, verdict: str
 ) -> None:
-    with Notebook("00").claim("lanes-figure") as claim:
+    with Notebook("01").claim("unbiasedness") as claim:
         for answer in needs:
             claim.needs(answer, "9 passes")
         for found in noticed:
@@ -71,16 +71,27 @@ def test_what_is_judged_is_printed_and_stored(tmp_path: Path, capsys: pytest.Cap
     assert (results / "02_sweep.csv").read_text() == "x\n0.333333\n2\n"
 
 
+def test_where_results_are_is_said_in_plain_output(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not to stderr, which Jupyter shows as if it were an error."""
+    monkeypatch.delenv("SPECNB_OUT")
+    for module in ("findings", "claims"):
+        monkeypatch.setattr(f"specnb.notebook.{module}.out", lambda: tmp_path)
+    Notebook("00").close()
+    assert capsys.readouterr() == (f"Results are in {tmp_path}; SPECNB_OUT names another folder.\n", "")
+
+
 def test_what_cannot_be_judged_is_refused() -> None:
-    nb = Notebook("00")
-    with pytest.raises(KeyError, match="not a claim of notebook 00; those are"):
-        nb.claim("unbiasedness")
-    with pytest.raises(ValueError, match="nothing was needed"), nb.claim("lanes-figure"):
+    nb = Notebook("01")
+    with pytest.raises(KeyError, match="not a claim of notebook 01; those are"):
+        nb.claim("expected-tokens")
+    with pytest.raises(ValueError, match="nothing was needed"), nb.claim("unbiasedness"):
         pass
-    with pytest.raises(ZeroDivisionError), nb.claim("lanes-figure"):
+    with pytest.raises(ZeroDivisionError), nb.claim("unbiasedness"):
         raise ZeroDivisionError
-    with pytest.raises(ValueError, match="lanes-figure: x is nan"):
-        nb.claim("lanes-figure").number(x=float("nan"))
+    with pytest.raises(ValueError, match="unbiasedness: x is nan"):
+        nb.claim("unbiasedness").number(x=float("nan"))
     with pytest.raises(ValueError, match="its name may have letters"):
         nb.table("../../evil", pd.DataFrame())
     with pytest.raises(ValueError, match="no notebook '99'; there are 00, "):
