@@ -145,7 +145,7 @@ What the target writes when drawn from its own distribution (temperature 1), fir
 
 {samples}
 `draft-distilled` is a copy of the draft that was trained on {tokens:,} more tokens for the objective
-"{objective}" (`make distilled`, notebook 08). No other result uses it. To load it:
+"{objective}" (`make distilled`, notebook 08b). No other result uses it. To load it:
 
 ```python
 from specnb import load_pair
@@ -155,7 +155,7 @@ pair = load_pair(draft=TRAINED_PAIR / "draft-distilled")
 ```
 
 `draft-attention`, `draft-recurrent` and `draft-parallel` draft from the target's hidden states (`make
-features`, notebook 08). To use the first, which is accepted most often:
+features`, notebook 08b). To use the first, which is accepted most often:
 
 ```python
 from specnb import generate, load_pair
