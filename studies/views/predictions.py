@@ -39,15 +39,15 @@ COLUMNS = ["table", "setting", "machine", "drafted", "tokens_per_step", "step_co
 COLUMNS += ["measured", "measured_low", "measured_high", "ratio"]
 
 
-def pooled() -> pd.DataFrame:
-    """One row for each predicted and timed setting of each table, with the columns `COLUMNS`.
+def pooled(*tables: str) -> pd.DataFrame:
+    """One row for each predicted and timed setting of all tables, or of `tables`, with the columns `COLUMNS`.
 
     `drafted` is the number of draft tokens (of nodes, of draft sequences times levels) that one forward pass verifies.
 
-    >>> list(pooled().columns) == COLUMNS
+    >>> list(pooled("drafters").columns) == COLUMNS
     True
     """
-    return pd.concat([_rows(name) for name in SETTINGS], ignore_index=True)[COLUMNS]
+    return pd.concat([_rows(name) for name in tables or SETTINGS], ignore_index=True)[COLUMNS]
 
 
 def judged(rows: pd.DataFrame) -> pd.DataFrame:
