@@ -82,10 +82,9 @@ Found = list[tuple[str, int, float]]
 
 def along(view: View, judged: NDArray[np.bool_], at: slice) -> dict[str, float]:
     """The p-values of the tests that read p, for the completions of a slice, in one order of the vocabulary."""
-    kept = judged[at]
-    u, score, variance, place, probs = (values[at] for values in view)
+    kept, score, variance, place, probs = judged[at], view.score[at], view.variance[at], view.place[at], view.probs[at]
     return {
-        "ranks": relatives.ranks(u[kept]),
+        "ranks": relatives.ranks(view.u[at][kept]),
         "surprise": relatives.surprise(score[kept], variance[kept]),
         "surprise per sequence": relatives.per_sequence(score * kept, variance * kept),
         "marginals": relatives.marginals(place[kept], probs[kept]),

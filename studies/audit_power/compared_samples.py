@@ -175,7 +175,7 @@ def _view(
     p: Tensor, emitted: Tensor, order: Tensor, score: Tensor, noise: Array, place: Integers, probs: Tensor
 ) -> View:
     """The view in which tokens are ordered by falling `order` and have a `score`, `(m, LENGTH, vocab)` each."""
-    u = transform(*(x.flatten(0, 1) for x in (p, order)), emitted.flatten(), noise).reshape(place.shape)
+    u = transform(p.flatten(0, 1), order.flatten(0, 1), emitted.flatten(), noise).reshape(place.shape)
     deviation = score - (p * score).sum(dim=-1, keepdim=True)
     own, variance = deviation.gather(-1, emitted)[..., 0], (p * deviation**2).sum(dim=-1)
     return View(u, own.numpy(), variance.numpy(), place, probs.numpy())

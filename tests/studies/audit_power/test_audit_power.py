@@ -39,8 +39,8 @@ def tiny_pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 # The audit beside other tests
 
-READING = ("ranks", "surprise", "surprise per sequence", "marginals")
-READING += tuple(f"{name}, draft" for name in READING)
+PLAIN = ("ranks", "surprise", "surprise per sequence", "marginals")
+READING = (*PLAIN, *(f"{name}, draft" for name in PLAIN))
 FOUND = {  # of each sampler: the tests that reject it in 1000 tokens, and some that do not
     "exact": ((), (*READING, "kernel", "acceptance", "same seed", "greedy", "audit", "audit, no draft")),
     "always-argmax": (("ranks", "surprise", "same seed", "kernel", "acceptance", "audit", "audit, no draft"), ()),
