@@ -4,6 +4,9 @@ Samplers write blocks of `tokens` tokens of a small random pair: the exact loop,
 about half of the bugs no bet of the audit was designed (they are held out). A test gets a budget of tokens and rejects
 if its p-value is at most `ALPHA`. A smaller budget is tried on disjoint pieces of the blocks. The audit rejects when
 its e-value has reached 1/`ALPHA` within the budget; it alone may look after every token.
+
+The audit and every test that reads p run without the draft model and with it. With it a test looks along p and along
+q/p, and its p-value is twice the smaller of the two.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.distributions import Sampling, sample
+from specnb.distributions import Sampling, sample, standardise
 from specnb.models.loading import Pair
 from specnb.rules import Outcome
 from specnb_audit.auditor import Auditor
@@ -26,10 +29,12 @@ from specnb_audit.bugs.step import leading
 from specnb_audit.known_bugs import EXACT, MORE_BUGS, known_bugs
 from studies.audit_power import relatives
 from studies.audit_power.compared_samples import (
+    FIRST_IS_ARGMAX,
     LENGTH,
     PROMPTS,
     Judged,
     Sampled,
+    View,
     ends_of,
     exact_like,
     greedy_mismatch,
@@ -57,42 +62,55 @@ def own_samples_matching(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Ten
 
 EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", "-", "step", rule=own_samples_matching,
                   lossless=True)  # fmt: skip
-SUITE = {EXACT.name: EXACT, EXACT_MATCH.name: EXACT_MATCH} | known_bugs(FILTERS) | MORE_BUGS
 
-PValue = Callable[[slice], float]
-"""The p-value of a test on the completions of a slice of a block."""
+
+def some_colder(p: Tensor) -> Tensor:
+    """Every seventh row of p `(rows, positions, vocab)` at temperature 0.7."""
+    colder = torch.arange(len(p)) % 7 == 0
+    return torch.where(colder[:, None, None], standardise(p.log(), Sampling(0.7)), p)
+
+
+SOME_COLDER = Bug("some-sequences-colder", "one sequence in seven is sampled at temperature 0.7", "-", "step",
+                  p=some_colder, held_out=True)  # fmt: skip
+SUITE = {bug.name: bug for bug in (EXACT, EXACT_MATCH, SOME_COLDER, FIRST_IS_ARGMAX)} | known_bugs(FILTERS) | MORE_BUGS
+
+PValues = Callable[[slice], dict[str, float]]
+"""The p-value of each test on the completions of a slice of a block."""
 Found = list[tuple[str, int, float]]
 """The name of a test, a budget, and a p-value."""
 
 
-def tests_of(mine: Sampled, seen: Judged, same: Sampled, other: Sampled, seed: int) -> dict[str, PValue]:
-    """The tests of a fixed number of tokens. `same` is the exact sampler with the seed of `mine`, `other` with another.
-
-    An impossible token is a rejection in every test that reads p.
-    """
-
-    def reading_p(test: Callable[..., float], *read: NDArray[np.generic]) -> PValue:
-        def p_value(at: slice) -> float:
-            return 0.0 if seen.zero[at].any() else test(*(values[at][seen.judged[at]] for values in read))
-
-        return p_value
-
-    def acceptance(at: slice) -> float:
-        tested = (mine.decided[at] >= 0) & seen.judged[at]
-        return relatives.acceptance(mine.decided[at][tested] == 1, seen.overlap[at][tested])
-
-    def kernel(at: slice) -> float:
-        prompts = np.arange(len(mine.tokens))[at] % PROMPTS
-        return relatives.kernel(mine.tokens[at], other.tokens[at], prompts, np.random.default_rng([3, seed]))
-
+def along(view: View, judged: NDArray[np.bool_], at: slice) -> dict[str, float]:
+    """The p-values of the tests that read p, for the completions of a slice, in one order of the vocabulary."""
+    kept, score, variance, place, probs = judged[at], view.score[at], view.variance[at], view.place[at], view.probs[at]
     return {
-        "ranks": reading_p(relatives.ranks, seen.u),
-        "surprise": reading_p(relatives.surprise, seen.log_p, seen.entropy, seen.variance),
-        "marginals": reading_p(relatives.marginals, mine.tokens, seen.p),
-        "kernel": kernel,
-        "acceptance": acceptance,
-        "same seed": lambda at: float((mine.tokens[at] == same.tokens[at]).all()),
+        "ranks": relatives.ranks(view.u[at][kept]),
+        "surprise": relatives.surprise(score[kept], variance[kept]),
+        "surprise per sequence": relatives.per_sequence(score * kept, variance * kept),
+        "marginals": relatives.marginals(place[kept], probs[kept]),
+        "first token": relatives.marginals(place[:, 0], probs[:, 0]),
     }
+
+
+def reading_p(seen: Judged, at: slice) -> dict[str, float]:
+    """The same without and with the draft model; an impossible token is a rejection."""
+    plain, aimed = (along(view, seen.judged, at) for view in (seen.plain, seen.aimed))
+    both = {f"{name}, draft": min(1.0, 2 * min(p, aimed[name])) for name, p in plain.items()}
+    return dict.fromkeys(plain | both, 0.0) if seen.zero[at].any() else plain | both
+
+
+def tests_of(mine: Sampled, seen: Judged, same: Sampled, other: Sampled, seed: int) -> PValues:
+    """The tests of a fixed number of tokens. `same` is the exact sampler with the seed of `mine`, `other` another."""
+
+    def p_values(at: slice) -> dict[str, float]:
+        tested, prompts = (mine.decided[at] >= 0) & seen.judged[at], np.arange(len(mine.tokens))[at] % PROMPTS
+        return reading_p(seen, at) | {
+            "kernel": relatives.kernel(mine.tokens[at], other.tokens[at], prompts, np.random.default_rng([3, seed])),
+            "acceptance": relatives.acceptance(mine.decided[at][tested] == 1, seen.overlap[at][tested]),
+            "same seed": float((mine.tokens[at] == same.tokens[at]).all()),
+        }
+
+    return p_values
 
 
 def pieces(budget: int, count: int, tokens: int = BUDGETS[-1]) -> Iterator[slice]:
@@ -106,10 +124,10 @@ def pieces(budget: int, count: int, tokens: int = BUDGETS[-1]) -> Iterator[slice
         yield slice(number * size, (number + 1) * size)
 
 
-def tried(tests: dict[str, PValue], count: int, tokens: int) -> Found:
+def tried(tests: PValues, count: int, tokens: int) -> Found:
     """Tests on `count` pieces of a block of `tokens` for every budget."""
     places = [(budget, at) for budget in BUDGETS for at in pieces(budget, count, tokens)]
-    return [(name, budget, test(at)) for budget, at in places for name, test in tests.items()]
+    return [(name, budget, p) for budget, at in places for name, p in tests(at).items()]
 
 
 @torch.inference_mode()
@@ -133,7 +151,7 @@ def block_of_tests(bug: Bug, pair: Pair, block: int, count: int, audit: bool, to
 def greedy_tests(bug: Bug, pair: Pair, count: int) -> Found:
     """Whether greedy decoding with the bug equals plain greedy decoding, as p-values of 0 and 1."""
     differs = greedy_mismatch(bug, pair, 0, GREEDY // LENGTH)
-    return tried({"greedy": lambda at: float(not differs[at].any())}, count, GREEDY)
+    return tried(lambda at: {"greedy": float(not differs[at].any())}, count, GREEDY)
 
 
 def audited(rows: Sequence[Row], ends: list[int] | None, seed: int) -> NDArray[np.float64]:

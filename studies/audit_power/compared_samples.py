@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from specnb.decoding.generate import Study
 from specnb.decoding.generate import generate as plain_generate
@@ -34,6 +35,8 @@ PROMPTS = 10
 BATCH = 200  # completions that are generated together
 ENDS = range(8)  # the end tokens of bugs that need some
 ENDING = ("eos-inside", "after-the-end")
+FIRST_IS_ARGMAX = Bug("first-token-argmax", "the first new token is the most probable one", "-", "loop", held_out=True)
+"""A bug before the loop: `sampled` chooses the token and gives it to the loop as a part of the prompt."""
 
 
 class Sampled(NamedTuple):
@@ -47,24 +50,38 @@ class Sampled(NamedTuple):
     decided: Integers
 
 
-class Judged(NamedTuple):
-    """What the tests read of completions, `(m, LENGTH)` each, but p `(m, LENGTH, vocab)`.
+class View(NamedTuple):
+    """What tests read of completions if they look along p, or along q/p; `(m, LENGTH)` each, probs one axis more.
 
-    judged    whether the token has a distribution: not after the end of its completion
-    zero      whether the token is impossible: its probability is 0, or it comes after the end
-    variance  that of log p under p
-    u         the transform of the token in the order of falling p
-    overlap   of p and q
+    u         the transform of the token in this order
+    score     log p of the token, or the log of (p + q) / 2p; less its mean under p
+    variance  that of the score under p
+    place     the token's id, or its place in the order of falling q/p
+    probs     p of each place
+    """
+
+    u: Array
+    score: Array
+    variance: Array
+    place: Integers
+    probs: Array
+
+
+class Judged(NamedTuple):
+    """Completions with their distributions; `(m, LENGTH)` each.
+
+    judged   whether the token has a distribution: not after the end of its completion
+    zero     whether the token is impossible: its probability is 0, or it comes after the end
+    overlap  of p and q
+    plain    what tests without the draft model read
+    aimed    what they read with it
     """
 
     judged: NDArray[np.bool_]
     zero: NDArray[np.bool_]
-    log_p: Array
-    entropy: Array
-    variance: Array
-    u: Array
     overlap: Array
-    p: Array
+    plain: View
+    aimed: View
 
 
 @cache
@@ -83,23 +100,29 @@ def ends_of(bug: Bug) -> list[int] | None:
 def sampled(bug: Bug, pair: Pair, seed: int, completions: int) -> Sampled:
     """`completions` of the loop with `bug`; the same seed and prompts have the same uniforms, whatever the bug."""
     parts = []
+    chosen: list[list[int]] = [[] for _ in prompts()]
+    if bug == FIRST_IS_ARGMAX:
+        chosen = [pair.target(torch.tensor([prompt])).logits[0, -1:].argmax(dim=-1).tolist() for prompt in prompts()]
     for start in range(0, completions, BATCH):
         rows = range(start, min(start + BATCH, completions))
+        firsts = [chosen[row % PROMPTS] for row in rows]
         made = generate(
-            bug, pair.target, [prompts()[row % PROMPTS] for row in rows], pair.draft, gamma=GAMMA,
-            max_new_tokens=LENGTH, eos=ends_of(bug), seed=seed, progress=False, study=Study(rows),
+            bug, pair.target, [prompts()[row % PROMPTS] + chosen[row % PROMPTS] for row in rows], pair.draft,
+            gamma=GAMMA, max_new_tokens=LENGTH - len(chosen[0]), eos=ends_of(bug), seed=seed, progress=False,
+            study=Study(rows),
         )  # fmt: skip
         decided = np.full((len(rows), LENGTH + 2 * GAMMA), -1)
-        position = (made.record.emitted.cumsum(axis=1) - made.record.emitted)[..., None] + np.arange(GAMMA)
+        begun = made.record.emitted.cumsum(axis=1) - made.record.emitted + len(chosen[0])
         row, *at = made.record.tested.nonzero()
-        decided[row, position[row, *at]] = made.record.accepted_nodes[row, *at]
-        parts.append(Sampled(_padded(made.tokens), decided[:, :LENGTH]))
+        decided[row, (begun[..., None] + np.arange(GAMMA))[row, *at]] = made.record.accepted_nodes[row, *at]
+        tokens = [first + rest for first, rest in zip(firsts, made.tokens, strict=True)]
+        parts.append(Sampled(_padded(tokens), decided[:, :LENGTH]))
     return Sampled(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def exact_like(bug: Bug) -> Bug:
-    """The correct sampler with the settings that the one with `bug` claims."""
-    return replace(EXACT, name=bug.name, claimed=bug.claimed)
+    """The correct sampler with the settings that the one with `bug` claims; equal for most bugs."""
+    return replace(EXACT, name=bug.name if bug.name in ENDING else EXACT.name, claimed=bug.claimed)
 
 
 def greedy_mismatch(bug: Bug, pair: Pair, seed: int, completions: int) -> NDArray[np.bool_]:
@@ -130,23 +153,32 @@ def judge(rows: Sequence[Row], ends: Sequence[int] | None, seed: int) -> Judged:
     """What the tests read of `rows`; `seed` is that of the transform's own uniforms."""
     shape = (len(rows), LENGTH)
     tokens, judged, zero = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-    p, shared = torch.full((*shape, VOCAB), 1 / VOCAB, dtype=torch.float64), np.zeros(shape)
+    p, q = torch.full((2, *shape, VOCAB), 1 / VOCAB, dtype=torch.float64)
     for number, row in enumerate(rows):
+        assert row.q is not None
         n = len(row.tokens)
         last = next((at for at, token in enumerate(row.tokens) if token in (ends or ())), n)
-        tokens[number, :n], p[number, :n] = row.tokens, row.p
+        tokens[number, :n], p[number, :n], q[number, :n] = row.tokens, row.p, row.q
         judged[number, : min(n, last + 1)] = True
         zero[number, last + 1 : n] = True
-        if row.q is not None:
-            shared[number, :n] = overlap(row.p, row.q).numpy()
-    flat, at = p.flatten(0, 1), torch.from_numpy(tokens.ravel())
-    own, log = flat.gather(-1, at[:, None])[:, 0], flat.clamp_min(1e-300).log()
-    entropy = -(flat * log).sum(dim=-1)
-    variance = ((flat * log**2).sum(dim=-1) - entropy**2).clamp_min(0)
-    u = transform(flat, flat, at, np.random.default_rng([2, seed]).random(len(flat)))
-    zero |= judged & (own.numpy() == 0).reshape(shape)
-    log_p, entropies, variances = (x.numpy().reshape(shape) for x in (own.clamp_min(1e-300).log(), entropy, variance))
-    return Judged(judged, zero, log_p, entropies, variances, u.reshape(shape), shared, p.numpy())
+    emitted, positive = torch.from_numpy(tokens)[..., None], p.clamp_min(1e-300)
+    ratio, noise = q / positive, np.random.default_rng([2, seed]).random(tokens.size)
+    falling = ratio.argsort(dim=-1, descending=True, stable=True)
+    place = falling.argsort(dim=-1).gather(-1, emitted)[..., 0].numpy()
+    plain = _view(p, emitted, p, positive.log(), noise, tokens, p)
+    aimed = _view(p, emitted, ratio, ((1 + ratio) / 2).log(), noise, place, p.gather(-1, falling))
+    zero |= judged & (p.gather(-1, emitted)[..., 0] == 0).numpy()
+    return Judged(judged, zero, overlap(p, q).numpy(), plain, aimed)
+
+
+def _view(
+    p: Tensor, emitted: Tensor, order: Tensor, score: Tensor, noise: Array, place: Integers, probs: Tensor
+) -> View:
+    """The view in which tokens are ordered by falling `order` and have a `score`, `(m, LENGTH, vocab)` each."""
+    u = transform(p.flatten(0, 1), order.flatten(0, 1), emitted.flatten(), noise).reshape(place.shape)
+    deviation = score - (p * score).sum(dim=-1, keepdim=True)
+    own, variance = deviation.gather(-1, emitted)[..., 0], (p * deviation**2).sum(dim=-1)
+    return View(u, own.numpy(), variance.numpy(), place, probs.numpy())
 
 
 def _padded(completions: Sequence[Sequence[int]]) -> Integers:

@@ -102,14 +102,6 @@ CHECKS: dict[str, tuple[Check, int]] = {
 PROMPTS = ("def f(x):", "import numpy", "class Graph:\n    ", "for i in range(")
 
 
-def score_passes(accuracy: float, questions: int = 200, threshold: float = 0.8) -> float:
-    """sglang: the probability that a model which solves `accuracy` of GSM8K scores more than 0.8 on 200 questions.
-
-    The test does not examine distributions, so this is all of it.
-    """
-    return float(stats.binom.sf(np.floor(threshold * questions), questions, accuracy))
-
-
 def greedy_passes(bug: Bug, pair: Pair, prompts: Sequence[Sequence[int]], new_tokens: int) -> bool:
     """transformers: at temperature 0 the output equals plain decoding's. (Its test with sampling compares nothing.)"""
     greedy = Sampling(temperature=0)

@@ -1,10 +1,11 @@
 """Other tests of whether tokens were sampled from given distributions, each as a p-value from a fixed number of tokens.
 
-    ranks       the rank-based uniformity test (RUT): the randomised rank of each token under p is uniform
-    marginals   chi-square: counts of tokens against the sum of p
-    surprise    z-test: -log p of the tokens against the entropy of p
-    acceptance  z-test: accepted draft tokens against the overlap of p and q
-    kernel      two-sample test with the maximum mean discrepancy (MMD), as in Model Equality Testing
+    ranks         the rank-based uniformity test (RUT): the randomised rank of each token under p is uniform
+    surprise      z-test: a score of the tokens, such as -log p, against its mean under p
+    per_sequence  chi-square: the same score, summed over each completion
+    marginals     chi-square: counts of tokens against the sum of p
+    acceptance    z-test: accepted draft tokens against the overlap of p and q
+    kernel        two-sample test with the maximum mean discrepancy (MMD), as in Model Equality Testing
 
 All but `kernel` read the target's distributions at the prefixes of the tokens. Under an exact sampler the deviation of
 each token from its expectation is a martingale difference, whatever the tokens before, so the sums are compared with
@@ -38,14 +39,27 @@ def ranks(u: Array) -> float:
     return float(stats.cramervonmises(u, "uniform").pvalue)
 
 
-def surprise(log_p: Array, entropy: Array, variance: Array) -> float:
-    """p-value of the sum of -log p minus entropy `(n,)`; `variance` is that of log p under p at each token.
+def surprise(score: Array, variance: Array) -> float:
+    """p-value of the sum of scores `(n,)`, each less its mean under p and with this `variance` under p.
 
     >>> one = np.ones(100)
-    >>> surprise(-one, one, one), surprise(-1.5 * one, one, one) < 1e-5
+    >>> surprise(0 * one, one), surprise(0.5 * one, one) < 1e-5
     (1.0, True)
     """
-    return _two_sided(float((-log_p - entropy).sum()), float(variance.sum()))
+    return _two_sided(float(score.sum()), float(variance.sum()))
+
+
+def per_sequence(score: Array, variance: Array) -> float:
+    """p-value of too large sums of scores within completions, whatever their sign; as `surprise`, `(m, length)` each.
+
+    >>> of_some = np.zeros((20, 50))
+    >>> of_some[:4] = 1  # twenty per cent of the completions deviate
+    >>> per_sequence(0 * of_some, 1 + 0 * of_some), per_sequence(of_some, 1 + 0 * of_some) < 1e-5
+    (1.0, True)
+    """
+    sums, variances = score.sum(axis=1), variance.sum(axis=1)
+    free = variances > 0
+    return float(stats.chi2.sf((sums[free] ** 2 / variances[free]).sum(), free.sum())) if free.any() else 1.0
 
 
 def acceptance(accepted: NDArray[np.bool_], overlap: Array) -> float:

@@ -19,7 +19,7 @@ from studies.audit_power import audit_comparison, bug_suite, false_alarms, trans
 from studies.audit_power.audit_comparison import ALPHA, SUITE, block_of_tests, counted, pieces, tokens_to_detection
 from studies.audit_power.bug_suite import BUG_SUITE, GROUP, Audited, audited, summary
 from studies.audit_power.compared_samples import LENGTH, ends_of, judge, rows_of, sampled
-from studies.audit_power.engine_checks import CHECKS, emitted, exercised, greedy_passes, score_passes
+from studies.audit_power.engine_checks import CHECKS, emitted, exercised, greedy_passes
 from studies.audit_power.false_alarms import MIXED, ExactEngine, exact_engine, resampled, run_audits
 from studies.audit_power.random_pair import random_pair
 from studies.engines import engines
@@ -39,13 +39,16 @@ def tiny_pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 # The audit beside other tests
 
-READING = ("ranks", "surprise", "marginals")
+PLAIN = ("ranks", "surprise", "surprise per sequence", "marginals")
+READING = (*PLAIN, *(f"{name}, draft" for name in PLAIN))
 FOUND = {  # of each sampler: the tests that reject it in 1000 tokens, and some that do not
     "exact": ((), (*READING, "kernel", "acceptance", "same seed", "greedy", "audit", "audit, no draft")),
     "always-argmax": (("ranks", "surprise", "same seed", "kernel", "acceptance", "audit", "audit, no draft"), ()),
     "rejected-stays": (("greedy",), ()),
     "after-the-end": (READING, ()),
     "exact-match": (("acceptance", "same seed"), ("ranks", "greedy")),
+    "some-sequences-colder": (("surprise per sequence", "same seed"), ("first token", "marginals")),
+    "first-token-argmax": (("same seed",), ("ranks", "marginals")),
 }
 
 
@@ -67,9 +70,13 @@ def test_what_the_tests_read_agrees_with_the_distributions() -> None:
     assert made.tokens.shape == made.decided.shape == (20, LENGTH)
     assert seen.judged.all()
     assert not seen.zero.any()
-    own = np.take_along_axis(seen.p, made.tokens[..., None], -1)[..., 0]
-    np.testing.assert_allclose(np.exp(seen.log_p), own, rtol=1e-12)
-    np.testing.assert_allclose(seen.entropy, -(seen.p * np.log(seen.p)).sum(-1), rtol=1e-9)
+    p, log_p = seen.plain.probs, np.log(seen.plain.probs)
+    own = np.take_along_axis(log_p, made.tokens[..., None], -1)[..., 0]
+    np.testing.assert_allclose(seen.plain.score, own - (p * log_p).sum(-1), rtol=1e-9, atol=1e-12)
+    aimed = np.take_along_axis(seen.aimed.probs, seen.aimed.place[..., None], -1)[..., 0]
+    np.testing.assert_allclose(aimed, np.exp(own), rtol=1e-12)  # the same token, in another order
+    for view in (seen.plain, seen.aimed):
+        assert abs(view.score.sum()) < 5 * view.variance.sum() ** 0.5
     tested = made.decided >= 0
     assert abs((made.decided[tested] == 1).mean() - seen.overlap[tested].mean()) < 0.05
 
@@ -151,8 +158,6 @@ def test_greedy_equality_sees_caches_and_no_sampling_bug(tiny_pair: Pair) -> Non
     passes = {name: greedy_passes(BUG_SUITE[name], tiny_pair, prompts, 12) for name in ("exact", "no-residual")}
     assert passes == {"exact": True, "no-residual": True}
     assert not greedy_passes(KNOWN_BUGS["rejected-stays"], tiny_pair, prompts, 12)
-    assert score_passes(0.905) > 0.999
-    assert 0.4 < score_passes(0.80) < 0.6
 
 
 def test_transformers_plain_sampling_is_not_rejected(tiny_pair: Pair) -> None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from studies.audit_power import relatives
-from studies.audit_power.relatives import acceptance, kernel, marginals, ranks, surprise
+from studies.audit_power.relatives import acceptance, kernel, marginals, per_sequence, ranks, surprise
 
 RUNS, TOKENS, VOCAB = 400, 200, 4
 Floats = NDArray[np.float64]
@@ -29,15 +29,26 @@ def ranks_of(p: Floats, tokens: Integers, random: np.random.Generator) -> float:
     return ranks((p * (p > own[:, None])).sum(axis=1) + random.random(len(p)) * own)
 
 
+def scores(p: Floats, tokens: Integers) -> tuple[Floats, Floats]:
+    """log p of the tokens less its mean, and its variance."""
+    deviation = np.log(p) - (p * np.log(p)).sum(axis=1, keepdims=True)
+    return deviation[np.arange(len(p)), tokens], (p * deviation**2).sum(axis=1)
+
+
 def surprise_of(p: Floats, tokens: Integers, _: np.random.Generator) -> float:
-    log = np.log(p)
-    entropy = -(p * log).sum(axis=1)
-    return surprise(log[np.arange(len(p)), tokens], entropy, (p * log**2).sum(axis=1) - entropy**2)
+    return surprise(*scores(p, tokens))
+
+
+def per_sequence_of(p: Floats, tokens: Integers, _: np.random.Generator) -> float:
+    """Four sequences."""
+    score, variance = scores(p, tokens)
+    return per_sequence(score.reshape(4, -1), variance.reshape(4, -1))
 
 
 TESTS: dict[str, Callable[[Floats, Integers, np.random.Generator], float]] = {
     "ranks": ranks_of,
     "surprise": surprise_of,
+    "surprise per sequence": per_sequence_of,
     "marginals": lambda p, tokens, _: marginals(tokens, p),
 }
 
@@ -89,4 +100,5 @@ def test_the_kernel_test_is_uniform_and_finds_another_distribution() -> None:
 
 def test_distributions_without_freedom_are_no_evidence() -> None:
     zeros = np.zeros(50)
-    assert marginals(zeros.astype(int), np.tile([1.0, 0.0], (50, 1))) == surprise(zeros, zeros, zeros) == 1.0
+    assert marginals(zeros.astype(int), np.tile([1.0, 0.0], (50, 1))) == surprise(zeros, zeros) == 1.0
+    assert per_sequence(zeros[None], zeros[None]) == 1.0
