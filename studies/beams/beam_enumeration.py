@@ -82,14 +82,11 @@ class Enumeration(NamedTuple):
     trees                  number of trees
     different              trees after which some state differed from the target's own search
     levels   (gamma + 1,)  trees after which the search was 1, ..., gamma + 1 levels further
-    worse, better          trees after which some beam scored below or above the target's beam of the same rank
     """
 
     trees: int
     different: int
     levels: np.ndarray
-    worse: int
-    better: int
 
 
 def enumerate_trees(
@@ -98,7 +95,7 @@ def enumerate_trees(
     """Gives `rule` every tree from every state of the target's search and compares the states it returns."""
     states = trajectory(distributions, settings)
     levels = np.zeros(gamma + 1, dtype=np.int64)
-    different = worse = better = 0
+    different = 0
     for at, state in enumerate(states[:-1]):
         for tree in every_tree(state, distributions.vocab, width, gamma, settings):
             paths = [*state.paths, *(path for level in tree for path in level)]
@@ -106,16 +103,9 @@ def enumerate_trees(
             levels[len(reached) - 1] += 1
             expected = states[at + 1 : at + 1 + len(reached)]
             different += not (len(expected) == len(reached) and all(map(same, expected, reached)))
-            gains = [new - old for pair in zip(reached, expected) for new, old in zip(*map(_scores, pair))]  # noqa: B905
-            worse += any(gain < 0 for gain in gains)
-            better += any(gain > 0 for gain in gains)
-    return Enumeration(int(levels.sum()), different, levels, worse, better)
+    return Enumeration(int(levels.sum()), different, levels)
 
 
 def same(one: Beams, other: Beams) -> bool:
     """Whether two states are equal, their scores to the last bit."""
     return one[:1] + one[2:] == other[:1] + other[2:] and torch.equal(one.scores, other.scores)
-
-
-def _scores(state: Beams) -> list[float]:
-    return state.scores.tolist()
