@@ -123,11 +123,7 @@ def is_clean(name: str) -> bool:
 
 
 def made_on(name: str) -> str:
-    """On what, when and by which code the table `name` was measured, for captions.
-
-    >>> made_on("beam_speeds").split(", ")[0]
-    'beam_speeds: AMD EPYC'
-    """
+    """On what, when and by which code the table `name` was measured."""
     found = record_of(name)
     return f"{name}: {found['processor']}, {found['threads']} thread(s), {found['date']}, commit {found['commit']}"
 

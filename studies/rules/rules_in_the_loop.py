@@ -133,7 +133,7 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
     sampling, pair = Sampling(temperature=temperature), load_pair(packed=False)
     prompts = prompts_of(pair, "held-out", 2 * sequences + timed, PROMPT_TOKENS)
     shaping, measured, timing = prompts[:sequences], prompts[sequences : 2 * sequences], prompts[2 * sequences :]
-    run, run_timed = (partial(_run, pair, sampling, tokens) for tokens in (new_tokens, timed_tokens))
+    run, run_timed = (partial(run_method, pair, sampling, tokens) for tokens in (new_tokens, timed_tokens))
     sampled = distinct_children if temperature > 0 else top_children
     rates: dict[Scheme, list[float]] = {scheme: child_rates(run, shaping, scheme) for scheme in {sampled, top_children}}
     shapes = {scheme: best_tree(own, NODES, DEPTH).parents for scheme, own in rates.items()}
@@ -195,7 +195,7 @@ def child_rates(run: Callable[..., Any], prompts: list[list[int]], scheme: Schem
     return [float((taken == child).mean()) for child in range(CHILDREN)]
 
 
-def _run(pair: Pair, sampling: Sampling, new_tokens: int, method: Method, prompts: list[list[int]]) -> Any:
+def run_method(pair: Pair, sampling: Sampling, new_tokens: int, method: Method, prompts: list[list[int]]) -> Any:
     drafter: Drafter | None = None
     if method.rule is not None and method.parents is None:
         drafter = ModelDrafter(pair.draft, sampling)

@@ -2,7 +2,8 @@
 
 The ratio is measured over predicted: below 1 the prediction promised too much. Plain decoding is left out. Where a
 study has counted the tokens of its steps, `tokens_per_step` and the predicted cost of a step, `step_cost`, are given:
-the time of its forward passes in steps of plain decoding. Predicted by Theorem 3.8 with the measured v(n):
+the time of its forward passes in steps of plain decoding. `free` is Theorem 3.8 as printed, with v(n) = 1, where c and
+v are recorded; `predicted` has the measured v(n):
 
 bench_walltime     from alpha along sequences of the target alone, on the prompts that are timed and others
 recommendation     from alpha on other prompts
@@ -21,7 +22,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from specnb.notebook.findings import read_table
-from studies.study import record_of
+from studies.study import is_clean, record_of
 
 SETTINGS = {
     "bench_walltime": ["pair", "dtype", "compiled", "temperature", "gamma"],
@@ -34,7 +35,7 @@ SETTINGS = {
 """The columns that name a row of each table."""
 
 WHOLE_CALLS = ("drafters", "rules_in_the_loop", "beam_speeds")
-COLUMNS = ["table", "setting", "machine", "drafted", "tokens_per_step", "step_cost", "predicted"]
+COLUMNS = ["table", "setting", "machine", "drafted", "tokens_per_step", "step_cost", "v", "free", "predicted"]
 COLUMNS += ["measured", "measured_low", "measured_high", "ratio"]
 
 
@@ -49,8 +50,14 @@ def pooled(*tables: str) -> pd.DataFrame:
     return pd.concat([_rows(name) for name in tables or SETTINGS], ignore_index=True)[COLUMNS]
 
 
+def judged(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of tables that were made by committed code; on others no verdict rests."""
+    return rows[[is_clean(name) for name in rows.table]]
+
+
 def _rows(name: str) -> pd.DataFrame:
-    table = read_table(f"results/{name}").rename(columns={"levels_per_step": "tokens_per_step"})
+    table = read_table(f"results/{name}")
+    table = table.rename(columns={"levels_per_step": "tokens_per_step", "verify_cost": "v", "tokens_free": "free"})
     table["drafted"] = table.nodes if "nodes" in table else table.gamma * table.get("u", 1)
     table = table[table.drafted > 0].copy()
     table["setting"] = table[SETTINGS[name]].astype(str).agg(", ".join, axis=1)
@@ -60,6 +67,8 @@ def _rows(name: str) -> pd.DataFrame:
         table["step_cost"] = table.tokens_per_step / table.predicted
     if "predicted" not in table:
         table["predicted"] = table.tokens_per_step / table.step_cost
+    if "free" not in table and "v" in table:
+        table["free"] = table.predicted * table.step_cost / (table.step_cost - table.v + 1)
     if "machine" not in table:
         table["machine"] = record_of(name)["processor"]
     return table.assign(table=name, ratio=table.measured / table.predicted)

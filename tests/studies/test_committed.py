@@ -134,7 +134,7 @@ def test_rules_in_the_loop(pair: Pair) -> None:
     size = find("rules_in_the_loop").settings
     n = size["sequences"]
     prompts = prompts_of(pair, "held-out", 2 * n)[n:]
-    made = rules_in_the_loop._run(pair, Sampling(0.0), size["new_tokens"], Method(token_verification), prompts)
+    made = rules_in_the_loop.run_method(pair, Sampling(0.0), size["new_tokens"], Method(token_verification), prompts)
     (row,) = committed("rules_in_the_loop", temperature=0, method="token, chain").to_dict("records")
     active = made.record.active
     assert int(active.sum()) == pytest.approx(row["steps"], rel=0.02)
