@@ -14,6 +14,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from studies.views.predictions import SETTINGS
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TOKENS = "data/engines/tokens/*.gz"
@@ -87,6 +89,7 @@ def test_the_pipeline_knows_what_a_notebook_reads(path: Path) -> None:
     others = [file for file in tables if not file.stem.startswith(f"{_number(path)}_")]
     declared = set(CONFIG[path.stem].get("reads", [])) - {TOKENS}
     assert {file.relative_to(ROOT).as_posix() for file in others if file.stem in named} <= declared
+    files |= set(SETTINGS) if "pooled(" in source else set()
     assert {Path(file).name.partition(".")[0] for file in declared} <= files
     assert not re.findall(r"\bROOT\b|corpus\.DATA|read_csv", source), "read data with read_table or data_file"
 
