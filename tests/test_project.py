@@ -14,6 +14,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from studies.views.predictions import SETTINGS
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TOKENS = "data/engines/tokens/*.gz"
@@ -87,6 +89,7 @@ def test_the_pipeline_knows_what_a_notebook_reads(path: Path) -> None:
     others = [file for file in tables if not file.stem.startswith(f"{_number(path)}_")]
     declared = set(CONFIG[path.stem].get("reads", [])) - {TOKENS}
     assert {file.relative_to(ROOT).as_posix() for file in others if file.stem in named} <= declared
+    files |= set(SETTINGS) if "pooled(" in source else set()
     assert {Path(file).name.partition(".")[0] for file in declared} <= files
     assert not re.findall(r"\bROOT\b|corpus\.DATA|read_csv", source), "read data with read_table or data_file"
 
@@ -189,6 +192,20 @@ def test_readme_says_how_fast_the_pair_was_measured_to_be() -> None:
     speeds = compiled.set_index(["drafter", "prompts"])[["speed_up", "speed_up_low", "speed_up_high"]]
     for drafter, *cells in rows:
         assert cells == [_interval(*speeds.loc[(drafter, prompts)]) for prompts in ("held-out", "stdlib")]
+
+
+def test_readme_says_how_well_published_speeds_are_predicted() -> None:
+    results = ROOT / "data" / "results"
+    predictors = pd.read_csv(results / "14_predictors.csv").set_index("predictor")
+    sets = pd.read_csv(results / "14_sets.csv").set_index("cases")
+    rows = [predictors.loc["specnb.predict"], predictors.loc["one constant"]]
+    rows += [sets.loc[f"{name} set, as first predicted"] for name in ("second", "third")]
+    own, constant, second, third = (
+        (f"{row['median error']:.0%}", f"{row['worst error']:.0%}", f"{row.n:.0f}") for row in rows
+    )
+    said = f"Of {own[2]} published cases the median error is {own[0]}, the worst {own[1]}; before it had seen them, "
+    said += f"{second[2]} were off by {second[0]} and {second[1]}, {third[2]} more by {third[0]} and {third[1]}. "
+    assert said + f"One constant for all is off by {constant[0]} and {constant[1]}" in " ".join(_readme().split())
 
 
 def _interval(value: float, low: float, high: float) -> str:

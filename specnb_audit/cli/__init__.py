@@ -11,8 +11,7 @@ threads that spin make an audit ten times as long.
 
 Exit status 0: no deviation was found, and what was asked for would have been. 1: exactness is rejected. 2: no verdict,
 and one line on stderr says why and names the file. 3: undecided, and the first line of the report says why.
-130: interrupted (Ctrl-C), 143: terminated (SIGTERM), both with the report on the tokens so far, if there were any,
-unless that rejects exactness.
+130: interrupted (Ctrl-C), 143: terminated (SIGTERM), both with the report on the tokens so far, unless that rejects.
 """
 
 from __future__ import annotations
