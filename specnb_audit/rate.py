@@ -46,8 +46,8 @@ class Rate(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"numerics would explain the size of each, and not their number: {self.impossible:,} in {self.tokens:,} tokens, "
-            f"where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
+            f"numerics would explain the size of each, and not their number: {self.impossible:,} in {self.tokens:,} "
+            f"tokens, where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
         )
 
 
