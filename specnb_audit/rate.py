@@ -32,22 +32,22 @@ ENTRIES = 2**27
 class Rate(NamedTuple):
     """The impossible tokens among the first `tokens`.
 
-    count        how many there are
+    impossible   how many there are
     expected     how many the imagined engines emit, on average
     log10_e      decimal logarithm of the largest e-value
     found_after  number of tokens after which it passed 1/delta, or None
     """
 
     tokens: int
-    count: int
+    impossible: int
     expected: float
     log10_e: float
     found_after: int | None
 
     def __str__(self) -> str:
         return (
-            f"numerics would explain the size of each, and not their number: {self.count:,} in {self.tokens:,} tokens, "
-            f"where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
+            f"numerics would explain the size of each, and not their number: {self.impossible:,} in {self.tokens:,} "
+            f"tokens, where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
         )
 
 
