@@ -4,8 +4,7 @@ Rounding errors decide near ties, and those are rare. So the engine's logits are
 noise, larger than measured, and `DRAWS` imagined engines with such noise emit a token at each position. If the engine
 is one of their kind, its token is as likely to be impossible as each of theirs: where k of the DRAWS + 1 tokens are,
 the engine's is with probability k / (DRAWS + 1). So odds^[it is] divided by its mean given k has expectation 1, and the
-product over tokens is an e-value (`specnb_audit.evidence`). One after the same prompt and tokens as an earlier one is
-not counted: the engine may err there in the same way again.
+product over tokens is an e-value (`specnb_audit.evidence`). A prefix counts once: there the engine errs alike again.
 """
 
 from __future__ import annotations
