@@ -48,7 +48,7 @@ KEPT = 1000
 """Different prompts, and batches, whose last sequence is remembered for comparison with the next one of the same."""
 RACING = 32
 """The likeliest tokens of each position that are remembered for samplers that race."""
-DEVIATING_SEQUENCES = 0.02
+WHOLE = 0.02
 """The share of sequences that are taken to deviate as a whole before any is seen; it counts as much as 20 of them."""
 TOP_P_BETS = [number for number, edge in enumerate(EDGES) if edge >= 0.5]
 """The fixed bets along p that put all mass on the likeliest part of p, as an unclaimed top-p does."""
@@ -208,8 +208,7 @@ class Bets:
         bets = ratios.shape[1]
         if self.first_token is None or self.whole_sequences is None or len(self.first_token.counts) != bets:
             self.first_token = Mixture(np.ones(bets))
-            share = DEVIATING_SEQUENCES
-            self.whole_sequences = Mixture(20 * np.array([1 - share, *[share / bets] * bets]))
+            self.whole_sequences = Mixture(20 * np.array([1 - WHOLE, *[WHOLE / bets] * bets]))
         first = np.ones(len(ratios))
         if not self.sequence.tokens:
             first[0] = self.first_token.mean(ratios[:1])[0]
@@ -263,7 +262,7 @@ class Bets:
         ids, probs = reference.likely()
         at = slice(start, start + n)
         missing = n - len(ids[at])
-        likely = Likely(*(np.pad(known[at], ((0, missing), (0, 0))) for known in (ids, probs)))
+        likely = Likely(np.pad(ids[at], ((0, missing), (0, 0))), np.pad(probs[at], ((0, missing), (0, 0))))
         before = np.pad(np.array(reference.tokens[at], dtype=np.int64), (0, missing))
         columns = torch.from_numpy(np.column_stack([before, likely.ids])).to(p.device)
         here = p.gather(-1, columns).double().numpy(force=True)
@@ -299,10 +298,10 @@ class Bets:
         self, row: Row, condensed: CondensedDistributions
     ) -> tuple[Interval, Callable[[Interval], Array]] | tuple[None, None]:
         """The uniform that tested each draft token, as far as the tokens tell; and the bets, given that it is known."""
-        if condensed.q is None or row.steps is None:
+        if (q := condensed.q) is None or row.steps is None:
             return None, None
-        step, p = Verification(condensed.p, condensed.q), condensed.at_token(condensed.p)
-        weight = condensed.q * (1 - step.accept_prob)
+        step, p = Verification(condensed.p, q), condensed.at_token(condensed.p)
+        weight = q * (1 - step.accept_prob)
         rejected = (weight * step.accept_prob).sum(dim=-1) / weight.sum(dim=-1).clamp_min(1e-30)
         high = condensed.at_token(step.accept_prob).double().numpy(force=True).copy()
         low, end, longest = np.zeros(len(high)), 0, self.longest_step
@@ -315,10 +314,10 @@ class Bets:
             below, width = (torch.from_numpy(one).to(p)[:, None] for one in (earlier.low, earlier.width))
             known = (width[:, 0] > 0) & (p > 0)
             chance = ((step.accept_prob - below) / width.where(width > 0, 1.0)).clamp(0, 1)
-            accepted = condensed.q * chance
+            accepted = q * chance
             r = accepted + (1 - accepted.sum(dim=-1, keepdim=True)).clamp_min(0) * step.residual
             ratio = condensed.at_token(r) / p.where(known, 1.0)
-            return ratio.where(known, 1.0).double().numpy(force=True)  # type: ignore[no-any-return]
+            return ratio.where(known, 1.0).double().numpy(force=True)
 
         return Interval(low, high), bets
 

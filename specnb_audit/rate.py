@@ -4,8 +4,7 @@ Rounding errors decide near ties, and those are rare. So the engine's logits are
 noise, larger than measured, and `DRAWS` imagined engines with such noise emit a token at each position. If the engine
 is one of their kind, its token is as likely to be impossible as each of theirs: where k of the DRAWS + 1 tokens are,
 the engine's is with probability k / (DRAWS + 1). So odds^[it is] divided by its mean given k has expectation 1, and the
-product over tokens is an e-value (`specnb_audit.evidence`). One after the same prompt and tokens as an earlier one is
-not counted: the engine may err there in the same way again.
+product over tokens is an e-value (`specnb_audit.evidence`). A prefix counts once: there the engine errs alike again.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ ENTRIES = 2**27
 class Rate(NamedTuple):
     """The impossible tokens among the first `tokens`.
 
-    count        how many there are
+    impossible   how many there are
     expected     how many the imagined engines emit, on average
     log10_e      decimal logarithm of the largest e-value
     found_after  number of tokens after which it passed 1/delta, or None
     """
 
     tokens: int
-    count: int
+    impossible: int
     expected: float
     log10_e: float
     found_after: int | None
 
     def __str__(self) -> str:
         return (
-            f"numerics would explain the size of each, and not their number: {self.count:,} in {self.tokens:,} tokens, "
-            f"where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
+            f"numerics would explain the size of each, and not their number: {self.impossible:,} in {self.tokens:,} "
+            f"tokens, where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
         )
 
 

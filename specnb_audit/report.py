@@ -114,6 +114,8 @@ class Report:
         """Why the outcome is neither a rejection nor a pass; empty where it is one of the two."""
         if self.rejected:
             return ""
+        if self.numerics_only and self.rate and self.rate.log10_e >= SUSPICIOUS:
+            return "more tokens are impossible than numerics explain, with little evidence as yet; audit more tokens"
         if self.numerics_only:
             return "the tokens deviate from the target, by no more than numerics explain"
         if self.log10_e_peak >= SUSPICIOUS:

@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Goals of the design: specnb 8,000 in 40 files, specnb_audit 6,000, studies 6,500, paper 450, tests 12,000, notebooks
 # 4,500 lines of code. A number above its goal is where the tree stands; it may only be lowered.
-LINES = {"specnb": 8_000, "specnb_audit": 6_000, "studies": 9_590, "paper": 450, "tests": 17_090}
-NOTEBOOKS = 7_740
+LINES = {"specnb": 8_000, "specnb_audit": 6_000, "studies": 8_890, "paper": 450, "tests": 16_320}
+NOTEBOOKS = 4_745
 FILES = 40
 
 
@@ -26,6 +26,9 @@ def test_the_library_has_few_files() -> None:
 
 
 def test_notebooks_keep_their_budget() -> None:
-    notebooks = [nbformat.read(path, as_version=4) for path in (ROOT / "notebooks").glob("*.ipynb")]
-    cells = [cell.source for notebook in notebooks for cell in notebook.cells if cell.cell_type == "code"]
-    assert sum(len(source.splitlines()) for source in cells) <= NOTEBOOKS
+    """All together, and each: 300 lines of code and 45 cells."""
+    notebooks = [nbformat.read(path, as_version=4).cells for path in (ROOT / "notebooks").glob("*.ipynb")]
+    lines = [sum(len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code") for cells in notebooks]
+    assert sum(lines) <= NOTEBOOKS
+    assert max(lines) <= 300
+    assert max(map(len, notebooks)) <= 45

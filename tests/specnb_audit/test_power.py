@@ -109,7 +109,7 @@ def test_a_uniform_used_again_some_positions_later_is_found(lag: int) -> None:
     assert report.diagnosis == "noise-of-steps"
 
 
-CARRIED = {
+CARRIED: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "tests a draft token at the same position": lambda old, fresh: (fresh[0], old[1], fresh[2]),
     "samples a draft token at the same position": lambda old, fresh: (old[0], fresh[1], fresh[2]),
     "sampled the last token, tests the first": lambda old, fresh: (

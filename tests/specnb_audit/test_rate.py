@@ -59,7 +59,7 @@ def test_a_filter_that_is_not_applied_is_found_by_the_number() -> None:
     given = emitted(LOGITS, Sampling(), 0)
     rate = impossible_rate(target, TOP_P, given, NOISE, 1e-8)
     assert rate.found_after is not None
-    assert rate.expected < rate.count / 5
+    assert rate.expected < rate.impossible / 5
     assert (rate.tokens, rate.log10_e > 8) == (rate.found_after, True)
 
 
@@ -68,7 +68,7 @@ def test_the_same_near_tie_counts_once() -> None:
     near = Completion([0], [int(LOGITS[0].topk(2).indices[1])])
     once = impossible_rate(target, Sampling(0), [near], 1e-6, 1e-8)
     again = impossible_rate(target, Sampling(0), [near] * 50, 1e-6, 1e-8)
-    assert (once.count, again.count) == (1, 1)
+    assert (once.impossible, again.impossible) == (1, 1)
     assert again.log10_e == pytest.approx(once.log10_e)
 
 
