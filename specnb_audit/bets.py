@@ -66,9 +66,10 @@ class Row:
     prompt       the tokens before the sequence
     steps        tokens emitted by each step; they add up to n
     cutoff_gaps  offset in the sequence -> `CutoffGap`, of tokens that p makes impossible
-    continues    whether it continues the sequence of the row before
-    more         whether the next row continues it
+    continues    whether it continues the sequence of the row before; `more`: whether the next row continues it
     batch        a number or name that sequences generated together share; None if that is unknown
+
+    >>> row = Row(tokens=[0], p=torch.tensor([[0.5, 0.5]]))
     """
 
     tokens: Sequence[int]
@@ -109,8 +110,6 @@ class RowBets(NamedTuple):
     def without(self, ignored: Collection[str]) -> RowBets:
         """The bets whose alternative is not in `ignored`."""
         kept = [number for number, name in enumerate(self.alternatives) if name not in ignored]
-        if len(kept) == len(self.alternatives):
-            return self
         return self._replace(alternatives=[self.alternatives[at] for at in kept], ratios=self.ratios[:, kept])
 
 

@@ -26,6 +26,8 @@ class Claimed(Sampling):
     order  the filters in the order in which they are applied; those left out come last, in the order of `FILTERS`
 
     Raises what `Sampling` raises, and `ValueError` for min_p outside [0, 1] and an order with other or repeated names.
+
+    >>> sampling = Claimed(0.7, min_p=0.05, order=("min-p", "temperature"))
     """
 
     min_p: float = 0.0

@@ -20,8 +20,9 @@ class Aim:
     """Which deviations the audit looks for.
 
     ignore     kinds that are left out: names in `specnb_audit.alternatives.ALTERNATIVES`, and of violations
-    suspected  a model that may have been used instead of the target (quantised weights, say), or a function as for the
-               target: adds the likelihood ratio against it
+    suspected  a model, or a function as for the target, that may have been used instead: adds the ratio against it
+
+    >>> aim = Aim(ignore=("temperature",))
     """
 
     ignore: tuple[str, ...] = ()

@@ -6,8 +6,7 @@ probability 1/2, and the factor 2 * (probability that was given to the truth) ha
 factors is an e-value (`specnb_audit.evidence`). The guesses are those of online logistic regressions, on several
 *views* of a sequence: this is the classifier two-sample test, made sequential.
 
-A difference is found only as far as a view shows it, and after learning it: far more tokens are needed than by an audit
-that knows the target's distributions.
+A difference is found only as far as a view shows it: far more tokens are needed than where distributions are known.
 """
 
 from __future__ import annotations

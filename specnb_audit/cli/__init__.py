@@ -6,8 +6,7 @@
     compare              `specnb compare`
 
 torch, transformers and scipy, which take seconds, are imported after the options have been read, by the commands that
-need them. Before that, threads are told to sleep while they wait: beside another program that keeps a core busy,
-threads that spin make an audit ten times as long.
+need them. Before that, threads are told to sleep while they wait: beside a busy program those that spin cost far more.
 
 Exit status 0: no deviation was found, and what was asked for would have been. 1: exactness is rejected. 2: no verdict,
 and one line on stderr says why and names the file. 3: undecided, and the first line of the report says why.
