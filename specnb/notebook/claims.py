@@ -185,6 +185,7 @@ class Claim:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
+            self.needs(None, "the check ended with an error")  # a part of it is no verdict, whatever runs afterwards
             return
         if not self.needed:
             raise ValueError(f"nothing was needed for {self.name!r}; a claim is judged by what it `needs`")

@@ -90,6 +90,7 @@ def test_what_cannot_be_judged_is_refused() -> None:
         pass
     with pytest.raises(ZeroDivisionError), nb.claim("unbiasedness"):
         raise ZeroDivisionError
+    assert nb.judged["unbiasedness"].verdict == "open"
     with pytest.raises(ValueError, match="unbiasedness: x is nan"):
         nb.claim("unbiasedness").number(x=float("nan"))
     with pytest.raises(ValueError, match="its name may have letters"):
