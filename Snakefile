@@ -4,7 +4,6 @@
 import hashlib
 import json
 import os
-import re
 import shlex
 import sys
 from glob import glob

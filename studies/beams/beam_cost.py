@@ -9,26 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from specnb.beam import Beams, BeamSettings, LogProbs, draft_levels
 
 Cost = Callable[[int], ArrayLike]
 """Time of a forward pass over n tokens, in forward passes of the same model over one token."""
-
-
-def min_draft_width(state: Beams, following: Beams, draft: LogProbs, settings: BeamSettings) -> int:
-    """The smallest u at which the first drafted level contains all beams of `following`, the target's next state."""
-    totals = state.scores[:, None] + draft(state.paths).to(state.scores)
-    totals[:, list(settings.eos)] = -torch.inf
-    rows = {path: row for row, path in enumerate(state.paths)}
-    flat = totals.flatten()
-    ranks = []
-    for path in following.paths:
-        at = rows[path[:-1]] * totals.shape[1] + path[-1]
-        ranks.append(int((flat > flat[at]).sum() + (flat[:at] == flat[at]).sum()) + 1)
-    return max(ranks)
 
 
 def accepted_levels(

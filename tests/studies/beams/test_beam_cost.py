@@ -3,15 +3,11 @@
 from itertools import pairwise
 
 import pytest
+import torch
 
 from specnb import theory
-from specnb.beam import BeamSettings, steps
-from studies.beams.beam_cost import (
-    accepted_levels,
-    improvement,
-    levels_by_step,
-    min_draft_width,
-)
+from specnb.beam import Beams, BeamSettings, LogProbs, steps
+from studies.beams.beam_cost import accepted_levels, improvement, levels_by_step
 from studies.beams.beam_enumeration import DyadicLogProbs, trajectory
 
 ENDS = {"no end": (), "an end": (2,)}
@@ -24,6 +20,19 @@ def world(ends: str, seed: int) -> tuple[DyadicLogProbs, DyadicLogProbs, BeamSet
         DyadicLogProbs(6, seed + 1, like=distributions, differ=0.4),
         BeamSettings(2, 10, eos=ENDS[ends]),
     )
+
+
+def min_draft_width(state: Beams, following: Beams, draft: LogProbs, settings: BeamSettings) -> int:
+    """The smallest u at which the first drafted level contains all beams of `following`, the target's next state."""
+    totals = state.scores[:, None] + draft(state.paths).to(state.scores)
+    totals[:, list(settings.eos)] = -torch.inf
+    rows = {path: row for row, path in enumerate(state.paths)}
+    flat = totals.flatten()
+    ranks = []
+    for path in following.paths:
+        at = rows[path[:-1]] * totals.shape[1] + path[-1]
+        ranks.append(int((flat > flat[at]).sum() + (flat[:at] == flat[at]).sum()) + 1)
+    return max(ranks)
 
 
 @pytest.mark.parametrize("ends", ENDS)
