@@ -218,7 +218,7 @@ def test_readme_says_whose_the_claims_are_and_how_many_have_no_notebook() -> Non
     without = (~claims.notebook.isin([_number(path) for path in NOTEBOOKS])).sum()
     sentence = re.search(r"(\d+) of five sources and (\w+) of our own.*?(\d+) of these have\s+no", _readme(), re.DOTALL)
     assert sentence
-    assert (int(sentence[1]), sentence[2], int(sentence[3])) == (len(claims) - ours, {1: "one"}[ours], without)
+    assert (int(sentence[1]), sentence[2], int(sentence[3])) == (len(claims) - ours, {1: "one", 2: "two", 3: "three"}[ours], without)
     assert claims.source[claims.source != "beyond"].nunique() == 5
 
 
