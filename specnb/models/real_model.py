@@ -37,6 +37,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SPECNB_CACHE") or base / "specnb")
 
 
+def is_converted() -> bool:
+    """Whether `smollm2` has what it returns in the user's cache, so that nothing is fetched.
+
+    >>> isinstance(is_converted(), bool)
+    True
+    """
+    return (cache_folder() / SHA256[:16]).is_dir()
+
+
 def smollm2() -> Path:
     """The folder of SmolLM2-135M-Instruct, which is fetched and converted the first time (a minute, 540 MB kept).
 
@@ -45,9 +54,8 @@ def smollm2() -> Path:
 
     >>> smollm2()  # doctest: +SKIP
     """
-    folder = cache_folder() / SHA256[:16]
-    if folder.is_dir():
-        return folder
+    if is_converted():
+        return cache_folder() / SHA256[:16]
     _require_packages()
     with tempfile.TemporaryDirectory(prefix="specnb-") as work:
         return converted(_downloaded(Path(work)), SHA256)
