@@ -174,10 +174,11 @@ class PromptLookupDrafter(ChainDrafter):
         matched = match_lengths(tokens, lengths, self.longest)
         best = matched.amax(dim=1, keepdim=True)
         chosen = (matched == best) & (matched >= self.shortest)
+        counts = torch.zeros(len(tokens), self.vocab, device=tokens.device)
         if self.choose == "recent":
             slots = torch.arange(tokens.shape[1], device=tokens.device)
-            chosen = chosen & (slots == slots.where(chosen, -1).amax(dim=1, keepdim=True))
-        counts = torch.zeros(len(tokens), self.vocab, device=tokens.device)
+            latest = slots.where(chosen, -1).amax(dim=1, keepdim=True)
+            return counts.scatter_(1, tokens.gather(1, latest.clamp_min(0)), (latest >= 0).float())
         return copied(counts.scatter_add_(1, tokens, chosen.float()), self.choose == "proportional")
 
 

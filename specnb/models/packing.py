@@ -27,7 +27,7 @@ Product = Callable[[Tensor], Tensor]
 PACKED = 3  # the last of the four products
 ROWS = (1, 2, 5, 16)  # of the states that are timed; a choice holds from that number of rows on
 MARGIN = 0.95  # another product is used if it takes less than this fraction of the usual one's time
-ROUNDS, SECONDS = 9, 0.3  # at most so many rounds of timing; after the first, none begins later than that
+LEAST, ROUNDS, SECONDS = 3, 9, 0.3  # rounds of timing; after the least number, none begins later than that
 SMALLEST = 2**14  # elements of a weight; smaller ones take hardly longer than the call
 LAYOUT_ROWS = 8  # rows for which oneDNN chooses its layout; it is good for 1 to hundreds of rows
 packed_linear = torch.ops.mkldnn._linear_pointwise.default
@@ -87,7 +87,7 @@ class PackedLinear(nn.Linear):
 def pack(model: Module) -> Module:
     """`model`, changed in place: its linear layers use another product where that is faster on this CPU.
 
-    Passes over all layers are timed for 0.3 seconds, or once if that takes longer. A layer keeps up to two copies of
+    Passes over all layers are timed for 0.3 seconds, or three times if that takes longer. A layer keeps up to two copies of
     its weight. Nothing changes on other devices, in other dtypes than float32 and bfloat16, without oneDNN, and where
     memory is short. Pack again after weights were changed, or with another number of threads.
 
@@ -127,7 +127,7 @@ def least_seconds(weights: Sequence[Tensor], products: Sequence[Sequence[Product
     least = np.full((len(weights), PACKED + 1, len(ROWS)), np.inf)
     until = clock() + SECONDS
     for number in range(ROUNDS):
-        if number and clock() > until:
+        if number >= LEAST and clock() > until:
             break
         for at in range(PACKED + 1):
             for column in reversed(range(len(ROWS))):  # most rows first, while these copies are not in the caches

@@ -36,7 +36,7 @@ from studies.study import Study, columns
 
 KINDS = ("chat", "summary", "quotation", "edit", "code")
 TEMPERATURES = (0.0, 1.0)
-GAMMAS = (2, 5, 9)
+GAMMAS = (2, 5)
 COMPILED = {"edit-0": 5, "chat-1": 5}  # draft tokens of compiled speculation
 CONTEXT = 192  # tokens before the forward passes that are timed alone
 Made = tuple[int, int]  # tokens, and forward passes of the target after the prompt's
@@ -133,7 +133,7 @@ def line(at: int, over: int, seconds: np.ndarray, tokens: np.ndarray) -> dict[st
 
 STUDY = Study(
     measure,
-    settings={"prompts": 12, "new_tokens": 64, "dtype": "bfloat16", "threads": 2},
+    settings={"prompts": 12, "new_tokens": 48, "dtype": "bfloat16", "threads": 2},
     small={"prompts": 3, "new_tokens": 8, "dtype": "bfloat16", "threads": 2},
     items=tuple(f"{kind}-{temperature:g}" for temperature in TEMPERATURES for kind in KINDS),
     small_items=("summary-0",),
