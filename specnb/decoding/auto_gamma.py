@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from specnb.decoding.request import Request
 from specnb.decoding.step import IDLE, Batch
 from specnb.distributions import Uniforms
-from specnb.drafting.base import Drafter, Proposal, missing_members
+from specnb.drafting.base import Proposal, missing_members
 from specnb.rules import Outcome
 
 Floats = NDArray[np.float64]
@@ -159,7 +159,7 @@ class AutoBatch(Batch):
     """A batch whose steps have as many draft tokens as pays, at most the request's gamma.
 
     All rows of a step have the same width. A step in which no row has a draft token is a plain one, also where that is
-    known only after drafting. `require_changing_width` says for which requests.
+    known only after drafting. `fixed_width` says for which requests not.
     """
 
     def __init__(self, request: Request) -> None:
@@ -199,22 +199,21 @@ class AutoBatch(Batch):
         return outcome
 
 
-def require_changing_width(
-    target: PreTrainedModel, drafter: Drafter | None, compile: bool | str, batch_class: type[Batch] | None
-) -> None:
-    """Raises `ValueError` where the steps of `generate` cannot differ in width."""
-    name, reason = type(drafter).__name__, ""
-    if drafter is not None and drafter.parents is not None:
-        reason = f"{name} proposes a tree of a fixed shape"
-    elif drafter is not None and drafter.hidden_layers:
-        reason = f"{name} reads hidden states, so it must draft in every step"
-    elif batch_class is not None:
-        reason = f"the study makes its own steps ({batch_class.__name__})"
-    elif compile or target.device.type != "cpu":
+def fixed_width(
+    target: PreTrainedModel, drafter: Any, compile: bool | str, batch_class: type[Batch] | None
+) -> str:
+    """Why the steps of `generate` cannot differ in width; nothing if they can."""
+    name = type(drafter).__name__
+    if getattr(drafter, "parents", None) is not None:
+        return f"{name} proposes a tree of a fixed shape"
+    if getattr(drafter, "hidden_layers", ()):
+        return f"{name} reads hidden states, so it must draft in every step"
+    if batch_class is not None:
+        return f"the study makes its own steps ({batch_class.__name__})"
+    if compile or target.device.type != "cpu":
         how = f"compile={compile!r} on {target.device}"
-        reason = f"steps of different widths are made on the CPU without compilation only, not with {how}"
-    if reason:
-        raise ValueError(f"gamma is 'auto', but {reason}; give gamma as a number")
+        return f"steps of different widths are made on the CPU without compilation only, not with {how}"
+    return ""
 
 
 def _parts(drafter: Any) -> list[Any]:

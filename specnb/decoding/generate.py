@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.auto_gamma import LARGEST, AutoBatch, require_changing_width
+from specnb.decoding.auto_gamma import LARGEST, AutoBatch, fixed_width
 from specnb.decoding.record import StepRecord, StepTimer, merge_rows
 from specnb.decoding.request import Request, Tokens, as_list, require_memory, token_lists
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
@@ -30,6 +30,7 @@ from specnb.rules import Rule
 
 COMPILED_SETTINGS = 8
 """So many compiled batches are kept, each with its own weights."""
+DEFAULT_GAMMA = 4  # where steps cannot differ in width
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def generate(
     prompts: Collection[Collection[int]],
     draft: PreTrainedModel | Drafter | None = None,
     *,
-    gamma: int | Literal["auto"] = 4,
+    gamma: int | Literal["auto"] | None = None,
     max_new_tokens: int = 64,
     sampling: Sampling = Sampling(),
     rule: Rule | None = None,
@@ -98,7 +99,8 @@ def generate(
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
                 "auto" chooses it before each step, 0 to 10, so that drafting does not cost more than it gains
-                (`specnb.decoding.auto_gamma`); above temperature 0 the tokens then depend on measured times, too
+                (`specnb.decoding.auto_gamma`); above temperature 0 the tokens then depend on measured times, too, and
+                not on `seed` alone. None is "auto" where the steps can differ in width, else 4
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
                 siblings: then completions have exactly the target's distribution, whatever the drafter
     seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
@@ -130,8 +132,11 @@ def generate(
     [6, 6]
     """
     drafter = as_drafter(draft, sampling, compile=compile is True)
-    if gamma == "auto":
-        require_changing_width(target, drafter, compile, study.batch_class)
+    fixed = "" if drafter is None else fixed_width(target, drafter, compile, study.batch_class)
+    if gamma is None:
+        gamma = DEFAULT_GAMMA if fixed else "auto"
+    if gamma == "auto" and fixed:
+        raise ValueError(f"gamma is 'auto', but {fixed}; give gamma as a number")
     request = Request(
         target,
         token_lists(prompts),

@@ -87,9 +87,9 @@ class PackedLinear(nn.Linear):
 def pack(model: Module) -> Module:
     """`model`, changed in place: its linear layers use another product where that is faster on this CPU.
 
-    Passes over all layers are timed for 0.3 seconds, or three times if that takes longer. A layer keeps up to two copies of
-    its weight. Nothing changes on other devices, in other dtypes than float32 and bfloat16, without oneDNN, and where
-    memory is short. Pack again after weights were changed, or with another number of threads.
+    Passes over all layers are timed for 0.3 seconds, or three times if that takes longer. A layer keeps up to two
+    copies of its weight. Nothing changes on other devices, in other dtypes than float32 and bfloat16, without oneDNN,
+    and where memory is short. Pack again after weights were changed, or with another number of threads.
 
     >>> pack(nn.Linear(8, 8))
     Linear(in_features=8, out_features=8, bias=True)
