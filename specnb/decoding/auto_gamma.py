@@ -174,24 +174,23 @@ class AutoBatch(Batch):
 
     def step_in_parts(self, mark: Callable[[str], None] = lambda part: None) -> None:
         going = (self.state.remaining > IDLE).numpy()
-        self.width = self.auto.choose(going)
+        self.asked = self.width = self.auto.choose(going)
         start = time.perf_counter()
         super().step_in_parts(mark)
         drafted, accepted = self.fate
         self.auto.learn(self.width, time.perf_counter() - start, drafted * going, accepted)
 
     def propose(self, uniforms: Tensor) -> Proposal:
-        if self.width == 0:
+        if self.asked == 0:
             self.skipped += 1
             return Proposal(uniforms[:, :0].long(), uniforms.new_zeros(len(uniforms), 0, self.vocab))
         for part, least in self.readers:  # models in the drafter have not seen the tokens of plain steps
             part.unseen = least + min(self.skipped, int(self.state.lengths.max()) - least)
-        draft_tokens, q = super().propose(uniforms)
+        proposal = super().propose(uniforms)
         for part, least in self.readers:  # the drafter may serve other batches
             part.unseen = least
         self.skipped = 0
-        self.width = int((draft_tokens >= 0).any(dim=0).sum())
-        return Proposal(draft_tokens[:, : self.width], q[:, : self.width])
+        return proposal
 
     def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:
         outcome = super().verify_and_emit(logits, draft_tokens, q)
@@ -200,7 +199,7 @@ class AutoBatch(Batch):
 
 
 def fixed_width(
-    target: PreTrainedModel, drafter: Any, compile: bool | str, batch_class: type[Batch] | None
+    target: Any, drafter: Any, compile: bool | str, batch_class: type[Batch] | None
 ) -> str:
     """Why the steps of `generate` cannot differ in width; nothing if they can."""
     name = type(drafter).__name__
@@ -210,8 +209,9 @@ def fixed_width(
         return f"{name} reads hidden states, so it must draft in every step"
     if batch_class is not None:
         return f"the study makes its own steps ({batch_class.__name__})"
-    if compile or target.device.type != "cpu":
-        how = f"compile={compile!r} on {target.device}"
+    device = getattr(target, "device", None)
+    if compile or device is None or device.type != "cpu":
+        how = f"compile={compile!r} on {device}"
         return f"steps of different widths are made on the CPU without compilation only, not with {how}"
     return ""
 

@@ -184,7 +184,8 @@ class Batch:
         self.runner = self.runner_class(request.target, request.slots)
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, request.rows)
-        self.width = request.gamma  # positions for draft tokens in the next step
+        self.asked = self.width = request.gamma  # draft tokens that the next step asks for; positions that it has
+        self.narrows = self.tree is None and not request.compile and request.target.device.type == "cpu"
         self.wrapped: dict[str, Any] = {}  # what stands for a part of the step, see `wrap`
 
     def clear(self, eos: Sequence[int]) -> None:
@@ -225,7 +226,7 @@ class Batch:
         propose = self.wrapped.get("draft", self.propose)
         run_target = self.wrapped.get("target", self.run_target)
         verify_and_emit = self.wrapped.get("rest", self.verify_and_emit)
-        draft_tokens, q = propose(self.state.step_uniforms[:, : self.width])
+        draft_tokens, q = propose(self.state.step_uniforms[:, : self.asked])
         mark("draft")
         logits = run_target(draft_tokens)
         mark("target")
@@ -248,13 +249,20 @@ class Batch:
             self.wrapped[part] = wrapper(self.wrapped.get(part, plain[part]))
 
     def propose(self, uniforms: Tensor) -> Proposal:
-        """The draft tokens of a step, from its uniforms `(rows, width)`."""
+        """The draft tokens of a step, from its uniforms `(rows, asked)`.
+
+        On a CPU, where the host may look, the step gets no wider than what is proposed.
+        """
         if self.drafter is None:
             nothing = uniforms.new_zeros(*uniforms.shape, self.vocab, dtype=torch.float32)
             return Proposal(self.state.lengths.new_zeros(nothing.shape[:2]), nothing)
         proposal = self.drafter.propose(self.context, uniforms)
         require_shapes(proposal, len(uniforms), uniforms.shape[1], self.vocab)
-        return proposal
+        if not self.narrows:
+            return proposal
+        used = (proposal.draft_tokens != -1) | (proposal.q.sum(dim=-1) != 0)
+        self.width = int((used.any(dim=0) * self.state.offsets[1 : uniforms.shape[1] + 1]).amax())
+        return Proposal(*(part[:, : self.width] for part in proposal))
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
         """The target's logits `(rows, width + 1, vocab)` at the newest token and at each draft token."""

@@ -363,7 +363,7 @@ def test_a_proposal_of_a_row_that_has_ended_is_not_checked() -> None:
             draft_tokens, q = super().propose(context, uniforms)
             return Proposal(draft_tokens, torch.where((context.newest == 3)[:, None, None], 2 * q, q))
 
-    made = generate(TARGET, [[1]] * 4, Careless(lambda *both: both), max_new_tokens=9, progress=False, eos=3)
+    made = generate(TARGET, [[1]] * 4, Careless(lambda *both: both), gamma=4, max_new_tokens=9, progress=False, eos=3)
     assert len(set(map(len, made.tokens))) > 1
 
 
@@ -378,7 +378,7 @@ def test_a_proposal_of_a_row_that_has_ended_is_not_checked() -> None:
 )
 def test_a_proposal_of_another_shape_or_type_is_reported(change: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match=r"they must be int64 \(1, 4\) and float32 or float64 \(1, 4, 4\)"):
-        generate(TARGET, [[1]], Proposing(change), max_new_tokens=4, progress=False)
+        generate(TARGET, [[1]], Proposing(change), gamma=4, max_new_tokens=4, progress=False)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
