@@ -7,8 +7,8 @@ compiled code, which takes some two minutes to compile for each number of draft 
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
 - `speed_up`: the time per token of the way `over`, plain decoding, over this one, with an interval over prompts
-- `tokens_per_step`, and `predicted`: the speed-up that follows from it and from forward passes over one and over
-  gamma + 1 tokens, which are timed before the answers; the prompt's pass, which all ways make, is left out
+- `tokens_per_step`, and `predicted`: all tokens over what their steps cost, v(n) for a step that verifies n tokens.
+  v is timed before the answers; the prompt's pass, which all ways make, drafting and sampling are left out
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ TEMPERATURES = (0.0, 1.0)
 GAMMAS = (2, 5)
 COMPILED = {"edit-0": 5, "chat-1": 5}  # draft tokens of compiled speculation
 CONTEXT = 192  # tokens before the forward passes that are timed alone
-Made = tuple[int, int]  # tokens, and forward passes of the target after the prompt's
+LENGTHS = (1, 3, 6, 11)  # of the forward passes that are timed alone
+Made = tuple[int, list[int]]  # tokens, and how many of them each step verified
 
 
 @cache
@@ -67,7 +68,8 @@ def ways_of(
             target, [prompt], lookup if gamma else None, gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
             eos=eos, seed=number, compile=compile, progress=False,
         )  # fmt: skip
-        return len(made.tokens[0]), int(made.record.target_passes[0])
+        verified = 1 + (made.record.draft_tokens[0] >= 0).sum(axis=-1)
+        return len(made.tokens[0]), verified[made.record.active[0]].tolist()
 
     def theirs(settings: dict[str, Any], number: int, prompt: list[int]) -> Made:
         torch.manual_seed(number)
@@ -77,7 +79,7 @@ def ways_of(
             tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new_tokens, eos_token_id=eos,
             pad_token_id=eos, **(sampled if sampling.temperature else {"do_sample": False}), **settings,
         )  # fmt: skip
-        return made.shape[1] - len(prompt), 0
+        return made.shape[1] - len(prompt), []
 
     fixed = {f"gamma {gamma}": partial(ours, gamma) for gamma in GAMMAS}
     lookups = {"transformers": {}, "transformers, prompt lookup": {"prompt_lookup_num_tokens": 5}}
@@ -94,9 +96,8 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) 
     target, tokenizer = model_and_tokenizer(dtype)
     asked = prompts_of(tokenizer, kind, prompts)
     ways = ways_of(target, Sampling(float(temperature)), tokenizer.eos_token_id, new_tokens, COMPILED.get(item, 0))
-    lengths = (1, *(gamma + 1 for gamma in GAMMAS))
     pair = Pair(target, target, tokenizer)  # nothing is drafted by a model
-    costs = measure_costs(pair, context=CONTEXT, lengths=lengths, repetitions=7, progress=False)
+    costs = measure_costs(pair, context=CONTEXT, lengths=LENGTHS, repetitions=7, progress=False)
     made: dict[tuple[str, int], Made] = {}
 
     def run(name: str, number: int) -> None:
@@ -105,17 +106,16 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) 
     rounds = [[Job(partial(run, name, number)) for name in ways] for number in (0, *range(len(asked)))]
     seconds = time_rounds(rounds, device_clock(target.device), np.random.default_rng(0))
     tokens = np.array([[made[name, number][0] for name in ways] for number in range(len(asked))])
-    passes = np.array([[made[name, number][1] for name in ways] for number in range(len(asked))])
     about = {"kind": kind, "temperature": float(temperature), "prompts": len(asked)}
     plain = ["plain, compiled" if name.startswith("gamma") and name.endswith("compiled") else "plain" for name in ways]
     lines = []
     for at, (name, over) in enumerate(zip(ways, plain, strict=True)):
         found = line(at, list(ways).index(over), seconds, tokens)
-        if passes[:, at].any():
-            found["tokens_per_step"] = tokens[:, at].sum() / passes[:, at].sum()
-        if name.removeprefix("gamma ").isdigit():
-            gamma = int(name.removeprefix("gamma "))
-            found["predicted"] = found["tokens_per_step"] / float(costs.verify_cost(gamma + 1))
+        verified = [n for number in range(len(asked)) for n in made[name, number][1]]
+        if verified:
+            found["tokens_per_step"] = found["tokens"] / len(verified)
+        if verified and "compiled" not in name:
+            found["predicted"] = found["tokens"] / costs.verify_cost(verified).sum()
         lines.append(about | {"way": name, "over": over} | found)
     return pd.DataFrame(lines)
 
