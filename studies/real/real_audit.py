@@ -53,7 +53,8 @@ def measure(item: str, tokens: int, new_tokens: int, rows: int, leak: float) -> 
     )  # fmt: skip
     line: dict[str, Any] = {"drafts": drafting, "gamma": gamma, "temperature": temperature, "dtype": dtype}
     line |= {"tokens": report.tokens, "verdict": report.verdict, "found_after": report.found_after}
-    line |= {"kind": report.diagnosis, "log10_e": report.log10_e_peak, "tv_low": report.tv.low, "tv_high": report.tv.high}
+    line |= {"kind": report.diagnosis, "log10_e": report.log10_e_peak}
+    line |= {"tv_low": report.tv.low, "tv_high": report.tv.high}
     return [line | {f"{kind}_from": report.detectable.get(kind) for kind in ("draft-leak", "temperature")}]
 
 
