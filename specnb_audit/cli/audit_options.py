@@ -42,7 +42,7 @@ examples:
 settings that cannot be audited, and are refused: {refused}
 
 exit status:
-  0    no deviation was found, and most kinds (or those required) would have been
+  0    no deviation was found, and at least half of the kinds (or those required) would have been
   1    exactness is rejected
   2    no verdict; one line on stderr says why
   3    undecided: numerics explain what deviates, or more tokens are needed; the report's first line says which

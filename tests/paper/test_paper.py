@@ -1,5 +1,6 @@
 """The paper: numbers come from results, what is missing or untrue stops it, and it is the same file each time."""
 
+import inspect
 import json
 import random
 import re
@@ -12,6 +13,7 @@ import pytest
 import typst
 
 from paper.build import assembled, build, compiled, main
+from specnb_audit.evidence import Evidence
 from studies.audit_power.bug_suite import BUG_SUITE, CAP, DELTA
 
 ROOT = Path(__file__).parent.parent.parent
@@ -96,8 +98,9 @@ def test_numbers_are_printed_as_python_does(tmp_path: Path) -> None:
 
 def test_what_is_written_twice_agrees(tmp_path: Path) -> None:
     """Settings that Typst cannot import from the studies."""
-    found = asked(tmp_path / "a", '(cap: audit.cap, delta: delta, bugs: column(bugs, "bug"))')
+    found = asked(tmp_path / "a", '(cap: audit.cap, delta: delta, power: leak-power, bugs: column(bugs, "bug"))')
     assert (found["cap"], found["delta"]) == (f"{CAP:,}", DELTA)
+    assert found["power"] == inspect.signature(Evidence.detectable).parameters["power"].default
     assert set(found["bugs"]) == {name for name, bug in BUG_SUITE.items() if not bug.lossless}
 
 

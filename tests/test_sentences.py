@@ -1,0 +1,92 @@
+"""Sentences of README and notebooks that quote numbers of tables: each stands there as the committed tables have it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+
+from specnb.theory import best_improvement
+from studies.views.predictions import judged, pooled, within
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "data" / "results"
+
+
+def _table(name: str) -> pd.DataFrame:
+    return pd.read_csv(RESULTS / f"{name}.csv")
+
+
+def _stored(number: str, claim: str, name: str) -> float:
+    return json.loads((RESULTS / f"{number}.numbers.json").read_text())[claim][name]  # type: ignore[no-any-return]
+
+
+def _sentences() -> Iterator[tuple[str, str]]:
+    choice = _table("02_best_gamma")
+    yield "02", f"choosing $\\gamma$ by Equation 1 loses at most {(1 - choice.there / choice.at_best).max():.1%}"
+    ours = _table("04_table3").query("draft == '0.8M'").set_index("temperature").alpha
+    yield "04", f"is {ours[1]:.2f} at temperature 1 and {ours[0]:.2f} at temperature 0"
+    packed = _table("05_verify_cost").query("layout == 'packed'").groupby("dtype")["v(5)"].agg(["min", "max"])
+    single = "{min:.2f} to {max:.2f}".format(**packed.loc["float32"])
+    yield "05", f"five tokens cost {single} of one in float32, and at most {packed['max']['bfloat16']:.2f} in bfloat16"
+    advised = pooled("recommendation").query("not setting.str.contains('stdlib')")
+    yield "05b", f"within ten per cent in {within(advised.ratio).sum()} of {len(advised)} rows"
+    longest = _table("07_texts").query("l == 0.5 and tokens == 40")["from the target's texts"].item().split(" (")[0]
+    lenient = "{value:.2f} [{low:.2f}, {high:.2f}]".format(**_stored("07", "lenience-diversity", "half_from_lenient"))
+    yield "07", f"variation is {longest}, estimated from the target's sequences, or {lenient}, from the lenient ones"
+    timed = _table("block_against_token").set_index("temperature")
+    assert list(timed.speed_ratio_low > 1) == list(timed.index == 1)
+    yield "09", f"timed apart, is {timed.speed_ratio[1] - 1:.0%} faster than token verification at temperature 1"
+    cut = [_stored("10", "batch-padding", f"tokens_{name}") for name in ("shortest", "own")]
+    yield "10", "eight rows together then emit {:.2f} tokens per step instead of {:.2f}".format(*cut)
+    at_ridge = [float(best_improvement(alpha, 0.05, lambda n: (1 + np.asarray(n)) / 2)) for alpha in (0.7, 0.8)]
+    assert at_ridge[0] < 1.1
+    yield "13", f"gains less than a tenth below an acceptance of 0.7, and {at_ridge[1] - 1:.0%} at 0.8"
+    known = _table("14_reference").query("reference == 'same drafter' and target == 'dense'").set_index("predictor")
+    without, row, repeated = known["median error"][["predict without it", "predict with it", "its speed-up"]]
+    said = f"lowers the median error from {without:.0%} to {row:.0%}; that row's own speed-up, repeated, has "
+    yield "README", f"{said}{repeated:.0%}"
+    yield "14", f"{said}{repeated:.0%}"
+    cases = _table("14_predictions").assign(error=lambda rows: (rows.predicted / rows.measured - 1).abs())
+    names = ("A3B|Maverick|mixture", "Q8_0", "Llama-3", "")
+    sources = ("", "qwen38", "SGLang", "Leviathan")
+    of = [cases[cases.case.str.contains(a) & cases.source.str.contains(b)] for a, b in zip(names, sources, strict=True)]
+    experts, amd, dense, leviathan = of
+    yield "14", f"have a median error of {experts.error.median():.0%}, one case {experts.error.max():.0%}"
+    yield "14", (
+        f"are predicted worst (a median error of {amd.error.median():.0%}), then SGLang's dense models on H100 "
+        f"({dense.error.median():.0%}) and Leviathan et al. ({leviathan.error.median():.0%}, four of twelve inside"
+    )
+    assert (leviathan.inside.sum(), len(leviathan), experts.inside.sum(), len(experts)) == (4, 12, 9, 9)
+    bugs = _table("16_detection").query("group != 'lossless'").set_index("bug")
+    others = bugs.filter(regex=", draft$|kernel").notna().any(axis=1)
+    assert list(bugs.index[bugs.audit.notna() & ~others]) == ["tail-truncated"]
+    assert list(bugs.index[bugs.audit.isna() & others]) == ["unverified"]
+    yield "16", f"of {len(bugs)} bugs, one that no other test with q finds"
+    pair = _table("17_rejection_sampling").set_index("distributions").loc["trained pair"]
+    yield "17", f"at {pair.pairs} prefixes of one held-out file, {pair['mean 1/M']:.2%} of the tokens instead of "
+    yield "18", f"counts the {len(judged(pooled()))} of {len(pooled())} recorded rows that committed code made"
+
+
+def _source(number: str, kind: str) -> str:
+    (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    return "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind)
+
+
+@pytest.mark.parametrize(("page", "sentence"), _sentences())
+def test_a_sentence_says_what_the_tables_say(page: str, sentence: str) -> None:
+    text = (ROOT / "README.md").read_text() if page == "README" else _source(page, "markdown")
+    assert " ".join(sentence.split()) in " ".join(text.split())
+
+
+def test_the_check_of_a_claim_that_holds_is_shown_a_case_that_fails() -> None:
+    """As the paper says in its introduction."""
+    verdicts = pd.read_csv(RESULTS / "claims.csv", dtype=str).query("verdict in ('holds', 'conditional')")
+    for claim, number in zip(verdicts.id, verdicts.notebook, strict=True):
+        _, check = _source(number, "code").split(f'nb.claim("{claim}")')
+        assert "could_fail(" in check.split("nb.claim(")[0], claim
