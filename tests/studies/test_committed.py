@@ -1,10 +1,9 @@
 """The smallest part of every deterministic table, computed again and compared with the committed rows.
 
 Not computed again: `false_alarms` and `block_against_token`, whose rows are sums over hundreds of audits and of
-completions; `transformers_audit`, whose samplers are another package's and slow; `distillation` and `feature_drafts`,
-which come from an hour of training; and the columns of times (all of `bench_*`, `audit_cost`, `recommendation`,
-`layout_speeds`), which only say on what and when they were measured. Counts and evidence of decoding in float32 have a
-tolerance: another processor rounds in other ways.
+completions; `distillation` and `feature_drafts`, which come from an hour of training; and the columns of times (all of
+`bench_*`, `audit_cost`, `recommendation`, `layout_speeds`), which only say on what and when they were measured. Counts
+and evidence of decoding in float32 have a tolerance: another processor rounds in other ways.
 """
 
 from __future__ import annotations
