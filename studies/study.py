@@ -66,8 +66,8 @@ def _folders() -> dict[str, str]:
 def find(name: str) -> Study:
     """The study of the table `name`. Raises `ValueError` where there is none.
 
-    >>> find("stopping_rules").settings
-    {'pairs': 12}
+    >>> find("verification_rules").settings
+    {'pairs': 4}
     """
     folders = _folders()
     if name not in folders:

@@ -20,7 +20,6 @@ from specnb.rules import (
 )
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from studies.rules.best_draft import best_draft_code_rule, best_draft_rule, best_path_block
-from studies.rules.global_resolution import global_resolution
 from studies.rules.hierarchical import (
     hierarchical_verification,
     hierarchical_verification_code,
@@ -96,8 +95,6 @@ SELECTION_RULES = {
     "k-sequential selection": _several(k_sequential_tree, *SPECTR),
     "best draft token": _several(best_draft_rule, "GBV 2602.16961, one position", "copy of the code"),
     "best draft token by min(1, p/q)": _several(best_draft_code_rule, "another copy of GBV's code", "code"),
-    "Global Resolution, tau 1e-3": _several(global_resolution(1e-3), "2511.15898", "two summaries"),
-    "Global Resolution, tau 1e-4": _several(global_resolution(1e-4), "2511.15898", "two summaries"),
     "top-k, q = 1": _several(exact_match, "EAGLE issues 93, 183, 221", "issues", most_probable),
     "q = 1, sampled without replacement": _several(
         exact_match, "EAGLE's rule on RSD's draft tokens", "issues", without_replacement

@@ -8,11 +8,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 from tiny import ARCHITECTURES, near_copy
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from specnb.distributions import sample
 from specnb.drafting.base import Context, Drafter, Proposal
@@ -32,7 +29,6 @@ from studies.drafters.bandit import BanditDrafter
 from studies.drafters.early_exit import early_exit
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
-from studies.drafters.other_vocabulary import OtherVocabularyDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 from studies.drafters.stopping_rules import Discarding, TableDrafter, UnlikelySoFar
 
@@ -110,18 +106,6 @@ def parallel(count: int = 2) -> ParallelHeadsDrafter:
     return ParallelHeadsDrafter(near_model("llama"), random_head(ParallelHeads(WIDTH, 16, count)))
 
 
-def words(vocabulary: str) -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are these letters, written with spaces between them; the last stands for all others."""
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token=vocabulary[-1]))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-
-
-def other_vocabulary() -> OtherVocabularyDrafter:
-    """A model that numbers three of the target's four tokens in another order, and lacks the last one."""
-    return OtherVocabularyDrafter(near_model("llama"), words("cabz"), words("abcd"), VOCAB)
-
-
 def lookup(shortest: int = 1) -> PromptLookupDrafter:
     return PromptLookupDrafter(VOCAB, shortest=shortest)
 
@@ -144,7 +128,6 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "bandit": lambda: BanditDrafter(chain(), (1, 2, 3), cost_ratio=0.1),
     "model": lambda: near("llama"),
     "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
-    "other vocabulary": other_vocabulary,
     "recurrent head": recurrent,
     "attention head": attending,
     "parallel heads": parallel,
@@ -158,7 +141,6 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "copy and bandit": lambda: MixtureDrafter(lookup(2), BanditDrafter(near("llama"), (1, 2), 0.1), weight=0.6),
     "copy and an attention head": lambda: MixtureDrafter(lookup(), attending(), weight=0.4),
     "attention head, by a bandit": lambda: BanditDrafter(attending(), (1, 3), 0.1),
-    "other vocabulary and another model": lambda: MixtureDrafter(other_vocabulary(), near("llama"), weight=0.5),
 }
 """Name -> makes a drafter whose draft tokens are sampled one after the other with the uniforms given."""
 

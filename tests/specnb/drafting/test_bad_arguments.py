@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from drafter_kinds import VOCAB, WIDTH, attending, near_model, recurrent, words
+from drafter_kinds import VOCAB, WIDTH, attending, near_model, recurrent
 from tiny import llama
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
@@ -18,7 +18,6 @@ from specnb.drafting.heads import FeatureDrafter, ParallelHeads, RecurrentHead
 from specnb.drafting.length import LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
-from studies.drafters.other_vocabulary import OtherVocabularyDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 
 FOUR = UniformDrafter(VOCAB)
@@ -59,7 +58,6 @@ SLIDING = MistralConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, nu
         (StoppingDrafter, (FOUR, LowConfidence(0.1), -1), "at_least is -1"),
         (StoppingDrafter, (UniformDrafter, LowConfidence(0.1)), "drafter is the class UniformDrafter"),
         (StoppingDrafter, (FOUR, 0.1), "stop is 0.1; it must be a stopping rule, such as"),
-        (OtherVocabularyDrafter, (llama(), words("wxyz"), words("abcd"), VOCAB), "no token in common"),
         (FeatureDrafter, (near_model("llama"), ParallelHeads(WIDTH, 16, 2)), "give one of the class RecurrentHead"),
         (type(attending()), (near_model("llama"), RecurrentHead(WIDTH, 16)), "give one of the class AttentionHead"),
         (FeatureDrafter, (near_model("llama"), RecurrentHead(4, 16)), "width 4, and LlamaForCausalLM has 8; give the"),

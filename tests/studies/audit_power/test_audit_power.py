@@ -15,7 +15,7 @@ from specnb.measure.statistics import goodness_of_fit
 from specnb.models.loading import Pair, load_pair
 from specnb_audit.known_bugs import EXACT, KNOWN_BUGS
 from specnb_audit.numerics import given_numerics
-from studies.audit_power import audit_comparison, bug_suite, false_alarms, transformers_audit
+from studies.audit_power import audit_comparison, bug_suite, false_alarms
 from studies.audit_power.audit_comparison import ALPHA, SUITE, block_of_tests, counted, pieces, tokens_to_detection
 from studies.audit_power.bug_suite import BUG_SUITE, GROUP, Audited, audited, summary
 from studies.audit_power.compared_samples import LENGTH, ends_of, judge, rows_of, sampled
@@ -33,7 +33,6 @@ def tiny_pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
     monkeypatch.setattr(bug_suite, "prompts_of", lambda pair: [[0], [1, 2], [3]])
     monkeypatch.setattr(bug_suite, "line_breaks", lambda pair: [3])
     monkeypatch.setattr(bug_suite, "CHUNKS", [(4, 12), (8, 12), (16, 12)])
-    monkeypatch.setattr(transformers_audit, "prompts_of", lambda pair: [[0, 1, 2], [1, 2, 3], [3, 0, 0]])
     return without_tokenizer(target, near_copy(target, noise=1.0))
 
 
@@ -158,14 +157,6 @@ def test_greedy_equality_sees_caches_and_no_sampling_bug(tiny_pair: Pair) -> Non
     passes = {name: greedy_passes(BUG_SUITE[name], tiny_pair, prompts, 12) for name in ("exact", "no-residual")}
     assert passes == {"exact": True, "no-residual": True}
     assert not greedy_passes(KNOWN_BUGS["rejected-stays"], tiny_pair, prompts, 12)
-
-
-def test_transformers_plain_sampling_is_not_rejected(tiny_pair: Pair) -> None:
-    for sampler in transformers_audit.SAMPLERS:
-        made = transformers_audit.written(sampler, Sampling(0.7, top_k=2), tiny_pair, [[0, 1, 2]] * 2, 8, seed=1)
-        assert [len(text) for text in made] == [8, 8]
-    report = transformers_audit.audited(transformers_audit.SAMPLERS[1], Sampling(), tiny_pair, 16, new_tokens=12)
-    assert (report.verdict, report.tokens) == ("not rejected", 16 * 12)
 
 
 # Exact samplers

@@ -3,12 +3,11 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,7 @@ from specnb.models.loading import TRAINED_PAIR
 from specnb_audit.cli.settings import SPECULATIONS, Request, Settings
 from specnb_audit.setting_names import ENGINE_ORDERS
 from specnb_audit.token_file import read_tokens
-from studies.engines.adapters import Models, gguf
+from studies.engines.adapters import Models
 from studies.engines.adapters.__main__ import ENGINES, adapter, main
 
 
@@ -82,48 +81,6 @@ def test_what_an_engine_does_not_have_is_refused_by_name(
     (tmp_path / "prompts.jsonl").unlink()
     assert main(given) == 2
     assert "prompts.jsonl" in capsys.readouterr().err
-
-
-def test_weights_are_read_as_torch_reads_them() -> None:
-    from safetensors.torch import load_file
-
-    file = TRAINED_PAIR / "draft" / "model.safetensors"
-    expected = load_file(file)
-    read = dict(gguf.safetensors(file))
-    assert read.keys() == expected.keys()
-    assert all(np.array_equal(values, expected[name].float().numpy()) for name, values in read.items())
-
-
-class Writer:
-    """Stands in for `gguf.GGUFWriter`: keeps what it is given."""
-
-    made: "Writer"
-
-    def __init__(self, path: Path, architecture: str) -> None:
-        Writer.made = self
-        self.tensors: dict[str, Any] = {}
-        self.values: dict[str, Any] = {"architecture": architecture}
-
-    def add_tensor(self, name: str, values: Any) -> None:
-        self.tensors[name] = values
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *given: self.values.__setitem__(name, given)
-
-
-def test_a_model_becomes_a_gguf_file_with_every_weight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFWriter=Writer))
-    folder = TRAINED_PAIR / "draft"
-    gguf.write_gguf(folder, tmp_path / "draft.gguf")
-    config = json.loads((folder / "config.json").read_text())
-    weights = dict(gguf.safetensors(folder / "model.safetensors"))
-    assert len(Writer.made.tensors) == len(weights)
-    assert Writer.made.values["add_vocab_size"] == (config["vocab_size"],)
-    assert len(Writer.made.values["add_token_list"][0]) == config["vocab_size"]
-    assert np.array_equal(Writer.made.tensors["token_embd.weight"], weights["model.embed_tokens.weight"])
-    query = weights["model.layers.0.self_attn.q_proj.weight"]
-    assert not np.array_equal(Writer.made.tensors["blk.0.attn_q.weight"], query)
-    assert np.array_equal(np.sort(Writer.made.tensors["blk.0.attn_q.weight"], 0), np.sort(query, 0))
 
 
 def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(

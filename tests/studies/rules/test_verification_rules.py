@@ -12,8 +12,6 @@ NOT_EXACT = {
     "hierarchical, authors' code",
     "hierarchical, algorithm.py",
     "best draft token by min(1, p/q)",
-    "Global Resolution, tau 1e-3",
-    "Global Resolution, tau 1e-4",
     "recursive, merged children in random order",
     "recursive, merged children in order",
     "SpecHub, authors' code",
