@@ -23,7 +23,7 @@ from studies.real.workloads import KINDS, model_and_tokenizer, prompts_of
 from studies.study import Study
 
 LAYERS = 20  # of the draft whose tokens leak
-ITEMS: dict[str, tuple[str, int | str, float, str]] = {
+ITEMS: dict[str, tuple[str, Any, float, str]] = {
     "auto": ("prompt lookup", "auto", 1.0, "bfloat16"),
     "lookup": ("prompt lookup", 3, 0.7, "float32"),
     "leak": ("first layers, leaking", 2, 1.0, "bfloat16"),
@@ -51,9 +51,10 @@ def measure(item: str, tokens: int, new_tokens: int, rows: int, leak: float) -> 
         target, made.tokens, prompts=prompts, sampling=sampling, max_new_tokens=new_tokens, draft=draft, stop=leaking,
         engine=Engine(dtype=getattr(torch, dtype)),
     )  # fmt: skip
-    line = {"drafts": drafting, "gamma": gamma, "temperature": temperature, "dtype": dtype, "tokens": report.tokens}
-    line |= {"verdict": report.verdict, "found_after": report.found_after, "kind": report.diagnosis}
-    line |= {"log10_e": report.log10_e_peak, "tv_low": report.tv.low, "tv_high": report.tv.high}
+    line: dict[str, Any] = {"drafts": drafting, "gamma": gamma, "temperature": temperature, "dtype": dtype}
+    line |= {"tokens": report.tokens, "verdict": report.verdict, "found_after": report.found_after}
+    line |= {"kind": report.diagnosis, "log10_e": report.log10_e_peak}
+    line |= {"tv_low": report.tv.low, "tv_high": report.tv.high}
     return [line | {f"{kind}_from": report.detectable.get(kind) for kind in ("draft-leak", "temperature")}]
 
 
