@@ -177,21 +177,23 @@ def test_readme_says_of_claims_what_was_found() -> None:
     assert [int(number) for number in sentence.groups()] == numbers
 
 
-def test_readme_says_how_fast_the_pair_was_measured_to_be() -> None:
-    """Compiled, at temperature 1: over the fastest plain decoding, the losing rows among them."""
-    table = pd.read_csv(ROOT / "data" / "results" / "pair_speeds.csv")
-    record = json.loads((ROOT / "data" / "results" / "pair_speeds.record.json").read_text(encoding="utf-8"))
-    assert f"on one core of this machine: {record['processor']}" in _readme()
-    table = table[(table.target == "shipped") & (table.temperature == 1)]
-    plain = table[table.drafter == "none"].groupby("compiled").ms.max()
-    assert plain[True] < plain[False], "compiled plain decoding is not the fastest baseline"
-    compiled = table[table.compiled & (table.drafter != "none")]
-    assert f"Compiled, all have {compiled.gamma.unique().item()} draft tokens per step" in _readme()
-    rows = re.findall(r"^\| ([a-z ]+) \| (\d.*) \| (\d.*) \|$", _readme(), flags=re.MULTILINE)
-    assert {row[0] for row in rows} == set(compiled.drafter)
-    speeds = compiled.set_index(["drafter", "prompts"])[["speed_up", "speed_up_low", "speed_up_high"]]
-    for drafter, *cells in rows:
-        assert cells == [_interval(*speeds.loc[(drafter, prompts)]) for prompts in ("held-out", "stdlib")]
+def test_readme_says_how_fast_real_model_and_pair_were_measured_to_be() -> None:
+    """All kinds of text, the losing case among them, and both over their fastest plain decoding, too."""
+    results = ROOT / "data" / "results"
+    record = json.loads((results / "workloads.record.json").read_text(encoding="utf-8"))
+    assert f"two threads of this machine: {record['processor']}" in _readme() and record["settings"]["threads"] == 2
+    table = pd.read_csv(results / "workloads.csv").set_index(["kind", "temperature", "way"])
+    speeds = {key: _interval(*row) for key, *row in table[["speed_up", "speed_up_low", "speed_up_high"]].itertuples()}
+    rows = re.findall(r"^\| ([a-z ]+) \| (\d.*) \| (\d.*) \| (\d.*) \|$", _readme(), flags=re.MULTILINE)
+    for kind, row in zip(table.index.unique("kind"), rows, strict=True):
+        assert row[1:] == tuple(speeds[kind, *way] for way in ((0, "gamma 5"), (1, "gamma 5"), (1, "auto")))
+    said = " ".join(_readme().split())
+    assert f"is faster, {speeds['edit', 0, 'plain, compiled']} times as fast as eager" in said
+    assert f"gives {speeds['edit', 0, 'gamma 5, compiled']} when editing" in said
+    assert f"temperature 0, and {speeds['chat', 1, 'gamma 5, compiled']}, a loss" in said
+    pair = pd.read_csv(results / "pair_speeds.csv").query("compiled and drafter != 'none'").groupby("prompts").speed_up
+    own, other = ("{:.2f} to {:.2f}".format(*pair.agg(["min", "max"]).loc[name]) for name in ("held-out", "stdlib"))
+    assert f"give {own} on files like their training text and {other} on the standard library" in said
 
 
 def test_readme_says_how_well_published_speeds_are_predicted() -> None:
