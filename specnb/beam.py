@@ -271,7 +271,8 @@ class TreeModel:
         One forward pass over the paths and ancestors that are not in the cache; none if all are. Raises `RuntimeError`
         if there are not enough free slots.
         """
-        missing = self._missing(paths)
+        needed = dict.fromkeys(path[:end] for path in paths for end in range(len(path) + 1))
+        missing = [path for path in needed if path not in self.slots]  # parents before their children
         if missing:
             self._run(missing)
         return torch.stack([self.log_distributions[path] for path in paths])
@@ -289,19 +290,6 @@ class TreeModel:
         taken = tuple(self.runs)
         self.runs.clear()
         return taken
-
-    def _missing(self, paths: Sequence[Path]) -> list[Path]:
-        """The nodes to evaluate for `paths`, parents before their children."""
-        missing: dict[Path, None] = {}
-        for path in paths:
-            unknown = []
-            while path not in self.slots and path not in missing:
-                unknown.append(path)
-                if not path:
-                    break
-                path = path[:-1]
-            missing.update(dict.fromkeys(reversed(unknown)))
-        return list(missing)
 
     @torch.inference_mode()
     def _run(self, paths: list[Path]) -> None:

@@ -93,7 +93,8 @@ def generate(
 ) -> Generation:
     """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
-    prompts     lists of tokens, or an array or tensor of them
+    prompts     lists of tokens, or an array or tensor of them. If the target is an encoder-decoder (T5, BART), a prompt
+                is the encoder's input, and the completion follows the decoder's first token
     draft       a model, which is then sampled as `sampling` says, or any `Drafter`. Without one, or with `gamma` = 0,
                 the target decodes alone
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
@@ -118,7 +119,8 @@ def generate(
     Raises, before anything is run, `ValueError` or `TypeError` for what `Request` refuses: no prompts, an empty prompt,
     tokens outside the vocabulary, numbers out of range, an invalid `sampling`, `rule` or `compile`, a rule that is not
     exact for the drafter's tree (`specnb.rules.PlannedRule.schemes`), a context beyond a model's limit, different
-    vocabularies or devices, and a model, cache or drafter that the loop cannot run, encoder-decoder models among them;
+    vocabularies or devices, an encoder-decoder with a draft of another kind or with `compile`, and a model, cache or
+    drafter that the loop cannot run;
     `MemoryError`, naming a batch size that would fit; `RuntimeError` for `compile` without a compiler. Raises during
     generation `FloatingPointError` for a model that produces NaN, `ValueError` or `TypeError` for a drafter whose
     proposal is not valid (see `Drafter.propose`), and `TypeError` for a rule that returns no `Outcome`.

@@ -39,7 +39,8 @@ class Request:
     Raises what `generate` raises for arguments that are not valid. Some are settled: `drafter` is None where nothing is
     drafted, `gamma` is reduced to what a sequence can use, and `rule` is the exact default if none is given.
 
-    prompts, eos  lists of whole numbers, as `token_lists` and `as_list` make them
+    prompts, eos  lists of whole numbers, as `token_lists` and `as_list` make them. The decoder's first token is added
+                  to the prompts of an encoder-decoder
     numbers       the number of each prompt, which selects its random streams: 0, 1, ... unless given
     keep_probs    whether the target's distribution of every new token is kept
 
@@ -67,12 +68,14 @@ class Request:
     def __post_init__(self) -> None:
         require_sampling(self.sampling)
         require_whole(gamma=(self.gamma, 0), max_new_tokens=(self.max_new_tokens, 1), seed=(self.seed, 0))
-        require_models(self.target, self.drafter)
+        require_models(self.target, self.drafter, encoder_decoder=not self.compile)
         require_tokens(self.prompts, self.eos, self.target.config.vocab_size)
         require_whole(batch_size=(len(self.prompts) if self.batch_size is None else self.batch_size, 1))
         gamma = _useful_gamma(index(self.gamma), index(self.max_new_tokens), self.drafter)
         drafter = self.drafter if gamma else None
+        first = [self.target.config.decoder_start_token_id] if self.target.config.is_encoder_decoder else []
         settled = {
+            "prompts": [[*prompt, *first] for prompt in self.prompts],
             "drafter": drafter,
             "gamma": gamma,
             "max_new_tokens": index(self.max_new_tokens),
@@ -94,6 +97,11 @@ class Request:
     def longest(self) -> int:
         """Tokens of the longest prompt."""
         return max(map(len, self.prompts))
+
+    @property
+    def input_slots(self) -> int:
+        """Of the slots of each row, those for an encoder's input; 0 without an encoder."""
+        return self.longest - 1 if self.target.config.is_encoder_decoder else 0
 
     @property
     def slots(self) -> int:
@@ -155,9 +163,9 @@ def free_memory(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
+def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_decoder: bool = False) -> None:
     """Models that the loop can run, on one device and with one vocabulary; an object with all members of `Drafter`."""
-    require_supported(target)
+    require_supported(target, encoder_decoder)
     if target.device.type == "meta":
         raise ValueError("the target is on the device meta, where it has no weights; load it on another")
     if drafter is None:
@@ -167,6 +175,13 @@ def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
     model = drafter.draft_model
     if model is not None and model.device != target.device:
         raise ValueError(f"the target is on {target.device} and the draft on {model.device}; move one of them")
+    two, name = target.config.is_encoder_decoder, type(drafter).__name__
+    if model is not None and model.config.is_encoder_decoder != two:
+        kinds = "is an encoder-decoder and the draft is not" if two else "is no encoder-decoder and the draft is one"
+        raise TypeError(f"the target {kinds}; choose a draft of the target's own family")
+    if two and (drafter.parents is not None or drafter.hidden_layers):
+        what = "reads hidden states" if drafter.hidden_layers else "proposes a tree"
+        raise TypeError(f"{name} {what}, and the target is an encoder-decoder; give a drafter of chains without")
 
 
 def _require_drafter(drafter: Any) -> None:
@@ -199,12 +214,14 @@ def _require_in_vocabulary(name: str, tokens: Sequence[int], vocab: int) -> None
 
 
 def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: int, max_new_tokens: int) -> None:
-    """Enough positions in both models."""
+    """Enough positions in both models; an encoder-decoder has them for prompt and completion each."""
+    two = target.config.is_encoder_decoder
+    needed = max(longest - 1, max_new_tokens + 1) if two else longest + max_new_tokens
     for model in (target, drafter.draft_model if drafter is not None else None):
         limit = context_limit(model) if model is not None else None
-        if limit is not None and longest + max_new_tokens > limit:
+        if limit is not None and needed > limit:
             raise ValueError(
-                f"a prompt of {longest} and {max_new_tokens} new tokens need {longest + max_new_tokens} positions, and "
+                f"a prompt of {longest - two} and {max_new_tokens} new tokens need {needed} positions, and "
                 f"{type(model).__name__} has {limit}; shorten the prompt or ask for fewer tokens"
             )
 

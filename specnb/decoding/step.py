@@ -26,6 +26,7 @@ from specnb.decoding.request import Request
 from specnb.distributions import Uniforms, overlap, standardise, uniforms
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.models.cached_model import CachedModel, prefill
+from specnb.models.encoder_decoder import cached_model
 from specnb.rules import Outcome, Rule
 from specnb.trees import TokenTree
 
@@ -181,7 +182,8 @@ class Batch:
         self.tree = None if parents is None else TokenTree(parents, request.target.device)
         if self.tree is not None:
             self.state.record_path(self.tree.depth)
-        self.runner = self.runner_class(request.target, request.slots)
+        self.input_slots = request.input_slots
+        self.runner = cached_model(request.target, request.slots, self.input_slots, self.runner_class)
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, request.rows)
         self.asked = self.width = request.gamma  # draft tokens that the next step asks for; positions that it has
@@ -215,7 +217,7 @@ class Batch:
     @property
     def context(self) -> Context:
         """What the drafter may look at."""
-        return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states)
+        return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states, self.input_slots)
 
     def step(self) -> None:
         """Draft, verify, emit: one round for every row."""

@@ -56,11 +56,14 @@ class Context(NamedTuple):
     lengths        (rows,)               tokens of each row so far, the prompt included
     hidden_states  (rows, slots, width)  the target's hidden states at each token but the newest, whose forward pass
                                          has not been made yet; None unless the drafter names `hidden_layers`
+    input_slots                          the most tokens of an encoder's input, with which the sequences of an
+                                         encoder-decoder begin; the decoder's first token follows. Otherwise 0
     """
 
     tokens: Tensor
     lengths: Tensor
     hidden_states: Tensor | None = None
+    input_slots: int = 0
 
     @property
     def newest(self) -> Tensor:
@@ -189,7 +192,7 @@ class ChainDrafter(Drafter):
         going = torch.ones_like(lengths, dtype=torch.bool)
         draft_tokens, distributions = [], []
         for position, uniform in enumerate(uniforms.unbind(dim=1)):
-            q = self.distribution(Context(tokens, lengths, context.hidden_states), position)
+            q = self.distribution(context._replace(tokens=tokens, lengths=lengths), position)
             going = going & ~(q.sum(dim=-1) <= 0)  # NaN goes on, to the check of the step
             if not going.is_cuda and not going.any():
                 break

@@ -347,23 +347,19 @@ class AttentionDrafter(HeadDrafter):
         tokens, lengths, states = context.tokens, context.lengths, self.recorded(context)
         if rows is None:
             self.evaluated = 0
-            self._allocate(*tokens.shape)
+            sizes = (*tokens.shape, self.head.scale.dtype, self.head.scale.device)
+            if self.allocated != sizes:  # kept for later batches, since compiled functions belong to its tensors
+                self.allocated, self.cache, self.draft = sizes, RaggedCache(1, tokens.shape[1]), self._draft()
+            self.cache.clear()
         else:
             tokens, lengths, states = tokens[rows], lengths[rows], states[rows]
         slots = torch.arange(int(lengths.max()), device=tokens.device).expand(len(tokens), -1)
         self._enter(tokens, states, slots, rows)
 
-    def _allocate(self, rows: int, slots: int) -> None:
-        """A cache of this size; it is kept for later batches, since compiled functions belong to its tensors."""
-        allocation = rows, slots, self.head.scale.dtype, self.head.scale.device
-        if self.allocated != allocation:
-            self.allocated, self.cache, self.draft = allocation, RaggedCache(1, slots), self._draft()
-        self.cache.clear()
-
     def first_state(self, context: Context, drafted: int) -> Tensor:
         # After full acceptance the newest `drafted` + 1 tokens have states that the cache was not computed with. In a
         # row of fewer tokens the first is computed several times.
-        tokens, lengths, states = context
+        tokens, lengths, states, _ = context
         back = torch.arange(-1 - drafted, 0, device=lengths.device)
         return self._enter(tokens, states, (lengths[:, None] + back).clamp_min(0))[:, -1]  # type: ignore[arg-type]
 

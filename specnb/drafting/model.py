@@ -26,6 +26,7 @@ from specnb.drafting.base import (
 )
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
+from specnb.models.encoder_decoder import cached_model
 from specnb.models.support import require_supported
 from specnb.number_checks import require_number
 from specnb.rules import Outcome
@@ -65,7 +66,7 @@ class ModelDrafter(ChainDrafter):
         compile: bool = False,
         capturable: bool = False,
     ) -> None:
-        require_supported(model)
+        require_supported(model, encoder_decoder=not compile)
         require_sampling(sampling)
         self.model = self.draft_model = model
         self.sampling = sampling
@@ -80,20 +81,13 @@ class ModelDrafter(ChainDrafter):
         """Fills the cache with the prompts."""
         tokens, lengths = context.tokens, context.lengths
         if rows is None:
-            if self.allocated != self._allocation(*tokens.shape):
-                self.allocate(*tokens.shape)
+            sizes = (*tokens.shape, context.input_slots, self.model.dtype, self.model.device)
+            if self.allocated != sizes:  # the cache is kept for later batches: compiled functions belong to it
+                self.allocated = sizes
+                self.runner = cached_model(self.model, tokens.shape[1], context.input_slots, self.runner_class)
+                self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
             self.runner.clear()
         prefill(self.runner, tokens, lengths, rows)
-
-    def allocate(self, rows: int, slots: int) -> None:
-        """Makes a cache of so many rows and slots. It is kept for later batches of that size, since compiled and
-        captured functions belong to it."""
-        self.allocated = self._allocation(rows, slots)
-        self.runner = self.runner_class(self.model, slots)
-        self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
-
-    def _allocation(self, rows: int, slots: int) -> tuple[Any, ...]:
-        return rows, slots, self.model.dtype, self.model.device
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         return Proposal(*self.draft_tokens(context.tokens, context.lengths, uniforms))

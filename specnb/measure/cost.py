@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from specnb.decoding.request import slots_for
 from specnb.measure.statistics import Estimate, ratio_of_medians
 from specnb.measure.timing import Job, device_clock, time_round
-from specnb.models.cached_model import CachedModel, prefill
+from specnb.models.cached_model import prefill
 from specnb.models.compilation import Captured, Compiled
+from specnb.models.encoder_decoder import cached_model
 from specnb.models.loading import Pair
 
 Array = NDArray[np.float64]
@@ -196,7 +197,7 @@ def _forward_pass_of(
     model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool | str = False
 ) -> Callable[[], Tensor]:
     """A function that runs `model` over the `n` tokens after `context` and returns logits `(rows, n, vocab)`."""
-    cached = CachedModel(model, tokens.shape[1])
+    cached = cached_model(model, tokens.shape[1], context)
     prefill(cached, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
     newest = tokens[:, context : context + n].contiguous()
     slots = torch.arange(context, context + n, device=tokens.device).repeat(len(tokens), 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from specnb.decoding.record import now
 
@@ -71,24 +70,6 @@ def run_round(functions: Sequence[Callable[[], T]], order: np.random.Generator) 
 def time_round(jobs: Sequence[Job], clock: Clock, order: np.random.Generator) -> Array:
     """Seconds `(jobs,)` of each job, timed in a random order."""
     return np.array(run_round([partial(seconds_of, job, clock) for job in jobs], order))
-
-
-def time_rounds(
-    rounds: Iterable[Sequence[Job]],
-    clock: Clock,
-    order: np.random.Generator,
-    *,
-    warm_up: int = 1,
-    progress: bool = True,
-) -> Array:
-    """Seconds `(rounds - warm_up, jobs)` of the jobs of each round; the first `warm_up` rounds do not count.
-
-    >>> rounds = [[Job(lambda: None), Job(lambda: None)]] * 4
-    >>> time_rounds(rounds, device_clock(torch.device("cpu")), np.random.default_rng(0)).shape
-    (3, 2)
-    """
-    bar = tqdm(list(rounds), desc="timing", delay=3, leave=False, disable=not progress)
-    return np.stack([time_round(jobs, clock, order) for jobs in bar])[warm_up:]
 
 
 def machine(device: torch.device = torch.device("cpu")) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, EncoderDecoderCache
 
 TupleCache = tuple[tuple[Tensor, ...], ...]
@@ -173,14 +173,19 @@ def why_not_croppable(cache: Any) -> str:
     return ""
 
 
+def decoder_config(model: PreTrainedModel) -> PreTrainedConfig:
+    """The configuration of the part of `model` that has a cache: layers and heads of an encoder are left out."""
+    return model.get_decoder().config.get_text_config(decoder=True) if model.config.is_encoder_decoder else model.config
+
+
 def cache_bytes(model: PreTrainedModel) -> int:
-    """Bytes of the keys and values of one token, in all layers.
+    """Bytes of the keys and values of one token, in all layers; with an encoder, also of one token of its input.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> cache_bytes(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
     64
     """
-    config = model.config
+    config = decoder_config(model)
     heads = config.num_attention_heads
     head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
     shared = getattr(config, "num_key_value_heads", None) or heads

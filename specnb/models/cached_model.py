@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.models.cache import RaggedCache, additive_mask, ragged_mask
+from specnb.models.cache import RaggedCache, additive_mask, decoder_config, ragged_mask
 from specnb.models.support import context_limit
 
 
@@ -30,7 +30,7 @@ class CachedModel:
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         self.model = model
         self.capacity = capacity
-        self.cache = RaggedCache(model.config.num_hidden_layers, capacity)
+        self.cache = RaggedCache(decoder_config(model).num_hidden_layers, capacity)
         self.last_position = (context_limit(model) or capacity) - 1
         self.hidden_layers: tuple[int, ...] = ()
         self.hidden_states: Tensor | None = None
@@ -89,6 +89,13 @@ class CachedModel:
             self.hidden_states[self.cache.index] = own
         return output.logits  # type: ignore[no-any-return]
 
+    def fill(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
+        """Runs the first `lengths` - 1 of `tokens` `(batch, longest)`; see `prefill`."""
+        longest = int(lengths.max())
+        if longest > 1:
+            slots = torch.arange(longest - 1, device=tokens.device).expand(len(tokens), -1)
+            self.run(tokens[:, : longest - 1], slots, keep=1, rows=rows)
+
     def mask(self, slots: Tensor) -> Tensor:
         """The additive mask `(batch, 1, n, capacity)` of tokens at `slots` `(batch, n)` that form a chain."""
         return ragged_mask(slots, self.capacity, self.model.dtype)
@@ -110,7 +117,4 @@ def prefill(runner: CachedModel, tokens: Tensor, lengths: Tensor, rows: Tensor |
     if rows is not None:
         runner.cache.batch = len(tokens)
         tokens, lengths = tokens[rows], lengths[rows]
-    longest = int(lengths.max())
-    if longest > 1:
-        slots = torch.arange(longest - 1, device=tokens.device).expand(len(tokens), -1)
-        runner.run(tokens[:, : longest - 1], slots, keep=1, rows=rows)
+    runner.fill(tokens, lengths, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 from specnb.models.cache import why_not_croppable
@@ -19,8 +20,8 @@ def require_same_vocabulary(target: PreTrainedModel, draft_vocab: int) -> None:
         )
 
 
-def require_supported(model: PreTrainedModel) -> None:
-    """Raises `TypeError`, with the reason, for a model that the decoding loop cannot run exactly."""
+def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> None:
+    """Raises `TypeError`, with the reason, for a model that the loop (with `encoder_decoder`s) cannot run exactly."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{name} is no model of transformers; load one with load_pair or from_pretrained")
@@ -28,11 +29,17 @@ def require_supported(model: PreTrainedModel) -> None:
         raise TypeError(
             f"{name} is in training mode, where dropout makes its distributions random; call its eval() first"
         )
-    if model.config.is_encoder_decoder:
-        raise TypeError(f"{name} is an encoder-decoder; the loop runs decoder-only models")
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    arguments = inspect.signature(model.forward).parameters
+    two = model.config.is_encoder_decoder
+    if two and not encoder_decoder:
+        raise TypeError(f"{name} is an encoder-decoder, which only `generate` runs, and without compilation")
+    if two and (model.main_input_name != "input_ids" or not decoder_positions(model)):
+        raise TypeError(f"{name} is not like T5 or BART, whose decoder the loop can give the positions of each row")
+    if two and model.config.decoder_start_token_id is None:
+        raise TypeError(f"the configuration of {name} has no decoder_start_token_id, with which its decoder begins")
+    if not two and "position_ids" not in arguments:
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
-    if model.get_output_embeddings() is None or "logits_to_keep" not in inspect.signature(model.forward).parameters:
+    if model.get_output_embeddings() is None or not (two or "logits_to_keep" in arguments):
         raise TypeError(f"{name} gives no next-token logits; load it with load_pair or as a ...ForCausalLM")
     embedded = getattr(model.get_input_embeddings(), "num_embeddings", model.config.vocab_size)
     if embedded != model.config.vocab_size:
@@ -46,6 +53,19 @@ def require_supported(model: PreTrainedModel) -> None:
     reason = why_not_croppable(DynamicCache(config=model.config))
     if reason:
         raise TypeError(f"the cache of {name} cannot be cropped: {reason}")
+
+
+def decoder_positions(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules of an encoder-decoder's decoder that read positions, if every row can be given its own.
+
+    They are attention with a relative bias, as T5 has, or an embedding of positions, as BART has.
+    """
+    found = []
+    for module in model.get_decoder().modules():
+        relative, arguments = getattr(module, "has_relative_attention_bias", False), inspect.signature(module.forward)
+        wanted = "position_bias" if relative else "position_ids" if isinstance(module, nn.Embedding) else None
+        found += [module] * (wanted in arguments.parameters)
+    return found
 
 
 def context_limit(model: PreTrainedModel) -> int | None:

@@ -16,7 +16,7 @@ import torch
 
 from specnb.decoding.generate import generate
 from specnb.measure.statistics import ratio_of_medians
-from specnb.measure.timing import Clock, Job, device_clock, machine, time_rounds
+from specnb.measure.timing import Clock, Job, device_clock, machine, time_round
 from specnb.models.loading import Pair, load_pair
 from specnb_audit.api import audit
 from specnb_audit.numerics import measure_numerics
@@ -60,8 +60,8 @@ def measure_audit_cost(
         "the audit, aimed by the draft": partial(whole, draft=pair.draft),
     }
     teacher_forced_pass(pair.target, completions[:1])  # what a first run does once
-    rounds = [[Job(run) for run in jobs.values()]] * repetitions
-    seconds = time_rounds(rounds, _clock(pair.target.device), np.random.default_rng(seed), warm_up=0)
+    clock, order, every = _clock(pair.target.device), np.random.default_rng(seed), [Job(run) for run in jobs.values()]
+    seconds = np.stack([time_round(every, clock, order) for _ in range(repetitions)])
     count = sum(map(len, tokens))
     ratios = [ratio_of_medians(column, seconds[:, 0]) for column in seconds.T]
     return pd.DataFrame(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ END = "<|endoftext|>"
 VOCABULARY = 4096
 CONTEXT = 512
 SEED = 0
+Batch = TypeVar("Batch")
 MUON_RATE, ADAM_RATE = 0.02, 0.003
 SHAPES: dict[str, dict[str, Any]] = {
     "target": {"num_hidden_layers": 16, "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 3},
@@ -57,8 +58,9 @@ class Learner:
         self.model: Any = model.train()
         weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
         assert all(weight.ndim < 3 for _, weight in weights)
-        matrices = [weight for name, weight in weights if weight.ndim == 2 and "embed" not in name]
-        others = [weight for name, weight in weights if weight.ndim < 2 or "embed" in name]
+        embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        matrices = [weight for _, weight in weights if weight.ndim == 2 and id(weight) not in embedded]
+        others = [weight for _, weight in weights if weight.ndim < 2 or id(weight) in embedded]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, lr=factor * MUON_RATE, weight_decay=0.01, adjust_lr_fn="original"),
             torch.optim.AdamW(others, lr=factor * ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
@@ -93,9 +95,9 @@ def folder_of(name: str, plan: object) -> Path:
 
 def train(
     learners: Mapping[str, Learner],
-    batches: Iterable[Tensor],
+    batches: Iterable[Batch],
     steps: int,
-    update: Callable[[int, Tensor], Mapping[str, float]],
+    update: Callable[[int, Batch], Mapping[str, float]],
     folder: Path | None = None,
     save_every: int = 50,
 ) -> None:

@@ -13,7 +13,7 @@ from implementation_distribution import PROMPTS, SHARP, VOCAB
 from tiny import LIMIT, gpt2, llama
 from torch import Tensor
 from transformers import LlamaModel, PreTrainedModel
-from unsupported_models import encoder_decoder, sliding, without_positions
+from unsupported_models import sliding, without_positions
 
 from specnb.decoding import request as checks
 from specnb.decoding.generate import Study, generate
@@ -110,7 +110,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": ModelDrafter(short_draft(), SHARP), "max_new_tokens": 5}, "GPT2LMHeadModel has 8"),
     ({"target": "gpt2"}, "str is no model of transformers"),
     ({"target": LlamaModel(TARGET.config).eval()}, "LlamaModel gives no next-token logits"),
-    ({"target": refusing(encoder_decoder())}, "is an encoder-decoder"),
     ({"target": refusing(sliding())}, "DynamicSlidingWindowLayer"),
     ({"target": refusing(llama()).train()}, "LlamaForCausalLM is in training mode"),
     ({"target": misread(), "draft": None}, "LlamaForCausalLM has 9 tokens, and its embedding 4"),

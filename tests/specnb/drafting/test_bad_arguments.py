@@ -17,8 +17,9 @@ from specnb.drafting.base import Context
 from specnb.drafting.heads import FeatureDrafter, ParallelHeads, RecurrentHead
 from specnb.drafting.length import LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
-from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, SuffixDrafter, UniformDrafter
+from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
+from studies.drafters.suffix import SuffixDrafter
 
 FOUR = UniformDrafter(VOCAB)
 SLIDING = MistralConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1,

@@ -11,7 +11,8 @@ import torch
 
 from specnb.distributions import Sampling, standardise_probs
 from specnb.drafting.base import Context
-from specnb.drafting.ngram import DISCOUNT, NgramDrafter, NgramModel, SuffixAutomaton, match_lengths
+from specnb.drafting.ngram import DISCOUNT, NgramDrafter, NgramModel, match_lengths
+from studies.drafters.suffix import SuffixAutomaton
 
 VOCAB = 5
 

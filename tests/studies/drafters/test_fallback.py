@@ -5,8 +5,8 @@ from drafter_kinds import VOCAB, near
 from torch import Tensor
 
 from specnb.drafting.base import Context
-from specnb.drafting.ngram import SuffixDrafter
 from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.suffix import SuffixDrafter
 
 UNIFORMS = torch.full((2, 3), 0.4, dtype=torch.float64)
 
