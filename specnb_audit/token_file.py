@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 LINE = '{"prompt": [ids], "tokens": [ids]}'
 GZIP = b"\x1f\x8b"
 UTF8_MARK = b"\xef\xbb\xbf"
-WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16 and UTF-32
 LONGEST_LINE = 2**26  # bytes; no sequence is as long, and a stream or a damaged file may have no end of a line
 ONE_EACH = "each line is one sequence"
 REGULAR = "give a file (only specnb audit - reads a pipe)"
@@ -46,7 +45,7 @@ def read_tokens(file: Path) -> list[Sequence]:
     Raises `ValueError`, with the file and the number of the line, for anything else, and `OSError` where the
     file cannot be read.
     """
-    sequences = [_sequence(entries, where) for entries, where in _entries(file, LINE)]
+    sequences = [_sequence(_parsed(line, where), where) for line, where in lines_in(file, LINE)]
     for sequence in sequences:
         require_alike(sequences[0], sequence)
     return sequences
@@ -97,7 +96,7 @@ def read_samples(file: Path) -> list[Sample]:
 
     Raises `ValueError` and `OSError` as `read_tokens` does.
     """
-    return [_sample(entries, where) for entries, where in _entries(file, f"{LINE} or {TEXT_LINE}")]
+    return [_sample(_parsed(line, where), where) for line, where in lines_in(file, f"{LINE} or {TEXT_LINE}")]
 
 
 def _sample(entries: dict[str, Any], where: str) -> Sample:
@@ -116,39 +115,31 @@ def require_alike(first: Sequence, other: Sequence) -> None:
         raise ValueError(f"{other.where}: give steps in all lines or in none")
 
 
-def _entries(file: Path, form: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """What each line of `file` holds, and where it is; `form` is how the lines should look."""
-    lines = 0
-    for number, line in enumerate(_lines(file), 1):
-        if line.strip():
-            lines += 1
-            where = f"{file.name}, line {number}"
-            yield _parsed(line, where), where
-    if not lines:
-        raise ValueError(f"{file.name} is empty; each line is {form}")
-
-
-def _lines(file: Path) -> Iterator[bytes]:
-    """The lines of `file`, unpacked, without its byte-order mark; one at a time, as it may be larger than memory."""
+def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
+    """The lines of `file` that are not blank, unpacked, and where each is; one at a time, as it may be larger than
+    memory. Raises `ValueError`, which says what `form` a line has, where there are none.
+    """
     if file.is_fifo() or file.is_char_device():
         raise ValueError(f"{file} is a pipe or a device, which may have no end; {REGULAR}")
+    where = ""
     with file.open("rb") as raw:
         packed = raw.peek(len(GZIP)).startswith(GZIP)
         stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
-        number = 0
         try:
             # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a line.
-            while line := stream.readline(LONGEST_LINE):
-                number += 1
-                if number == 1 and line.startswith(WIDE_MARKS):
-                    raise ValueError(f"{file.name} is UTF-16 or UTF-32; save it as UTF-8")
+            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
                 if len(line) == LONGEST_LINE:
                     raise ValueError(f"{file.name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
-                yield line.removeprefix(UTF8_MARK) if number == 1 else line
+                content = line.removeprefix(UTF8_MARK) if number == 1 else line
+                if content.strip():
+                    where = f"{file.name}, line {number}"
+                    yield content, where
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{file.name} is a damaged gzip file ({error}); compress it again") from None
         except OSError as error:
             raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
+    if not where:
+        raise ValueError(f"{file.name} is empty; each line is {form}")
 
 
 def _sequence(entries: dict[str, Any], where: str) -> Sequence:
@@ -170,15 +161,20 @@ def _sequence(entries: dict[str, Any], where: str) -> Sequence:
 
 
 def _parsed(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        entries = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from None
-    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
-        raise ValueError(f"{where} is not JSON ({str(error).split(';')[0]}); each line is {LINE}") from None
+    entries = decoded(line, where, LINE)
     if not isinstance(entries, dict):
         raise ValueError(f"{where} is {_short(line.decode('utf-8').strip())}; each line is {LINE}")
     return entries
+
+
+def decoded(line: bytes, where: str, form: str) -> Any:
+    """What a line of JSON holds. Raises `ValueError` that says where it is and what `form` it should have."""
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from None
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        raise ValueError(f"{where} is not JSON ({str(error).split(';')[0]}); each line is {form}") from None
 
 
 def _integers(entries: dict[str, Any], key: str, where: str) -> list[int]:

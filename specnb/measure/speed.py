@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,14 +74,6 @@ class Speeds:
         return float(seconds[PARTS.index(part)] / seconds.sum())
 
 
-class _Run(NamedTuple):
-    """One timed generation: an entry of each array of `Speeds`."""
-
-    seconds: list[float]
-    tokens_per_step: float
-    active: float
-
-
 def measure_speeds(
     pair: Pair,
     prompts: Sequence[Sequence[int]],
@@ -112,25 +104,21 @@ def measure_speeds(
             f"gammas {list(gammas)} need a 0 to compare with, and {len(prompts)} prompts need to be at least 3"
         )
 
-    def run(prompt: Sequence[int], gamma: int, row: int) -> _Run:
+    def run(prompt: Sequence[int], gamma: int, row: int, before: Callable[[], Any]) -> tuple[Any, ...]:
+        """An entry of each array of `Speeds`."""
+        before()
         record = generate(
             pair.target, [prompt] * rows, pair.draft, gamma=gamma, max_new_tokens=max_new_tokens, sampling=sampling,
             seed=seed, compile=compile, progress=False, study=Study(range(row * rows, (row + 1) * rows), timed=True),
         ).record  # fmt: skip
         emitted = record.emitted.sum()
         seconds = [record.seconds[part].sum() / emitted for part in PARTS]
-        return _Run(seconds, emitted / record.target_passes.sum(), record.active.mean())
-
-    def run_after_between(prompt: Sequence[int], gamma: int, row: int) -> _Run:
-        between()
-        return run(prompt, gamma, row)
+        return seconds, emitted / record.target_passes.sum(), record.active.mean()
 
     for gamma in tqdm(gammas, desc="warming up", delay=3, leave=False, disable=not progress):
-        run(prompts[0], gamma, 0)
+        run(prompts[0], gamma, 0, lambda: None)
     order = np.random.default_rng(seed)
     bar = enumerate(tqdm(prompts, desc="timing sequences", delay=3, leave=False, disable=not progress))
-    found = [
-        run_round([partial(run_after_between, prompt, gamma, row) for gamma in gammas], order) for row, prompt in bar
-    ]
+    found = [run_round([partial(run, prompt, gamma, row, between) for gamma in gammas], order) for row, prompt in bar]
     seconds, tokens_per_step, active = (np.array([[run[at] for run in runs] for runs in found]) for at in range(3))
     return Speeds(tuple(gammas), seconds, tokens_per_step, active)

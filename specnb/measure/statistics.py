@@ -192,26 +192,17 @@ def goodness_of_fit(counts: ArrayLike, probs: ArrayLike, fitted: int = 0) -> Fit
     distance = float(np.abs(observed / n - probs).sum() / 2)
     if (observed[probs == 0] > 0).any():
         return Fit(np.inf, 0.0, distance, int(n))
-    cells_o, cells_e = merge_rare_cells(observed, probs * n)
+    merged = merged_cells(probs * n)
+    # Weighted counts are floats already, which the stub of numpy does not know.
+    cells_o, cells_e = (np.bincount(merged, weights=own).astype(np.float64) for own in (observed, probs * n))
     statistic = float(((cells_o - cells_e) ** 2 / cells_e).sum())
     freedom = len(cells_e) - 1 - fitted
     return Fit(statistic, float(stats.chi2.sf(statistic, max(freedom, 1))), distance, int(n))
 
 
-def merge_rare_cells(observed: Array, expected: Array) -> tuple[Array, Array]:
-    """Both counts `(cells,)`, cells in order of their expected count and merged until each expects `MIN_EXPECTED`.
-
-    >>> merge_rare_cells(np.array([40.0, 9.0, 21.0]), np.array([40.0, 10.0, 20.0]))
-    (array([30., 40.]), array([30., 40.]))
-    """
-    merged = merged_cells(expected)
-    # Weighted counts are floats already, which the stub of numpy does not know.
-    in_observed, in_expected = (np.bincount(merged, weights=own).astype(np.float64) for own in (observed, expected))
-    return in_observed, in_expected
-
-
 def merged_cells(expected: Array) -> Indices:
-    """The number of the merged cell of each cell `(cells,)`, by the rule of `merge_rare_cells`.
+    """The number of the merged cell of each cell `(cells,)`: in order of what they expect, until each expects
+    `MIN_EXPECTED`.
 
     >>> merged_cells(np.array([40.0, 10.0, 20.0]))
     array([1, 0, 0])

@@ -26,6 +26,7 @@ HUB_IGNORED = ["*/*", "consolidated*"]  # other formats of the same weights
 SHARD = re.compile(r"[^/\\]+\.safetensors")
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as transformers writes them: {"__float__": "NaN"}
 MOST_NAMES = 5  # names of tensors in a message
+MOST = 100_000  # layers, heads, experts or labels
 
 
 def folder_of(name: str | Path) -> Path:
@@ -86,7 +87,7 @@ def require_safetensors(folder: Path) -> None:
 
 
 def _require_numbers(config: Path, content: Any) -> None:
-    """Raises `OSError` for NaN anywhere in `content`, and for infinity except in limits, where it means none."""
+    """Raises `OSError` for NaN in `content`, infinity except in limits, where it means none, and counts over `MOST`."""
     rest = [("", content)]
     while rest:
         name, value = rest.pop()
@@ -96,6 +97,8 @@ def _require_numbers(config: Path, content: Any) -> None:
             rest += value.items()
         elif isinstance(value, list):
             rest += [(name, one) for one in value]
+        elif isinstance(value, int) and value > MOST and name.startswith("num_"):
+            raise OSError(f"{config} has {name} = {value}, for which there is no memory; the most is {MOST:,}")
         elif isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and "limit" not in name)):
             raise OSError(
                 f"{config} has {name} = {value}, which is no finite number; correct it, or get the file again"

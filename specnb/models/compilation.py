@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch._inductor.config as inductor
 from torch import Tensor
 from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 CALLS_BEFORE_CAPTURE = 3  # the first calls set up libraries and compile, which a graph cannot contain
 
@@ -88,8 +90,12 @@ class Captured:
 
 
 def require_compiler() -> None:
-    """Raises `RuntimeError`, with the remedy, where there is no C++ compiler."""
+    """Raises `RuntimeError`, with the remedy, where there is no C++ compiler, or a space in a path that it gets."""
     try:
         get_cpp_compiler()
     except Exception as error:
         raise RuntimeError("compile=True needs a C++ compiler: install g++, or leave compile=False") from error
+    for path in (cache_dir(), torch.__file__, sysconfig.get_path("include")):
+        if " " in path:  # torch cuts its command there
+            remedy = "move the environment, or set TORCHINDUCTOR_CACHE_DIR if it is that, or leave compile=False"
+            raise RuntimeError(f"compile=True fails because of the space in {path}: {remedy}")

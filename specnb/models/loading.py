@@ -122,6 +122,10 @@ def _load(folder: Path, device: str, dtype: torch.dtype, packed: bool) -> PreTra
             )  # fmt: skip
     except SafetensorError as error:
         raise OSError(f"the weights in {folder} cannot be read ({error}); get the files again") from error
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(f"the model in {folder} comes with code of its own, which is never executed here") from None
     model, info = loaded
     require_complete(folder, info)
     _require_finite(folder, model)

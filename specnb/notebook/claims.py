@@ -1,6 +1,6 @@
 """A notebook and its claims: each condition and the words that state it are one line, in the notebook itself.
 
-    nb = notebook("02", n_steps=200, gamma=1)
+    nb = notebook("02")
     with nb.claim("capped-geometric") as claim:
         claim.needs(worst < 1e-12, f"where enumerated, the largest error is {worst:.0e}")
         claim.needs(smallest_p > 1e-6, f"{len(fits)} simulations fit, the worst with p = {smallest_p:.2g}")
@@ -20,62 +20,74 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import sys
 import textwrap
-from collections.abc import Collection, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from specnb.notebook.findings import ROOT, Number, all_claims, as_number, out, write, written
 
 Answer = bool | None  # None: not decided
-Allowed = float | Collection[Any]
 
 
-def notebook(number: str, /, **allowed: Allowed) -> Notebook:
+class Parameter(NamedTuple):
+    """A parameter of a notebook: its committed value, its meaning with the unit, and a condition, or words, on it."""
+
+    value: Any
+    meaning: str
+    allowed: str
+
+    def fits(self, name: str, given: dict[str, Any]) -> bool:
+        said_in_words = isinstance(self.value, str) and f"{name} in" not in self.allowed
+        return said_in_words or bool(eval(self.allowed, {}, given))
+
+
+def notebook(number: str) -> Notebook:
     """The notebook called `number`, for its first cell after the parameters: checks them, sets threads and style.
 
-    `allowed` names parameters with their smallest value, or with all values that they may have. A value must have the
-    type of the committed one. Raises `ValueError` that names everything wrong, and for a notebook that does not exist.
+    Raises `ValueError` that names everything wrong, and for a notebook that does not exist.
     """
     import torch  # slow to import, and not needed to collect verdicts
     from transformers.utils import logging
 
     from specnb.notebook.figures import use_style
 
-    found = Notebook(number)
-    committed = _parameters(number)
-    given = sys._getframe(1).f_globals
-    parameters = {name: given.get(name, value) for name, value in committed.items()}
-    wrong = [words for name in parameters if (words := _wrong(name, parameters[name], committed[name], allowed))]
+    found, known, around = Notebook(number), parameters(number), sys._getframe(1).f_globals
+    given = {name: around.get(name, parameter.value) for name, parameter in known.items()}
+    # The last cell of parameters that was run: papermill's, or the tagged one.
+    run = [cell for cell in around.get("In", ()) if cell.startswith(("# Parameters\n", f"{next(iter(known))} = "))]
+    names = re.findall(r"^(\w+) = ", run[-1], re.MULTILINE) if run else []
+    wrong = [f"there is no parameter {name}; there are {', '.join(known)}" for name in names if name not in known]
+    for name, (value, *_) in known.items():
+        if type(given[name]) is not type(value) and not (type(value) is float and type(given[name]) is int):
+            wrong.append(f"{name} = {given[name]!r} is no {type(value).__name__}")
+    wrong = wrong or [
+        f"{name} = {given[name]!r} is not allowed: {parameter.allowed} ({parameter.meaning})"
+        for name, parameter in known.items()
+        if not parameter.fits(name, given)
+    ]
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}. Change the cell tagged `parameters`")
-    torch.set_num_threads(parameters.get("threads", 1))
+    torch.set_num_threads(given.get("threads", 1))
     logging.disable_progress_bar()
     use_style()
     return found
 
 
-def _parameters(number: str) -> dict[str, Any]:
-    """The names and committed values in the cell tagged `parameters`."""
+def parameters(number: str) -> dict[str, Parameter]:
+    """The parameters of a notebook: the lines `name = value  # meaning; allowed values` of the cell tagged so.
+
+    >>> parameters("01")["n_rows"].allowed
+    'n_rows >= 256'
+    """
     (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     (source,) = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-    statements = [line for line in ast.parse(source).body if isinstance(line, ast.Assign)]
-    return {ast.unparse(line.targets[0]): ast.literal_eval(line.value) for line in statements}
-
-
-def _wrong(name: str, value: object, committed: object, allowed: Mapping[str, Allowed]) -> str:
-    """What is wrong with a parameter, or nothing."""
-    kind = type(committed)
-    if not (type(value) is kind or (kind is float and type(value) is int)):
-        return f"{name} = {value!r} is no {kind.__name__}"
-    rule = allowed.get(name)
-    if isinstance(rule, Collection):
-        return "" if value in rule else f"{name} = {value!r} is none of {', '.join(map(repr, rule))}"
-    return f"{name} = {value!r} is below {rule}" if rule is not None and value < rule else ""  # type: ignore[operator]
+    lines = re.findall(r"^(\w+) = (.+)  # (.+); (.+)$", source, re.MULTILINE)
+    return {name: Parameter(ast.literal_eval(value), *words) for name, value, *words in lines}
 
 
 def above(low: float, high: float, bound: float = 0) -> Answer:
@@ -85,6 +97,15 @@ def above(low: float, high: float, bound: float = 0) -> Answer:
     (True, False, None)
     """
     return True if low > bound else False if high < bound else None
+
+
+def _decided(answer: object) -> Answer:
+    """`answer`, a Boolean of any library, as Python's. Raises `TypeError` for a number, which may be NaN, or a list."""
+    value = answer.item() if getattr(answer, "shape", None) == () and hasattr(answer, "item") else answer
+    value = bool(value) if type(value).__name__ in ("BooleanTrue", "BooleanFalse") else value  # of sympy
+    if value is None or isinstance(value, bool):
+        return value
+    raise TypeError(f"a claim is decided by {answer!r}; give True, False, or None where nothing decides it")
 
 
 class Notebook:
@@ -146,16 +167,16 @@ class Claim:
         self.numbers: dict[str, Number] = {}
 
     def needs(self, answer: Answer, words: str) -> None:
-        """Something that the claim says: true, false, or `None` where nothing here decides it."""
-        self.needed.append((None if answer is None else bool(answer), " ".join(words.split())))
+        """Something that the claim says: a Boolean, or `None` where nothing decides it; `TypeError` for all else."""
+        self.needed.append((_decided(answer), " ".join(words.split())))
 
     def could_fail(self, noticed: bool, words: str) -> None:
         """Whether the same check noticed a case in which the claim is false; if not, it decides nothing."""
-        self.failing.append((bool(noticed), " ".join(words.split())))
+        self.failing.append((bool(_decided(noticed)), " ".join(words.split())))
 
     def only_if(self, inside: Answer, outside: Answer, words: str) -> None:
         """A condition that the source does not state: whether the claim is true under it, and without it."""
-        self.condition = (inside is not None and bool(inside) and outside is not None and not outside, words)
+        self.condition = (_decided(inside) is True and _decided(outside) is False, words)
 
     def number(self, **values: object) -> None:
         """Numbers behind the verdict: scalars, or estimates with `value`, `low` and `high`. Raises as `as_number`."""

@@ -10,34 +10,32 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import sys
+import threading
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from specnb_audit.cli.settings import Request, Settings, add_settings, requests, settings_of
-from specnb_audit.cli.tokens_out import complete_lines, read_prompts, to_stderr, write_tokens
+from specnb_audit.cli.tokens_out import Say, complete_lines, parsed, read_prompts, to_stderr, write_tokens
+from specnb_audit.token_file import LARGEST
 
-RETRIES = 5
-TIMEOUT = 300.0  # seconds for one completion
+RETRIES = 3
+TIMEOUT = 300.0  # seconds until the whole answer to a request is here, all attempts together
 PARALLEL = 4
+LARGEST_ANSWER = 2**26  # bytes
 MOST = 10_000_000  # completions: all their prompts are in memory
 MOST_RETRIES = 20  # the last would come after days
 TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 BLOCK = 64  # requests waiting at most, so that memory does not grow with the number of prompts
 
-# What the servers call the same thing; each ignores the names that it does not know.
-ASK_FOR_IDS = {
-    "return_token_ids": True,  # vLLM
-    "return_tokens": True,  # llama.cpp
-    "verbose": True,  # llama.cpp, which puts the ids beside its own answer
-}
+# Returns every status: a redirect that is followed turns a POST into a GET.
+OPENER = urllib.request.OpenerDirector()
+for _kind in ("Proxy", "HTTP", "HTTPS", "Unknown"):
+    OPENER.add_handler(getattr(urllib.request, f"{_kind}Handler")())
 
 
 def collect(
@@ -52,8 +50,7 @@ def collect(
     parallel: int = PARALLEL,
     retries: int = RETRIES,
     wait: float = 1.0,
-    say: Callable[[str], None] | None = to_stderr,
-    bar: bool = False,
+    say: Say = to_stderr,
 ) -> int:
     """Collects completions into the file `out`, in the form that `specnb audit` reads; returns how many were added.
 
@@ -63,13 +60,13 @@ def collect(
     extra      more entries of each request, such as `{"ignore_eos": True}`
     count      completions; prompts are repeated with new seeds (default: one for each prompt)
     parallel   requests that are sent at the same time
-    retries    further attempts after a refused connection, a time-out, or a status that says to try again, each after
-               twice the time of the one before, the first after `wait` seconds
-    say        gets a line about the progress now and then
-    bar        whether to show a progress bar
+    retries    further attempts after a failed connection or a status that says to try again, each after twice the time
+               of the one before, the first after `wait` seconds
+    say        gets a line about each further attempt, and about the progress now and then
 
-    Called again with the same arguments it continues `out`. Raises `ValueError` for an answer without token ids and for
-    a request that the server refuses, `OSError` where it cannot be reached.
+    Called again with the same arguments it continues `out`. Raises `ValueError` for an answer without token ids or with
+    too many, for a request that the server refuses, and if `out` was made with other settings; `OSError` where the
+    server cannot be reached or does not answer in time.
     """
     ranges = {"count": (count, 0, MOST), "parallel": (parallel, 1, MOST), "retries": (retries, 0, MOST_RETRIES)}
     for what, (value, least, most) in ranges.items():
@@ -79,25 +76,32 @@ def collect(
         if prompts.exists() and out.exists() and out.samefile(prompts):
             raise ValueError(f"{out} is the file of prompts; give another file for the tokens")
         prompts = read_prompts(prompts)
-    asked = requests(prompts, settings, count)
-    done = complete_lines(out, [one.prompt for one in asked])
+    asked, made_with = requests(prompts, settings, count), asdict(settings) | {"extra": extra or {}}
+    whole = [one.prompt for one in asked]
+    done = complete_lines(out, whole, made_with | ({"model": model} if model else {}))
     rest = asked[done:]
     if not rest:
         return 0
     base = url.rstrip("/").removesuffix("/v1")
-    send = Sender(f"{base}/v1", retries, wait)
-    name = model or send.first_model()
+    send = Sender(f"{base}/v1", retries, wait, say)
+    made_with["model"] = name = model or str(_first(send("models"), "data").get("id", ""))
+    if not name:
+        raise ValueError(f"{base}/v1/models lists no model; name one with --model")
+    complete_lines(out, whole, made_with)  # the first model of the server may be another one now
 
     def completion(request: Request) -> list[int]:
-        return token_ids(send("completions", body(request, settings, name) | (extra or {})), request.prompt)
+        sent = body(request, settings, name) | (extra or {})
+        ids, most = token_ids(send("completions", sent), request.prompt), sent["max_tokens"]
+        if isinstance(most, int) and len(ids) > most:
+            raise ValueError(f"the server answered with {len(ids):,} tokens to a request for {most:,} at most")
+        return ids
 
     def completions() -> Iterator[list[int]]:
         with ThreadPoolExecutor(parallel) as pool:
             for start in range(0, len(rest), BLOCK):
                 yield from pool.map(completion, rest[start : start + BLOCK])
 
-    made = tqdm(completions(), "collect", len(rest), unit="completion", disable=not bar)
-    write_tokens(out, [one.prompt for one in rest], made, say)
+    write_tokens(out, whole[done:], completions(), say, made_with)
     return len(rest)
 
 
@@ -114,7 +118,10 @@ def body(request: Request, settings: Settings, model: str) -> dict[str, Any]:
         "repetition_penalty": 1.0,
         "seed": request.seed,
         "stream": False,
-        **ASK_FOR_IDS,
+        # The ids; each server ignores the names that it does not know.
+        "return_token_ids": True,  # vLLM
+        "return_tokens": True,  # llama.cpp
+        "verbose": True,  # llama.cpp, which puts the ids beside its own answer
     }
 
 
@@ -144,11 +151,11 @@ def token_ids(answer: dict[str, Any], prompt: Sequence[int]) -> list[int]:
         answer.get("output_ids"),
     ]
     for ids in places:
-        if isinstance(ids, list) and ids and all(type(one) is int and one >= 0 for one in ids):
+        if isinstance(ids, list) and ids and all(type(one) is int and 0 <= one <= LARGEST for one in ids):
             return ids
     raise ValueError(
-        f"the server's answer has no token ids, only {sorted(choice) or sorted(answer)}; vLLM returns them from 0.10.2 "
-        "(return_token_ids), llama.cpp with return_tokens; text alone cannot be audited"
+        f"the server's answer has no token ids from 0 to 2^63 - 1, only {sorted(choice) or sorted(answer)}; vLLM has "
+        "them from 0.10.2 on (return_token_ids), llama.cpp with return_tokens; text alone cannot be audited"
     )
 
 
@@ -160,46 +167,58 @@ def _first(answer: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 class Sender:
-    """Sends JSON to a server and tries again where that can help."""
+    """Sends JSON to a server and tries again where that can help, for `TIMEOUT` seconds at most."""
 
-    def __init__(self, base: str, retries: int, wait: float) -> None:
-        self.base, self.retries, self.wait = base, retries, wait
+    def __init__(self, base: str, retries: int, wait: float, say: Say) -> None:
+        self.base, self.retries, self.wait, self.say = base, retries, wait, say
 
     def __call__(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer, decoded. Raises `ValueError` if the server refuses, `OSError` after the last attempt."""
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            request = urllib.request.Request(f"{self.base}/{path}", data, {"Content-Type": "application/json"})
-        except ValueError as error:
-            raise ValueError(f"{self.base}/{path} is no URL ({error}); it begins with http://") from None
+        data, url = None if body is None else json.dumps(body).encode(), f"{self.base}/{path}"
+        until = time.monotonic() + TIMEOUT
         for attempt in range(self.retries + 1):
             try:
-                with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                    found = json.loads(answer.read())
-            except urllib.error.HTTPError as error:
-                with error:
-                    words = error.read(500).decode("utf-8", "replace")
-                if error.code not in TRY_AGAIN:
-                    raise ValueError(f"{self.base}/{path} answered {error.code}: {words}") from None
-                last: Exception = OSError(f"{self.base}/{path} answered {error.code}: {words}")
-            except http.client.InvalidURL as error:
-                raise ValueError(f"{self.base}/{path} is no URL ({error})") from None
-            except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-                last = error
+                status, content = exchange(url, data, max(until - time.monotonic(), 0.01))
+            except (ValueError, http.client.InvalidURL) as error:
+                raise ValueError(f"{url} is no URL ({error}); it begins with http://") from None
+            except TimeoutError:
+                raise OSError(f"{url} did not answer in full within {TIMEOUT:g} seconds") from None
+            except (OSError, http.client.HTTPException) as error:
+                last = str(error)
             else:
-                if not isinstance(found, dict):
-                    raise ValueError(f"{self.base}/{path} answered with JSON that is no object; is this the right URL?")
-                return found
-            if attempt < self.retries:
-                time.sleep(self.wait * 2**attempt)
-        raise OSError(f"{self.base}/{path} failed {self.retries + 1} times; the last time: {last}")
+                found = parsed(content) if status < 300 else None
+                if found is not None:
+                    return found
+                last = f"answered {status} ({len(content):,} bytes): {content[:500].decode('utf-8', 'replace')}"
+                if status not in TRY_AGAIN:
+                    raise ValueError(f"{url} {last}; is this the right URL?")
+            pause = self.wait * 2**attempt
+            if attempt == self.retries or time.monotonic() + pause > until:
+                break
+            if self.say:
+                self.say(f"{url}: {last}; trying again in {pause:g} s")
+            time.sleep(pause)
+        raise OSError(f"{url} failed {attempt + 1} times; the last time: {last}")
 
-    def first_model(self) -> str:
-        """The name of the first model that the server lists. Raises `ValueError` if it lists none."""
-        name = _first(self("models"), "data").get("id")
-        if not name:
-            raise ValueError(f"{self.base}/models lists no model; name one with --model")
-        return str(name)
+
+def exchange(url: str, data: bytes | None, seconds: float) -> tuple[int, bytes]:
+    """The status and the content of an answer, or where it redirects to. Raises `TimeoutError` after `seconds`.
+
+    In a thread that can be left behind, since the time-out of a socket begins anew with every byte.
+    """
+    answer: Future[tuple[int, bytes]] = Future()
+
+    def receive() -> None:
+        try:
+            request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+            with OPENER.open(request, timeout=seconds) as got:
+                elsewhere = str(got.headers["Location"]).encode()
+                answer.set_result((got.status, elsewhere if 300 <= got.status < 400 else got.read(LARGEST_ANSWER)))
+        except Exception as error:  # handed to the caller
+            answer.set_exception(error)
+
+    threading.Thread(target=receive, daemon=True).start()
+    return answer.result(seconds)
 
 
 EXAMPLES = """\
@@ -208,6 +227,7 @@ examples:
       one completion for each line of prompts.jsonl, which is a list of token ids; run again, it continues
   specnb collect --url http://localhost:8000 --prompts prompts.jsonl --out tokens.jsonl --extra '{"ignore_eos": true}'
       completions of full length, where the server can ignore end tokens without changing the distribution
+--speculation, --gamma and --dtype are those that the server was started with: they are recorded, not sent
 """
 
 
@@ -230,20 +250,13 @@ def add_to(commands: Any) -> None:
 
 
 def _object(words: str) -> dict[str, Any]:
-    try:
-        found = json.loads(words)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    if (found := parsed(words)) is None:
         raise argparse.ArgumentTypeError("give a JSON object, such as '{\"ignore_eos\": true}'")
     return found
 
 
 def run(options: argparse.Namespace) -> int:
     """Collects what the options ask for; returns the exit status 0. Raises what `collect` raises."""
-    more: dict[str, Any] = {"model": options.model, "extra": options.extra, "count": options.count}
-    more |= {"parallel": options.parallel, "retries": options.retries}
-    if sys.stderr is not None and sys.stderr.isatty():
-        more |= {"say": None, "bar": True}
+    more = {name: getattr(options, name) for name in ("model", "extra", "count", "parallel", "retries")}
     collect(options.url, options.prompts, options.out, settings_of(options), **more)
     return 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 SPECULATIONS = ("none", "draft", "probabilistic", "lookup")
@@ -76,19 +76,17 @@ def _require(condition: bool, name: str, value: object, allowed: str) -> None:
 
 def settings_of(options: argparse.Namespace) -> Settings:
     """The settings that the options name."""
-    return Settings(
-        options.temperature, options.top_k, options.top_p, options.speculation, options.gamma, options.seed,
-        options.max_new_tokens, options.dtype,
-    )  # fmt: skip
+    return Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
 
 
 def add_settings(add: Callable[..., Any]) -> None:
     """Adds the arguments of `Settings`."""
-    add("--speculation", choices=SPECULATIONS, default=Settings.speculation)
-    add("--gamma", type=int, default=Settings.gamma, help="draft tokens per step (default: %(default)s)")
-    add("--temperature", type=float, default=Settings.temperature)
-    add("--top-k", type=int, default=Settings.top_k, help="0: none")
-    add("--top-p", type=float, default=Settings.top_p, help="1: none")
-    add("--max-new-tokens", type=int, default=Settings.max_new_tokens)
-    add("--seed", type=int, default=Settings.seed)
-    add("--dtype", choices=DTYPES, default=Settings.dtype)
+    default = "(default: %(default)s)"
+    add("--speculation", choices=SPECULATIONS, default=Settings.speculation, help=f"how tokens are drafted {default}")
+    add("--gamma", type=int, default=Settings.gamma, help=f"draft tokens per step {default}")
+    add("--temperature", type=float, default=Settings.temperature, help=f"0: greedy {default}")
+    add("--top-k", type=int, default=Settings.top_k, help=f"most probable tokens; 0: all {default}")
+    add("--top-p", type=float, default=Settings.top_p, help=f"most probable tokens of this mass; 1: all {default}")
+    add("--max-new-tokens", type=int, default=Settings.max_new_tokens, help=f"of each completion {default}")
+    add("--seed", type=int, default=Settings.seed, help=f"of the whole run; each prompt gets its own from it {default}")
+    add("--dtype", choices=DTYPES, default=Settings.dtype, help=f"of the engine's weights {default}")

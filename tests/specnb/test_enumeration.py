@@ -83,6 +83,12 @@ def test_without_draft_tokens_a_step_is_one_token_of_the_target() -> None:
     }
 
 
+@pytest.mark.parametrize("rule", [token_verification, lambda *given: token_verification(*given)])
+def test_distributions_in_the_default_dtype_of_torch_are_taken(rule: Rule) -> None:
+    made = step_distribution(rule, lambda _: coin(0.25).float(), lambda _: coin(0.5).float(), gamma=1)
+    assert made == step_distribution(rule, lambda _: coin(0.25), lambda _: coin(0.5), gamma=1)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", ["dense", "zeros in q", "one-hot q"])
 def test_a_tree_has_the_product_of_its_rows_and_each_row_its_scheme(kind: str, scheme: Scheme) -> None:

@@ -28,7 +28,7 @@ from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel
 from specnb.enumeration import joint_distribution
-from specnb.measure.statistics import Fit, detectable_total_variation, goodness_of_fit, merge_rare_cells
+from specnb.measure.statistics import Fit, detectable_total_variation, goodness_of_fit, merged_cells
 
 VOCAB = 4
 PROMPTS = ((0,), (3, 1), (2, 0, 1, 3))  # rows of different lengths stand side by side
@@ -137,7 +137,7 @@ def fit(case: Case, target: PreTrainedModel, sequences: list[list[int]]) -> tupl
         counts += [observed.pop(code, 0) for code in probs] + [sum(observed.values())]
         distributions += [*probs.values(), 0.0]
     expected = np.array(distributions) / len(PROMPTS)
-    cells = len(merge_rare_cells(expected, expected * len(sequences))[1])
+    cells = 1 + int(merged_cells(expected * len(sequences)).max())
     return goodness_of_fit(np.array(counts), expected, fitted=len(PROMPTS) - 1), cells
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -34,12 +35,12 @@ def run(options: argparse.Namespace) -> None:
         kinds = ", ".join(engine.SUPPORTED)
         raise ValueError(f"{options.engine} has no speculation of kind {settings.speculation!r}; it has {kinds}")
     asked = requests(read_prompts(options.prompts), settings, options.count)
-    done = complete_lines(options.out, [one.prompt for one in asked])
+    done = complete_lines(options.out, [one.prompt for one in asked], asdict(settings))
     if done == len(asked):
         return
     rest, models = asked[done:], Models(options.target, options.draft, options.cache)
     completions = engine.generate(models, rest, settings)
-    write_tokens(options.out, [one.prompt for one in rest], completions, to_stderr)
+    write_tokens(options.out, [one.prompt for one in rest], completions, to_stderr, asdict(settings))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -22,7 +22,7 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
     dtype = "auto" if settings.dtype == "default" else getattr(torch, settings.dtype)
 
     def loaded(folder: Any) -> Any:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False, use_safetensors=True)
 
     target = loaded(models.target)
     arguments: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "eos_token_id": None, "pad_token_id": 0}
@@ -50,4 +50,4 @@ def default_dtype(target: str) -> str:
     """The name of the dtype under `dtype="auto"`, transformers' default from version 5 on: that of the model's file."""
     from transformers import AutoConfig
 
-    return str(AutoConfig.from_pretrained(target).dtype).removeprefix("torch.")
+    return str(AutoConfig.from_pretrained(target, trust_remote_code=False).dtype).removeprefix("torch.")

@@ -1,5 +1,7 @@
 """Functions that are compiled once for each shape, without running the compiler."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -23,3 +25,10 @@ def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setattr(compilation, "get_cpp_compiler", missing)
     with pytest.raises(RuntimeError, match=r"install g\+\+, or leave compile=False"):
         Compiled(lambda numbers: numbers)(torch.ones(1))
+
+
+def test_a_space_in_a_path_that_the_compiler_gets_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compilation, "get_cpp_compiler", lambda: "g++")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "of mine"))
+    with pytest.raises(RuntimeError, match=r"because of the space in .*/of mine: .* set TORCHINDUCTOR_CACHE_DIR"):
+        compilation.require_compiler()

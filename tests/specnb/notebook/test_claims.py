@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
+import sympy
+import torch
 
 from specnb.measure.statistics import Estimate
-from specnb.notebook.claims import Answer, Notebook, notebook
+from specnb.notebook.claims import Answer, Notebook, notebook, parameters
 from specnb.notebook.findings import ROOT, all_claims
 
 
@@ -24,6 +27,7 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("needs", "noticed", "only_if", "verdict"),
     [
         ([True, True], [True], None, "holds"),
+        ([np.bool_(True), np.array(True), torch.tensor(True), sympy.true], [np.bool_(True)], None, "holds"),
         ([True, False], [True], None, "refuted"),
         ([True, None], [True], None, "open"),
         ([None, False], [], None, "refuted"),
@@ -38,7 +42,7 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_verdict_follows_from_its_checks(
-    needs: list[Answer], noticed: list[bool], only_if: tuple[Answer, Answer] | None, verdict: str
+    needs: list[Any], noticed: list[Any], only_if: tuple[Answer, Answer] | None, verdict: str
 ) -> None:
     with Notebook("01").claim("unbiasedness") as claim:
         for answer in needs:
@@ -49,6 +53,14 @@ def test_a_verdict_follows_from_its_checks(
             claim.only_if(*only_if, "the paper's pair")
     assert claim.verdict == verdict
     assert ("Condition: the paper's pair" in claim.evidence) == (verdict == "conditional")
+
+
+@pytest.mark.parametrize("other", [7, float("nan"), np.float64(1), [True], "yes", torch.tensor(1.0), np.array([True])])
+def test_nothing_else_is_a_boolean(other: Any) -> None:
+    claim = Notebook("01").claim("unbiasedness")
+    for judge in (claim.needs, claim.could_fail, lambda value, words: claim.only_if(value, None, words)):
+        with pytest.raises(TypeError, match=f"decided by {re.escape(repr(other))}; give True, False"):
+            judge(other, "words")
 
 
 def test_what_is_judged_is_printed_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,17 +114,19 @@ def test_what_cannot_be_judged_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"gamma": 0, "rows": 1}, r"gamma = 0 is below 1; rows = 1 is below 8\. Change the cell tagged `parameters`"),
+        ({"gamma": 0, "rows": 1}, r"gamma = 0 is .*: gamma >= 1 \(draft .*; rows = 1 is .*\. Change the cell"),
         ({"gamma": "x"}, "gamma = 'x' is no int"),
         ({"gamma": True}, "gamma = True is no int"),
-        ({"device": "gpu"}, "device = 'gpu' is none of 'cpu', 'cuda'"),
+        ({"device": "gpu"}, r"device = 'gpu' is not allowed: device in \(\"cpu\", \"cuda\"\) \(where the models run\)"),
+        ({"In": ["seed = 1\ngama = 3", "x = 1"]}, "there is no parameter gama; there are seed, n_steps, gamma"),
+        ({"In": ["seed = 1\ngama = 3", "# Parameters\nn_step = 9\n"]}, "^there is no parameter n_step; "),
     ],
 )
 def test_wrong_parameters_are_named(given: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in given.items():
         monkeypatch.setitem(globals(), name, value)
     with pytest.raises(ValueError, match=says):
-        notebook("02", gamma=1, rows=8, device=("cpu", "cuda"))
+        notebook("02")
 
 
 CLAIMS = all_claims().set_index("id")
@@ -122,6 +136,17 @@ CODE = {
     ]
     for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
 }
+
+
+@pytest.mark.parametrize("number", CODE)
+def test_every_parameter_has_a_meaning_and_values_that_it_may_have(number: str) -> None:
+    declared = parameters(number)
+    (cell,) = [cell for cell in CODE[number] if cell.startswith(f"{next(iter(declared))} = ")]
+    assert len(declared) == len(cell.splitlines())
+    given = {name: parameter.value for name, parameter in declared.items()}
+    assert all(parameter.fits(name, given) for name, parameter in declared.items())
+
+
 THRESHOLD = re.compile(r"[<>]=? (\d[\d.]*(?:e[+-]?\d+)?)(%?)")
 
 

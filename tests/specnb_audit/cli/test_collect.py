@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import io
+import argparse
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specnb_audit import cli
+from specnb_audit.cli import collect as module
 from specnb_audit.cli.collect import collect, token_ids
 from specnb_audit.cli.settings import Settings
 from specnb_audit.token_file import read_tokens
@@ -26,6 +29,7 @@ many = settings(
     max_examples=20,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+OK = b"HTTP/1.1 200 \r\n\r\n"
 PROMPTS = [[0, number] for number in range(1, 8)]
 
 
@@ -39,6 +43,7 @@ class Server(ThreadingHTTPServer):
         self.failures: list[int] = []
         self.requests: list[dict[str, Any]] = []
         self.lock = threading.Lock()
+        self.instead: Callable[[Handler], None] | None = None
         self.answer: Callable[[dict[str, Any]], Any] = lambda sent: {
             "choices": [{"text": "?", "token_ids": [token + 10 for token in sent["prompt"]]}]
         }
@@ -55,6 +60,8 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             failure = self.server.failures.pop(0) if self.server.failures else None
             self.server.requests.append(sent)
+        if self.server.instead:
+            return self.server.instead(self)
         self.reply(failure or 200, {"error": "no"} if failure else self.server.answer(sent))
 
     def reply(self, status: int, answer: Any) -> None:
@@ -112,9 +119,11 @@ def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
 def test_a_server_that_stays_busy_ends_it_and_what_arrived_is_continued(server: Server, tmp_path: Path) -> None:
     out = tmp_path / "tokens.jsonl"
     collect(server.url, PROMPTS[:3], out, parallel=1, say=None)
-    server.failures = [503] * 2
-    with pytest.raises(OSError, match=r"failed 2 times.*503"):
-        collect(server.url, PROMPTS, out, parallel=1, retries=1, wait=0.0, say=None)
+    server.failures = [503] * 3
+    said: list[str] = []
+    with pytest.raises(OSError, match=r"failed 3 times.*503"):
+        collect(server.url, PROMPTS, out, parallel=1, retries=2, wait=0.01, say=said.append)
+    assert [line[-24:] for line in said] == ["; trying again in 0.01 s", "; trying again in 0.02 s"]
     with out.open("a") as file:
         file.write('{"prompt": [0,')  # a line that was cut off
     server.requests.clear()
@@ -131,6 +140,49 @@ def test_seeds_do_not_depend_on_whether_it_was_continued(server: Server, tmp_pat
     for end in (2, len(PROMPTS)):
         collect(server.url, PROMPTS[:end], tmp_path / "parts.jsonl", parallel=1, say=None)
     assert [one["seed"] for one in server.requests] == whole
+
+
+def test_a_file_made_with_other_settings_is_not_continued(server: Server, tmp_path: Path) -> None:
+    out, cooler = tmp_path / "tokens.jsonl", Settings(temperature=0.7)
+    collect(server.url, PROMPTS[:2], out, cooler, extra={"echo": False}, say=None)
+    before = out.read_bytes()
+    with pytest.raises(ValueError, match=r"made with temperature 0.7, not 1.0; extra \{'echo': False\}, not \{\}\."):
+        collect(server.url, PROMPTS, out, say=None)
+    assert out.read_bytes() == before
+
+
+def dripping(handler: Handler) -> None:
+    """Something arrives all the time, and the answer is never complete."""
+    with suppress(OSError):  # the client leaves
+        for byte in OK + b" " * 100:
+            handler.wfile.write(bytes([byte]))
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("instead", "words"),
+    [
+        (dripping, "did not answer in full within 0.2 seconds"),
+        (lambda handler: handler.wfile.write(OK + b" " * 2000), r"answered 200 \(1,000 bytes\)"),
+        (lambda handler: handler.wfile.write(b"HTTP/1.1 307 \r\nLocation: http://a/b\r\n\r\n"), "307 .* http://a/b"),
+        (lambda handler: handler.reply(200, {"tokens": [1] * 100}), "answered with 100 tokens to a request for 3"),
+        (lambda handler: handler.reply(200, {"tokens": [2**80]}), r"has no token ids from 0 to 2\^63 - 1"),
+    ],
+)
+def test_what_no_server_should_do_ends_it_and_leaves_no_file(
+    server: Server, instead: Callable[[Handler], None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TIMEOUT", 0.2)
+    monkeypatch.setattr(module, "LARGEST_ANSWER", 1000)
+    server.instead = instead
+    with pytest.raises((ValueError, OSError), match=words):
+        collect(server.url, PROMPTS[:1], tmp_path / "tokens.jsonl", Settings(max_new_tokens=3), say=None)
+    assert not (tmp_path / "tokens.jsonl").exists()
+
+
+def test_every_option_has_a_help_text() -> None:
+    module.add_to(commands := argparse.ArgumentParser().add_subparsers())
+    assert not [action.dest for action in commands.choices["collect"]._actions if not action.help]
 
 
 def test_a_refused_request_is_not_repeated(server: Server, tmp_path: Path) -> None:
@@ -222,10 +274,10 @@ def test_whatever_a_server_answers(answer: Any, tmp_path: Path) -> None:
     out = tmp_path / "tokens.jsonl"
     out.unlink(missing_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("urllib.request.urlopen", lambda *given, **more: io.BytesIO(json.dumps(answer).encode()))
+        patch.setattr(module, "exchange", lambda *given: (200, json.dumps(answer).encode()))
         try:
             collect("http://localhost", [[1]], out, Settings(), model="m", retries=0, say=None)
         except ValueError:
-            assert not out.exists() or out.read_bytes() == b""
+            assert not out.exists()
         else:
             assert all(one.tokens for one in read_tokens(out))
