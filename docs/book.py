@@ -136,8 +136,8 @@ def dressed(path: Path, entry: dict[str, list[str]]) -> tuple[dict, dict[str, st
         behind = set().union(*(labels for _, labels in statements))
         cells += [text_cell(f"files-{figure}", files_of(figure, behind, entry)) for figure in figures]
     first = notebook["cells"][0]
-    first["source"] = re.sub(r"(?<=\*\*Claims discussed here:\*\*).*", lambda m: re.sub(
-        r"`([\w-]+)`", lambda c: f"[`{c[1]}`](#claim-{c[1]})" if c[1] in judged else c[0], m[0]), first["source"])
+    for claim in judged:
+        first["source"] = first["source"].replace(f"`{claim}`", f"[`{claim}`](#claim-{claim})")
     first["source"] += f"\n\n{{.files}}\n[Download this notebook](../download/{path.name}) to run and change it."
     notebook["cells"] = cells
     return notebook, judged
@@ -148,8 +148,8 @@ def text_cell(name: str, source: str) -> dict:
 
 
 def claims_page(judged: dict[str, str]) -> str:
-    claims = pd.read_csv(ROOT / "data/claims.csv", dtype=str).merge(
-        pd.read_csv(ROOT / "data/results/claims.csv", dtype=str)[["id", "verdict", "evidence"]], on="id").fillna("")
+    verdicts = pd.read_csv(ROOT / "data/results/claims.csv", dtype=str)[["id", "verdict", "evidence"]]
+    claims = pd.read_csv(ROOT / "data/claims.csv", dtype=str).merge(verdicts, on="id").fillna("")
     counts = claims.verdict.value_counts()
 
     def plain(text: str) -> str:
@@ -162,9 +162,9 @@ def claims_page(judged: dict[str, str]) -> str:
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in counts.index)
     return "\n".join([
         "# Claims and verdicts", "",
-        f"{len(claims)} claims: {said}. The last column leads to the cell that decides, and to the code that it uses. "
-        "A claim *holds* if it is true as its source states it; *conditional* means true only under a condition that the "
-        "source does not state; a *refuted* one is false as stated, misprints among them; an *open* one is not settled. "
+        f"{len(claims)} claims: {said}. The last column leads to the cell that decides, and to its code. "
+        "A claim *holds* if it is true as its source states it; *conditional* means: only under a condition that the "
+        "source does not state; a *refuted* one is false as stated, misprints among them; an *open* one is unsettled. "
         "[Verdicts](data/results/claims.csv) and [claims with their thresholds](data/claims.csv) as tables.", "",
         "{.claims}", "| claim | source | verdict | evidence | decided in |", "| --- " * 5 + "|", *rows, "",
     ])  # fmt: skip
@@ -224,11 +224,11 @@ def stage(out: Path) -> None:
         shutil.copy(file, out / "_static")
     shutil.copy(ROOT / "docs/conf.py", out)
     script = (ROOT / "studies/views/widgets.js").read_text(encoding="utf-8")
-    script = re.sub(r"^export (?!default)", "", script, flags=re.M).replace("export default { render };", """
-document.addEventListener("DOMContentLoaded", () =>
-  document.querySelectorAll("[data-widget]").forEach((el) => render({ el })));""")
     # As a script and not as a module, which browsers do not load from files.
-    (out / "_static/widgets.js").write_text(f"(() => {{\n{script}\n}})();\n", encoding="utf-8")
+    script = re.sub(r"^export (?!default)", "", script, flags=re.M).replace("export default", "const widget =")
+    places = "document.querySelectorAll('[data-widget]').forEach((el) => widget.render({ el }))"
+    script = f"(() => {{\n{script}\ndocument.addEventListener('DOMContentLoaded', () => {places});\n}})();\n"
+    (out / "_static/widgets.js").write_text(script, encoding="utf-8")
 
 
 def linked(page: Path, out: Path) -> None:

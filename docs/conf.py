@@ -24,6 +24,8 @@ myst_enable_extensions = ["attrs_block", "dollarmath"]
 myst_heading_anchors = 4
 
 autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource"}
+# A name that several modules have is linked to one of them; of callable values autodoc shows no signature.
+suppress_warnings = ["ref.python", "autodoc"]
 # Only what this project defines can be linked to; intersphinx would need a network.
 nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!specnb|studies).*"), ("py:.*", r".*\._\w+")]
 
@@ -33,7 +35,7 @@ def block_as_rst(block):
     lines = block.splitlines()
     if lines[0].lstrip().startswith(">>>"):
         return block
-    listed = all(line.startswith(("- ", "  ")) for line in lines)
+    listed = lines[0].startswith("- ") and all(line.startswith(("- ", "  ")) for line in lines)
     if not listed and any(line.startswith(" ") or re.search(r"\S {2,}\S", line) for line in lines):
         return "::\n\n" + "\n".join("   " + line for line in lines)
     text = re.split(r"`([^`]+)`", block)
@@ -46,7 +48,7 @@ def docstring_as_rst(app, what, name, obj, options, lines):
     if lines and lines[0].startswith("Alias for field number"):
         lines.clear()
     blocks = re.split(r"\n\s*\n", "\n".join(lines).strip("\n"))
-    lines[:] = "\n\n".join(block_as_rst(block) for block in blocks if block).splitlines() + [""]
+    lines[:] = [*"\n\n".join(block_as_rst(block) for block in blocks if block).splitlines(), ""]
 
 
 def signature_as_written(app, what, name, obj, options, args, returns):

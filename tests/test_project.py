@@ -230,11 +230,12 @@ def _readme() -> str:
     return (ROOT / "README.md").read_text()
 
 
-def test_readme_code_runs() -> None:
-    """Every Python block of the README, in order, in one namespace."""
-    namespace: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", _readme(), flags=re.DOTALL):
-        exec(compile(block, "README.md", "exec"), namespace)  # it is the README's own code that is under test
+@pytest.mark.parametrize("page", ["README.md", "docs/decode.md", "docs/add-a-drafter.md", "docs/sweeps.md"])
+def test_code_on_pages_runs(page: str) -> None:
+    """Every Python block of the page, in order, in one namespace."""
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL):
+        exec(compile(block, page, "exec"), namespace)  # it is the page's own code that is under test
 
 
 def test_notebooks_hold_no_trace_of_a_machine() -> None:
