@@ -138,7 +138,7 @@ def dressed(path: Path, entry: dict[str, list[str]]) -> tuple[dict, dict[str, st
     first = notebook["cells"][0]
     for claim in judged:
         first["source"] = first["source"].replace(f"`{claim}`", f"[`{claim}`](#claim-{claim})")
-    first["source"] += f"\n\n{{.files}}\n[Download this notebook](../download/{path.name}) to run and change it."
+    first["source"] += f"\n\n{{download}}`Download this notebook <../download/{path.name}>` to run and change it."
     notebook["cells"] = cells
     return notebook, judged
 
