@@ -16,7 +16,7 @@ PIPELINE = snakemake --cores $(CORES) --quiet rules host
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: environment reproduce accept test fast wheel nbval lint lab docs studies engines models distilled features paper lock clean
+.PHONY: environment reproduce accept test fast wheel nbval lint lab book studies engines models distilled features paper lock clean
 
 reproduce: environment  ## run every notebook and typeset the paper, under build/, and compare all of it with what is committed
 	$(PIPELINE)
@@ -42,8 +42,9 @@ nbval: environment  ## short notebooks, run and compared with their committed ou
 wheel: environment  ## build the wheel and use it in another environment, outside the checkout
 	python .ci/wheel.py
 
-docs: environment  ## the public interface as pages, from docstrings: build/docs/index.html
-	pdoc --math --output-directory build/docs specnb specnb_audit
+book: environment  ## notebooks as committed, guides, claims and interface as pages that need no network: build/book/index.html
+	python -c "import furo, myst_nb" 2>/dev/null || pip install -q -c constraints.txt -e .[book]
+	python docs/book.py
 
 lab: environment  ## explore in JupyterLab
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb

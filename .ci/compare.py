@@ -52,6 +52,7 @@ def tidy_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:
         shown = data.get("text/plain", "")
         if output.get("name") == "stderr" or (WIDGET in data and "%|" in shown):
             continue
+        data.pop(WIDGET, None)  # the model behind it is gone with its kernel; the output has the words beside it
         if shown:
             data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", " at 0x0>", shown)
         if output.output_type == "stream" and kept and kept[-1].output_type == "stream":

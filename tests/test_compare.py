@@ -157,5 +157,6 @@ def test_a_notebook_is_tidied(tmp_path: Path, script: ModuleType) -> None:
     done = nbformat.read(tmp_path / "to.ipynb", as_version=4)
     kept = [output.get("text") or output.data["text/plain"] for output in done.cells[0].outputs]
     assert kept == ["one result", "interactive(...)", "<Styler at 0x0>"]
+    assert script.WIDGET not in (tmp_path / "to.ipynb").read_text()
     assert done.metadata == {"kernelspec": {}, "language_info": {"name": "python"}}
     assert [cell.metadata for cell in done.cells] == [{}, {"tags": ["kept"]}]

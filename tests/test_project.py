@@ -142,18 +142,6 @@ def test_the_tree_of_the_readme_is_there_and_has_every_file_of_the_library() -> 
     assert not [file for file in files if file not in named and not file.startswith(tuple(whole))]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_links_in_notebooks_lead_somewhere(path: Path) -> None:
-    """Also to a figure of another notebook, and to a heading of the index."""
-    words = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown")
-    index = (ROOT / "notebooks" / "README.md").read_text()
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", words) if "://" not in link]
-    assert any(link.endswith(".ipynb") for link in links), "no link to another notebook"
-    for file, _, heading in (link.partition("#") for link in links):
-        assert (path.parent / file).exists(), f"{path.name} links to {file}"
-        assert not heading or file != "README.md" or f"## {heading.capitalize()}\n" in index
-
-
 def test_every_command_of_the_readme_is_installed() -> None:
     """`make test` and `make reproduce` are run by CI; of the others, make says what it would run, and that exists."""
     for target in set(re.findall(r"make ([a-z]+)", _readme())):
@@ -232,11 +220,12 @@ def _readme() -> str:
     return (ROOT / "README.md").read_text()
 
 
-def test_readme_code_runs() -> None:
-    """Every Python block of the README, in order, in one namespace."""
-    namespace: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", _readme(), flags=re.DOTALL):
-        exec(compile(block, "README.md", "exec"), namespace)  # it is the README's own code that is under test
+@pytest.mark.parametrize("page", ["README.md", "docs/decode.md", "docs/add-a-drafter.md", "docs/sweeps.md"])
+def test_code_on_pages_runs(page: str) -> None:
+    """Every Python block of the page, in order, in one namespace."""
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL):
+        exec(compile(block, page, "exec"), namespace)  # it is the page's own code that is under test
 
 
 def test_notebooks_hold_no_trace_of_a_machine() -> None:

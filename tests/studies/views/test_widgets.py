@@ -1,57 +1,81 @@
-"""One draft token and its uniform: the figure says what the acceptance rule does, with and without sliders."""
+"""What the figures to move compute, in JavaScript, is what the library computes."""
 
+import json
+import shutil
+import subprocess
+from itertools import product
+from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from specnb import token_verification
+from specnb import residual, theory, token_verification
+from specnb.distributions import sample
+from specnb.measure.predict import GPUS, roofline
 from studies.views import widgets
 
-P, Q, NAMES = torch.tensor([0.6, 0.3, 0.1, 0.0]), torch.tensor([0.3, 0.3, 0.4, 0.0]), ("a", "b", "c", "d")
+ROOT = Path(__file__).parents[3]
+NODE = shutil.which("node")
+pytestmark = pytest.mark.skipif(NODE is None, reason="there is no node, which runs the arithmetic of the figures here")
+RANDOM = np.random.default_rng(1)
+PAIRS = [*RANDOM.dirichlet(np.ones(4), (50, 2)), np.full((2, 4), 0.25), np.eye(4)[:2], np.array([[0.5, 0.5, 0, 0]] * 2)]
 
 
-@pytest.mark.parametrize(("drafted", "uniform"), [("a", 0.99), ("c", 0.24), ("c", 0.26), ("b", 0.5)])
-def test_the_title_says_what_the_rule_does(drafted: str, uniform: float) -> None:
-    figure = widgets.plot_one_token(P, Q, NAMES, drafted, uniform)
-    tokens = torch.tensor([NAMES.index(drafted)])
-    p = torch.stack([P, P])
-    kept = token_verification(p, Q[None], tokens, torch.tensor([uniform]), torch.tensor(0.5)).accepted
-    title = figure.axes[0].get_title()
-    assert title.endswith("accepted" if kept else "rejected; recovered: a (100%)")
-    plt.close(figure)
+def computed(expression: str, cases: list[Any]) -> Any:
+    """The value of `expression`, a function of the parts of a case, for each of them."""
+    module = Path(widgets.__file__).with_name("widgets.js").read_text(encoding="utf-8")
+    code = f"{module}\nconsole.log(JSON.stringify({json.dumps(cases)}.map({expression})));"
+    done = subprocess.run([str(NODE), "--input-type=module"], input=code, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
-def test_areas_are_probabilities() -> None:
-    figure = widgets.plot_one_token(P, Q, NAMES, "a", 0.5)
-    green, orange = (sum(bar.get_width() * bar.get_height() for bar in bars) for bars in figure.axes[0].containers)
-    assert green == pytest.approx(0.7)
-    assert orange == pytest.approx(0.3)
-    plt.close(figure)
+def test_masses_and_steps() -> None:
+    uniforms = RANDOM.random((len(PAIRS), 3))
+    cases = [[p.tolist(), q.tolist(), u.tolist()] for (p, q), u in zip(PAIRS, uniforms, strict=True)]
+    found = computed("([p, q, u], r) => (r = residual(p, q), [r, emitted(p, q, r), step(p, q, r, u)])", cases)
+    for (p, q), u, (left, output, done) in zip(PAIRS, uniforms, found, strict=True):
+        target, draft, uniform = (torch.tensor(values) for values in (p, q, u))
+        np.testing.assert_allclose(left, residual(target, draft), atol=1e-12)
+        np.testing.assert_allclose(output, p, atol=1e-12)
+        drafted = sample(draft, uniform[0])
+        both = torch.stack([target, target])
+        kept, token, _ = token_verification(both, draft[None], drafted[None], uniform[1:2], uniform[2])
+        assert done == {"drafted": drafted, "kept": bool(kept), "token": drafted if kept else token}
 
 
-def test_moving_a_slider_makes_another_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real widgets, driven through their values, as Jupyter does when a reader moves them."""
-    import ipywidgets
+def test_a_moved_distribution_sums_to_one() -> None:
+    cases = [[p.tolist(), x, value] for (p, _), x, value in product(PAIRS, range(4), (0.0, 0.3, 0.97))]
+    for (_, x, value), probs in zip(cases, computed("([p, x, value]) => moved(p, x, value)", cases), strict=True):
+        assert (probs[x], sum(probs)) == (value, pytest.approx(1))
 
-    controls: dict[str, Any] = {}
-    interact, titles = ipywidgets.interact, list[str]()
 
-    def keep(show: Any, **given: Any) -> None:
-        controls.update(given)
-        interact(show, **given)
+def test_speed_up_and_the_best_gamma() -> None:
+    free = float("inf")  # v(n) = 1
+    cases = list(product((0.0, 0.3, 0.8, 1.0), (0, 1, 5, 20), (0.0, 0.05, 0.4), (1, 8, 256), (153.0, free)))
+    values = "[speedUp(a, g, c, b, r), bestGamma(a, c, b, r), verifyCost(g + 1, b, r)]"
+    found = computed(f"([a, g, c, b, r]) => {values}", cases)
+    for (alpha, gamma, c, batch, ridge), (speed, best, v) in zip(cases, found, strict=True):
 
-    monkeypatch.setattr(ipywidgets, "interact", keep)
-    monkeypatch.setattr(plt, "show", lambda: titles.append(plt.gcf().axes[0].get_title()))
-    widgets.one_token(P, Q, NAMES, "c", 0.5, sliders=True)
-    controls["u"].value = 0.2
-    controls["drafted"].value = "a"
-    controls["u"].value = 7  # the slider ends below 1, as uniforms do
-    assert titles == [
-        "draft token c, u = 0.50: rejected; recovered: a (100%)",
-        "draft token c, u = 0.20: accepted",
-        "draft token a, u = 0.20: accepted",
-        "draft token a, u = 0.99: accepted",
-    ]
-    plt.close("all")
+        def cost(n: Any, batch: int = batch, ridge: float = ridge) -> Any:
+            return (1 + batch * n / ridge) / (1 + batch / ridge)
+
+        assert speed == pytest.approx(float(theory.walltime_improvement(alpha, gamma, c, cost)))
+        gains = theory.walltime_improvement(alpha, [best, int(theory.optimal_gamma(alpha, c, cost, 20))], c, cost)
+        assert gains[0] == pytest.approx(gains[1])  # of equal ones, rounding may choose another
+        assert v == pytest.approx(1.0 if ridge == free else roofline(gamma + 1, (ridge, 1000.0), batch=batch)[0][0])
+
+
+def test_devices_and_presets_are_those_of_the_data() -> None:
+    for device, ridge in computed("() => Object.entries(RIDGES)", [0])[0][1:]:
+        assert ridge == pytest.approx(1000 * GPUS[device][0] / GPUS[device][1])
+    table = pd.read_csv(ROOT / "data/reference/table2_and_4_walltime.csv")
+    published = set(zip(table.alpha, table.cost_ratio, table.gamma, strict=True))
+    assert {tuple(row) for row in computed("() => Object.values(PRESETS)", [0])[0]} <= published
+
+
+def test_an_output_says_what_the_figure_shows() -> None:
+    bundle, _ = widgets.Widget(figure="landscape")._repr_mimebundle_()
+    assert widgets.TEXT["landscape"] in bundle["text/html"]

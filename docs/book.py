@@ -1,0 +1,266 @@
+"""`make book`: build/book, a site of the notebooks as committed, guides, claims, docstrings and the paper.
+
+Nothing is executed. Sphinx reads build/book-source: Markdown files and notebooks at their places in the checkout, so
+that links between them hold, with what a page needs beyond the file: folded cells, the files behind each figure, an
+address for each cell that judges a claim, the table of claims, and a page for each module.
+"""
+
+import ast
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("specnb", "specnb_audit", "studies")
+PAGES = (
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "notebooks/*.md", "data/findings/*.md",
+    "data/results/README.md", "data/pair/README.md",
+)  # fmt: skip
+GUIDES = ("run-a-notebook", "decode", "export-token-ids", "add-a-drafter", "sweeps", "glossary")
+LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
+
+Labels = set[tuple[str, str]]  # ("results/01_joint.csv", "") for a table, (module, name) for code
+
+
+def lineage(sources: list[str], number: str) -> list[list[tuple[str, Labels]]]:
+    """For each code cell its statements, each with the tables and the functions of this project behind it.
+
+    They are followed through assignments. That may name too many; it misses what a function reads by itself.
+    """
+    known: dict[str, Labels] = {}
+    cells: list[list[tuple[str, Labels]]] = []
+    for source in sources:
+        cells.append([])
+        for statement in ast.parse(source).body:
+            if isinstance(statement, ast.ImportFrom):
+                if (module := statement.module or "").split(".")[0] in PACKAGES:
+                    known |= {alias.asname or alias.name: {(module, alias.name)} for alias in statement.names}
+                continue
+            nodes = list(ast.walk(statement))
+            names = [node for node in nodes if isinstance(node, ast.Name)]
+            made = [node.id for node in names if isinstance(node.ctx, ast.Store)]
+            made += [statement.name] if isinstance(statement, ast.FunctionDef) else []
+            read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+            grown = []  # what gets new rows or columns
+            labels: Labels = set().union(*(known.get(name, set()) for name in read))
+            for node in nodes:
+                if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+                    grown.append(first_name(node))
+                if isinstance(node, ast.Call):
+                    called = node.func.attr if isinstance(node.func, ast.Attribute) else first_name(node.func)
+                    named = str(getattr(node.args[0], "value", "")) if node.args else ""
+                    if called == "append":
+                        grown.append(first_name(node.func))
+                    if called == "read_table":
+                        labels.add((f"{named}.csv", ""))
+                    if called == "table" and first_name(node.func) == "nb":
+                        labels.add((f"results/{number}_{named}.csv", ""))
+                        grown.append(first_name(node.args[1]))
+            grown += [] if isinstance(statement, ast.Assign | ast.FunctionDef) else made
+            known |= {name: labels for name in made if name not in grown}
+            known |= {name: labels | known.get(name, set()) for name in grown}
+            known = {name: found for name, found in known.items() if name not in ("nb", "claim", "")}
+            cells[-1].append((ast.unparse(statement), labels))
+    return cells
+
+
+def first_name(node: ast.AST) -> str:
+    """`table` of `table.groupby("x")["y"]`; empty if it begins with something else than a name."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def files_of(figure: str, tables: Labels, entry: dict[str, list[str]]) -> str:
+    """The paragraph below a figure: the tables behind it, and the figure as files."""
+    number = figure.split("_")[0]
+    found = sorted({name for name, code in tables if not code and (ROOT / "data" / name).exists()})
+    words = "Data"
+    if not found:
+        words = "Tables of this notebook"
+        made = [f"results/{number}_{table}.csv" for table in entry.get("tables", [])]
+        read = [name.removeprefix("data/") for name in entry.get("reads", []) if name.endswith(".csv")]
+        found = [name for name in made + read if (ROOT / "data" / name).exists()]
+    linked_tables = ", ".join(f"[{Path(name).name}](../data/{name})" for name in found) or "none"
+    kinds = ", ".join(f"[{kind.upper()}](../figures/{figure}.{kind})" for kind in ("svg", "pdf"))
+    return f"{{.files}}\n{words}: {linked_tables}. Figure: {kinds}."
+
+
+def said_of_code(labels: Labels) -> str:
+    """Links to the functions and classes among `labels`."""
+    links = set()
+    for module, name in labels:
+        if not name or name.isupper() or module.startswith("specnb.notebook"):
+            continue
+        value = getattr(importlib.import_module(module), name, None)
+        value = importlib.import_module(f"{module}.{name}") if value is None else value
+        home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", module)
+        home = home if home.split(".")[0] in PACKAGES else module
+        links.add(f"{{py:obj}}`{name} <{home if isinstance(value, ModuleType) else f'{home}.{name}'}>`")
+    return ", ".join(sorted(links))
+
+
+def dressed(path: Path, entry: dict[str, list[str]]) -> tuple[dict, dict[str, str]]:
+    """The notebook as a page, and for each claim that it judges the links to its cell and code."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    number, cells, judged = path.stem.split("_")[0], [], {}
+    for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            # JupyterLab's address of a heading, as MyST writes it.
+            cell["source"] = re.sub(r"(?<=\]\(#)[^)]+", lambda m: re.sub(r"[^\w-]", "", m[0]).lower(), cell["source"])
+            cell["source"] = re.sub(r"^!(\[.*\]\(\S*/(\w+)\.svg\))$", r"[!\1](#figure-\2)", cell["source"], flags=re.M)
+    traced = iter(lineage([cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"], number))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cells.append(cell)
+            continue
+        if cell["metadata"].get("jupyter", {}).get("source_hidden"):
+            cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "hide-input"]
+        statements = next(traced)
+        for code, labels in statements:
+            for claim in re.findall(r"nb\.claim\('([\w-]+)'\)", code):
+                judged[claim] = f"[{number}](#claim-{claim})<br>{said_of_code(labels)}"
+                cells.append(text_cell(f"claim-{claim}", f"(claim-{claim})="))
+        figures = re.findall(r'save\(\w+, "(\w+)"\)', cell["source"])
+        cells += [text_cell(f"figure-{figure}", f"(figure-{figure})=") for figure in figures] + [cell]
+        behind = set().union(*(labels for _, labels in statements))
+        cells += [text_cell(f"files-{figure}", files_of(figure, behind, entry)) for figure in figures]
+    first = notebook["cells"][0]
+    for claim in judged:
+        first["source"] = first["source"].replace(f"`{claim}`", f"[`{claim}`](#claim-{claim})")
+    first["source"] += f"\n\n{{download}}`Download this notebook <../download/{path.name}>` to run and change it."
+    notebook["cells"] = cells
+    return notebook, judged
+
+
+def text_cell(name: str, source: str) -> dict:
+    return {"cell_type": "markdown", "metadata": {}, "id": name[:64], "source": source}
+
+
+def claims_page(judged: dict[str, str]) -> str:
+    verdicts = pd.read_csv(ROOT / "data/results/claims.csv", dtype=str)[["id", "verdict", "evidence"]]
+    claims = pd.read_csv(ROOT / "data/claims.csv", dtype=str).merge(verdicts, on="id").fillna("")
+    counts = claims.verdict.value_counts()
+
+    def plain(text: str) -> str:
+        return re.sub(r"([\\`*_\[\]<>|$#{}])", r"\\\1", text)
+
+    rows = [
+        f"| **{row.id}**<br>{plain(row.statement)} | {row.source}, {plain(row.locus)} | {row.verdict} "
+        f"| {plain(row.evidence)} | {judged.get(row.id, 'no notebook yet')} |" for row in claims.itertuples()
+    ]  # fmt: skip
+    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in counts.index)
+    return "\n".join([
+        "# Claims and verdicts", "",
+        f"{len(claims)} claims: {said}. The last column leads to the cell that decides, and to its code. "
+        "A claim *holds* if it is true as its source states it; *conditional* means: only under a condition that the "
+        "source does not state; a *refuted* one is false as stated, misprints among them; an *open* one is unsettled. "
+        "[Verdicts](data/results/claims.csv) and [claims with their thresholds](data/claims.csv) as tables.", "",
+        "{.claims}", "| claim | source | verdict | evidence | decided in |", "| --- " * 5 + "|", *rows, "",
+    ])  # fmt: skip
+
+
+def api_pages(out: Path) -> None:
+    """A page for each module, and an index."""
+    lines = ["# API", "", "The public names of `specnb`, and where each is defined:", ""]
+    names = re.findall(r"^from (specnb[\w.]*) import (.+)$", (ROOT / "specnb/__init__.py").read_text(), re.M)
+    lines += [f"- {name}: [{module}]({module}.rst)" for module, name in names if module != "specnb"]
+    for package in PACKAGES:
+        lines += ["", "```{toctree}", f":caption: {package}", ":maxdepth: 1", ""]
+        for file in sorted((ROOT / package).rglob("*.py")):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            if not module.endswith("__main__"):
+                (out / f"{module}.rst").write_text(f"{module}\n{'=' * len(module)}\n\n.. automodule:: {module}\n")
+                lines.append(module)
+        lines.append("```")
+    (out / "index.md").write_text("\n".join(lines) + "\n")
+
+
+def contents(notebooks: list[str]) -> str:
+    """The table of contents beside every page."""
+    parts = {
+        "Guides": [f"docs/{name}" for name in GUIDES],
+        "Notebooks": ["notebooks/README", *(f"notebooks/{name}" for name in notebooks)],
+        "Results": ["claims", "paper/paper", "data/findings/README", "data/findings/*", "data/*/README"],
+        "Reference": ["api/index", "docs/index", "CONTRIBUTING", "CHANGELOG"],
+    }
+    return "".join("\n```{toctree}\n:hidden:\n:glob:\n:caption: " + "\n".join([name, "", *pages, "```", ""])
+                   for name, pages in parts.items())  # fmt: skip
+
+
+def stage(out: Path) -> None:
+    """Everything that Sphinx reads, in the folder `out`, which is made anew."""
+    shutil.rmtree(out, ignore_errors=True)
+    for folder in ("_static/mathjax", "api", "download", "notebooks", "paper"):
+        (out / folder).mkdir(parents=True)
+    for page in (file for pattern in PAGES for file in ROOT.glob(pattern)):
+        (out / page.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(page, out / page.relative_to(ROOT))
+    order = re.findall(r"\]\((\w+)\.ipynb\)", (ROOT / "notebooks/README.md").read_text(encoding="utf-8"))
+    config, judged = yaml.safe_load((ROOT / "config.yml").read_text())["notebooks"], {}
+    for name in dict.fromkeys(order):
+        notebook, decided = dressed(ROOT / "notebooks" / f"{name}.ipynb", config[name])
+        (out / "notebooks" / f"{name}.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+        shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", out / "download")
+        judged |= decided
+    (out / "claims.md").write_text(claims_page(judged), encoding="utf-8")
+    (out / "paper/paper.md").write_text("# The paper\n\nTypeset from the committed results: [PDF](paper.pdf).\n")
+    api_pages(out / "api")
+    with (out / "README.md").open("a", encoding="utf-8") as readme:
+        readme.write(contents(list(dict.fromkeys(order))))
+    for page in [*out.rglob("*.md"), *(out / "notebooks").glob("*.ipynb")]:
+        linked(page, out)
+    for file in (ROOT / "docs/_static").iterdir():
+        shutil.copy(file, out / "_static")
+    shutil.copy(ROOT / "docs/conf.py", out)
+    script = (ROOT / "studies/views/widgets.js").read_text(encoding="utf-8")
+    # As a script and not as a module, which browsers do not load from files.
+    script = re.sub(r"^export (?!default)", "", script, flags=re.M).replace("export default", "const widget =")
+    places = "document.querySelectorAll('[data-widget]').forEach((el) => widget.render({ el }))"
+    script = f"(() => {{\n{script}\ndocument.addEventListener('DOMContentLoaded', () => {places});\n}})();\n"
+    (out / "_static/widgets.js").write_text(script, encoding="utf-8")
+
+
+def linked(page: Path, out: Path) -> None:
+    """Brings the files that `page` links to; a link to a module leads to its page."""
+    text = page.read_text(encoding="utf-8")
+    code = re.compile(r"\]\(((?:\.\./)*)((?:specnb|specnb_audit|studies)/[\w/]+)\.py(?:#[^)]*)?\)")
+    text = code.sub(lambda m: f"]({m[1]}api/{m[2].replace('/', '.')}.rst)", text)
+    page.write_text(text, encoding="utf-8")
+    for link in LINK.findall(text):
+        file = (page.parent / link).resolve()
+        committed = ROOT / file.relative_to(out.resolve()) if file.is_relative_to(out.resolve()) else ROOT
+        if not file.exists() and committed.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(committed, file)
+
+
+def main() -> None:
+    source, site = ROOT / "build/book-source", ROOT / "build/book"
+    stage(source)
+    (mathjax,) = find_spec("sphinx-mathjax-offline").submodule_search_locations
+    shutil.copy(Path(mathjax, "static/mathjax/tex-svg.js"), source / "_static/mathjax")
+    shutil.rmtree(site, ignore_errors=True)
+    # A warning is an error, and so is a reference that leads nowhere.
+    options = ["-q", "-n", "-W", "--keep-going", "-j", "2", "-d", ROOT / "build/book-cache"]
+    status = subprocess.run([sys.executable, "-m", "sphinx", *options, source, site], cwd=ROOT).returncode
+    site.mkdir(exist_ok=True)
+    (site / "index.html").write_text('<!DOCTYPE html><meta charset="utf-8"><title>specnb</title>'
+                                     '<meta http-equiv="refresh" content="0; url=README.html">\n')  # fmt: skip
+    if status:
+        raise SystemExit(status)
+    print("build/book/index.html")
+
+
+if __name__ == "__main__":
+    main()
