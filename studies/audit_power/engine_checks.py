@@ -140,7 +140,8 @@ def _sparse(weights: Tensor, keep: int) -> Tensor:
     return normalise(weights.where(weights >= weights.topk(keep)[0][-1], 0.0))
 
 
-def _within_ten_sigma(tokens: Tensor, probs: Tensor, least: float = 5.0) -> bool:
+def _within_ten_sigma(tokens: Tensor, probs: Tensor) -> bool:
+    least = 5  # expected counts of a cell
     counts, expected = torch.bincount(tokens, minlength=len(probs)).double(), probs * len(tokens)
     rare = expected < least
     observed = torch.cat([counts[~rare], counts[rare].sum()[None]])

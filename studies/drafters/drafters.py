@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,11 +97,6 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
     }
 
 
-@cache
-def _pair(double: bool) -> Pair:
-    return load_pair(dtype=torch.float64 if double else torch.float32, packed=False)
-
-
 def prompts_of(pair: Pair, text: str, count: int) -> list[list[int]]:
     """`count` prompts of one of the kinds in `TEXTS`."""
     files = corpus.read("held-out", limit=count)
@@ -132,11 +127,9 @@ def _repetitive(pair: Pair, source: str, number: int) -> list[int]:
     return pair.encode(f"{name} = {{\n" + "".join(lines))
 
 
-def measure(
-    item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int, double: bool = False
-) -> pd.DataFrame:
-    """The lines of one kind of text; with `timed_sequences` 0 the counts alone. `double` computes in float64."""
-    pair = _pair(double)
+def measure(item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int) -> pd.DataFrame:
+    """The lines of one kind of text; with `timed_sequences` 0 the counts alone."""
+    pair = load_pair(packed=False)
     prompts, entries = prompts_of(pair, item, sequences), league(pair, counted_files)
     sampling = Sampling()
     timed = _times(pair, prompts[:timed_sequences], entries, sampling, new_tokens) if timed_sequences else {}

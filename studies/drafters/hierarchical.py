@@ -34,7 +34,6 @@ class HierarchicalDrafter(Drafter):
         self.large, self.small, self.inner_gamma = large, small, inner_gamma
         self.vocab, self.draft_model = large.vocab, large.draft_model
         self.can_refill = small.can_refill
-        self.passes = 0  # forward passes of the larger model since the start
         self.unseen = 2  # the newest token, and the last one of the inner loop, which no forward pass has seen
 
     @property
@@ -54,7 +53,6 @@ class HierarchicalDrafter(Drafter):
         wider = Context(torch.cat([context.tokens, padding], dim=1), context.lengths)
         if rows is None:
             self.runner = CachedModel(self.large.model, wider.tokens.shape[1])
-            self.passes = 0
         prefill(self.runner, wider.tokens, wider.lengths, rows)
         self.small.start(wider, rows)
         self.padding = padding
@@ -93,7 +91,6 @@ class HierarchicalDrafter(Drafter):
         after = context.lengths[:, None] + torch.arange(inner, device=uniform.device)
         given = torch.cat([context.tokens.gather(1, slots), drafted.clamp_min(0)], dim=1)
         logits = self.runner.run(given, torch.cat([slots, after], dim=1), keep=inner + 1)
-        self.passes += 1
         p = standardise(logits, self.large.sampling, check=False)
         outcome = token_verification(p, small_q.to(p.dtype), drafted, own[:, inner : 2 * inner], own[:, -1])
         return p, outcome, drafted

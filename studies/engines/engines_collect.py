@@ -170,6 +170,15 @@ def collect(row: Row, python: str) -> Path:
     return row.file
 
 
+def compress(file: Path, out: Path) -> None:
+    """Writes `file` gzipped to `out`: the same bytes for the same content, without name or time."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0, compresslevel=9) as stream:
+        stream.write(file.read_bytes())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(packed.getvalue())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes the prompts, checks the models of an engine, or collects a row."""
     parser = argparse.ArgumentParser("python -m studies.engines.engines_collect", description=__doc__)
@@ -186,12 +195,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
-
-
-def compress(file: Path, out: Path) -> None:
-    """Writes `file` gzipped to `out`: the same bytes for the same content, without name or time."""
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0, compresslevel=9) as stream:
-        stream.write(file.read_bytes())
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(packed.getvalue())

@@ -1,8 +1,8 @@
 """Greedy multi-path block verification (GBV): of several independent chains, the one preferred by p/q is verified.
 
 The chosen chain is no sample of q. At one position, if L(x) is the q of all tokens that x is preferred to, the chosen
-token is x with probability s(x) = (L(x) + q(x))^k - L(x)^k. Token verification of it with s in place of q is exact,
-provided that the order behind s is the order by which it was chosen; block verification does the same for paths.
+token is x with probability s(x) = (L(x) + q(x))^k - L(x)^k. Verification of it with s in place of q is exact, provided
+that the order behind s is the order by which it was chosen.
 
 Source: Thomas and Pal, arXiv 2602.16961. Abstract, public reviews and the authors' function `gbv_verify`, in copies of
 it in other repositories, were read. One copy orders by min(1, p/q), which is not exact (`best_draft_code`).
@@ -96,47 +96,27 @@ def paths(tree: TokenTree) -> list[list[int]]:
     return sorted([node for node in tree.paths[end + 1].tolist() if node >= 0] for end in ends)
 
 
-def best_draft(p: Tensor, q: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """GBV at one position: of k independent samples from one q, verify the one with the largest p/q; exact.
-
-    A draft token that is not chosen is accepted with probability 0. Equals `best_path_block` for k chains of one token,
-    up to the order of tokens with equal p/q.
-    """
-    ratio = (p / q[..., 0, :]).nan_to_num(0.0, posinf=torch.inf)
-    rank = ratio.sort(dim=-1, stable=True).indices.argsort(-1)  # a strict order: later ids preferred among equals
-    return _verified(p, q, draft_tokens, rank)
-
-
 def best_draft_code(p: Tensor, q: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with min(1, p/q) in place of p/q, as one copy of GBV's code has it. Not exact.
+    """GBV at one position with min(1, p/q) in place of p/q, as one copy of its code has it. Not exact.
 
     All tokens with p >= q are equal then. The first of them in the tree is chosen, and s takes them in the order of
     their ids. Smallest example: k = 2, p = (1/2, 1/2, 0), q = (1/4, 1/4, 1/2).
     """
-    return _verified(p, q, draft_tokens, (p / q[..., 0, :]).nan_to_num(0.0).clamp_max(1))
-
-
-best_draft_rule = PlannedRule(AtEachNode(best_draft), schemes=(independent_children,))
-best_draft_code_rule = PlannedRule(AtEachNode(best_draft_code), schemes=())
-
-
-def _verified(p: Tensor, q: Tensor, draft_tokens: Tensor, preference: Tensor) -> tuple[Tensor, Tensor]:
-    """Chooses the draft token with the largest `preference` `(..., vocab)`, the first among equals."""
+    shared, k = q[..., 0, :], draft_tokens.shape[-1]
+    preference = (p / shared).nan_to_num(0.0).clamp_max(1)
     chosen = preference.gather(-1, draft_tokens).argmax(-1, keepdim=True)
-    skewed = _distribution_of_the_best(q[..., 0, :], preference, draft_tokens.shape[-1])
     token = draft_tokens.gather(-1, chosen)
+    order = preference.sort(dim=-1, stable=True).indices
+    ordered = shared.gather(-1, order)
+    below = torch.zeros_like(shared).scatter(-1, order, ordered.cumsum(-1) - ordered)
+    skewed = (below + shared) ** k - below**k
     chance = (p.gather(-1, token) / skewed.gather(-1, token)).clamp_max(1)
     accept = torch.zeros_like(q[..., 0]).scatter(-1, chosen, chance)
     left = (p - skewed).clamp_min(0)
     return accept, left.where(left.sum(-1, keepdim=True) > 0, p)
 
 
-def _distribution_of_the_best(q: Tensor, preference: Tensor, k: int) -> Tensor:
-    """s `(..., vocab)`: how the best of k samples from q is distributed, later ids preferred among equals."""
-    order = preference.sort(dim=-1, stable=True).indices
-    ordered = q.gather(-1, order)
-    below = torch.zeros_like(q).scatter(-1, order, ordered.cumsum(-1) - ordered)
-    return (below + q) ** k - below**k
+best_draft_code_rule = PlannedRule(AtEachNode(best_draft_code), schemes=())
 
 
 def _pick(rows: Tensor, index: Tensor) -> Tensor:

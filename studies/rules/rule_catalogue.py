@@ -19,7 +19,7 @@ from specnb.rules import (
     traversal_verification,
 )
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
-from studies.rules.best_draft import best_draft_code_rule, best_draft_rule, best_path_block
+from studies.rules.best_draft import best_draft_code_rule, best_path_block
 from studies.rules.hierarchical import (
     hierarchical_verification,
     hierarchical_verification_code,
@@ -93,7 +93,7 @@ SELECTION_RULES = {
     ),
     "recursive, merged children with their own q": Listed(recursive_rejection, "this project", "-", tested=_with_own_q),
     "k-sequential selection": _several(k_sequential_tree, *SPECTR),
-    "best draft token": _several(best_draft_rule, "GBV 2602.16961, one position", "copy of the code"),
+    "best draft token": _several(best_path_block, "GBV 2602.16961, one position", "copy of the code"),
     "best draft token by min(1, p/q)": _several(best_draft_code_rule, "another copy of GBV's code", "code"),
     "top-k, q = 1": _several(exact_match, "EAGLE issues 93, 183, 221", "issues", most_probable),
     "q = 1, sampled without replacement": _several(

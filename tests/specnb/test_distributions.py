@@ -101,29 +101,10 @@ def distribution_of(*parts: float, **settings: Any) -> list[float]:
     return standardise(torch.tensor(parts, dtype=torch.float64).log(), Sampling(**settings)).tolist()
 
 
-def test_temperature_zero_takes_the_lowest_index_among_equals() -> None:
-    assert distribution_of(1, 5, 2, 5, temperature=0) == [0, 1, 0, 0]
-
-
-def test_tokens_tied_with_the_k_th_stay() -> None:
-    assert distribution_of(2, 1, 1, 1, 0.5, top_k=2) == pytest.approx([0.4, 0.2, 0.2, 0.2, 0])
-
-
-@pytest.mark.parametrize("top_k", [5, 6, 10**9])
-def test_top_k_of_the_whole_vocabulary_changes_nothing(top_k: int) -> None:
-    assert distribution_of(2, 1, 1, 1, 3, top_k=top_k) == distribution_of(2, 1, 1, 1, 3)
-
-
 def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass() -> None:
     assert distribution_of(1, 1, 1, 1, top_p=0.5) == [0.5, 0.5, 0, 0]  # reached exactly, lower indices first
     assert distribution_of(1, 1, 1, 1, top_p=math.nextafter(0.5, 1)) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
     assert distribution_of(1, 1, 4, 2, top_p=1e-9) == [0, 0, 1, 0]
-
-
-def test_top_p_applies_after_top_k() -> None:
-    """top-k 2 makes (5, 3)/8 of (5, 3, 2)/10, and 5/8 reaches the mass alone where 5/10 does not."""
-    assert distribution_of(5, 3, 2, top_k=2, top_p=0.6) == [1, 0, 0]
-    assert distribution_of(5, 3, 2, top_p=0.6) == pytest.approx([5 / 8, 3 / 8, 0])
 
 
 @given(rows, samplings, st.integers(-1000, 1000))
@@ -162,33 +143,13 @@ def test_a_very_low_temperature_is_the_argmax_and_does_not_overflow() -> None:
 @pytest.mark.parametrize("bad", [[1.0, NAN], [INF, 0.0], [-INF, -INF], [INF, -INF]])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0), Sampling(top_k=1), Sampling(top_p=0.5)])
 def test_rows_without_a_distribution_raise_or_come_out_as_nan(bad: list[float], sampling: Sampling) -> None:
-    logits = torch.tensor([[0.0, 0.0], bad, [1.0, 2.0]])
-    with pytest.raises(ValueError, match=r"logits row 1 has the maximum (nan|inf|-inf)"):
+    """Rows are counted over all leading axes, and the first one is named."""
+    logits = torch.zeros(2, 3, 2)
+    logits[1, 0] = logits[1, 2] = torch.tensor(bad)
+    maximum = float(torch.tensor(bad).amax())
+    with pytest.raises(ValueError, match=rf"^logits row 3 has the maximum {maximum}: each row needs a finite largest"):
         standardise(logits, sampling)
-    distributions = standardise(logits, sampling, check=False)
-    assert distributions.isnan().any(-1).tolist() == [False, True, False]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperature": -0.5}, "temperature is -0.5"),
-        ({"temperature": INF}, "temperature is inf"),
-        ({"temperature": NAN}, "temperature is nan"),
-        ({"top_k": 0}, "top_k is 0"),
-        ({"top_k": -3}, "top_k is -3"),
-        ({"top_k": 2.5}, "top_k is 2.5"),
-        ({"top_k": INF}, "top_k is inf"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-        ({"top_p": 1.01}, "top_p is 1.01"),
-        ({"top_p": NAN}, "top_p is nan"),
-        ({"top_p": True}, "top_p is True"),
-        ({"top_p": 10**400}, "top_p is 10000"),
-    ],
-)
-def test_impossible_settings_are_named(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Sampling(**settings)
+    assert standardise(logits, sampling, check=False).isnan().any(-1).tolist() == [[False] * 3, [True, False, True]]
 
 
 # Sampling a token
@@ -255,25 +216,6 @@ def test_rare_tokens_of_a_float32_distribution_keep_their_cells() -> None:
     assert torch.equal(sample(probs.expand(1000, 1002), uniform), rare)
 
 
-@pytest.mark.parametrize("uniform_dtype", [torch.float32, torch.float64])
-def test_cells_are_as_wide_as_the_distribution_says(uniform_dtype: torch.dtype) -> None:
-    """On evenly spread uniforms a distribution in multiples of their distance comes out exactly."""
-    parts = torch.tensor([0, 11, 0, 1, 30, 22, 0])
-    middles = (torch.arange(64, dtype=uniform_dtype) + 0.5) / 64
-    tokens = sample((parts / 64).expand(64, 7), middles)
-    assert torch.equal(torch.bincount(tokens, minlength=7), parts)
-    assert torch.equal(tokens, tokens.sort().values)
-
-
-def test_sample_multiplies_the_uniform_by_the_sum_and_takes_columns() -> None:
-    probs = standardise(torch.randn(4, 3, 7, generator=torch.Generator().manual_seed(1))).double()
-    uniforms = torch.rand(3, 4, generator=torch.Generator().manual_seed(2)).double().T
-    assert not uniforms.is_contiguous()
-    want = sample(probs, uniforms.contiguous())
-    assert torch.equal(sample(probs, uniforms), want)
-    assert torch.equal(sample(probs / 4, uniforms), want)  # a power of two, so that nothing is rounded
-
-
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
 def test_sample_takes_any_leading_shape(shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -311,29 +253,6 @@ def test_residual_overlap_and_distance_agree_with_fractions(pair: tuple[list[int
         assert residual(p_distribution, q_distribution).tolist() == pytest.approx(want, abs=1e-13)
 
 
-@given(pairs())
-@examples
-def test_mass_identities(pair: tuple[list[int], list[int]]) -> None:
-    """accept + residual = p and accept + reject = q, for every token."""
-    p, q = (weighted(row) for row in pair)
-    accept = torch.minimum(p, q)
-    torch.testing.assert_close(accept + (1 - overlap(p, q)) * residual(p, q), p, atol=1e-15, rtol=0)
-    torch.testing.assert_close(accept + total_variation(p, q) * residual(q, p), q, atol=1e-15, rtol=0)
-
-
-@given(pairs())
-@examples
-def test_distance_is_symmetric_bounded_and_separates_equal_and_disjoint_distributions(
-    pair: tuple[list[int], list[int]],
-) -> None:
-    p, q = (weighted(row) for row in pair)
-    distance = float(total_variation(p, q))
-    assert distance == float(total_variation(q, p))
-    assert 0 <= distance <= 1 + 1e-15
-    assert (distance < 1e-12) == torch.allclose(p, q, atol=1e-12)
-    assert (distance > 1 - 1e-12) == bool(((p == 0) | (q == 0)).all())
-
-
 def test_residual_of_equal_distributions_and_against_nothing_is_p() -> None:
     p = weighted([1, 0, 3])
     assert torch.equal(residual(p, p), p)
@@ -341,22 +260,6 @@ def test_residual_of_equal_distributions_and_against_nothing_is_p() -> None:
     rough = torch.tensor([0.3, 0.0, 0.6], dtype=torch.float64)  # what rounding makes of a distribution, exaggerated
     assert torch.equal(unnormalised_residual(rough, rough), rough)
     assert residual(rough, rough).tolist() == pytest.approx([1 / 3, 0, 2 / 3])
-
-
-def test_residual_and_overlap_take_any_leading_shape() -> None:
-    generator = torch.Generator().manual_seed(0)
-    p, q = (standardise(torch.randn(2, 3, 5, generator=generator)) for _ in range(2))
-    p[1, 2] = q[1, 2]
-    for row in product(range(2), range(3)):
-        assert torch.equal(residual(p, q)[row], residual(p[row], q[row]))
-        assert overlap(p, q)[row] == overlap(p[row], q[row])
-        assert total_variation(p, q)[row] == total_variation(p[row], q[row])
-
-
-def test_one_hot_is_a_distribution() -> None:
-    distributions = one_hot(torch.tensor([[2, 0]]), 3, torch.float64)
-    assert distributions.dtype == torch.float64
-    assert distributions.tolist() == [[[0, 0, 1], [1, 0, 0]]]
 
 
 def test_normalise_divides_by_the_sum_of_the_last_axis() -> None:
@@ -388,6 +291,8 @@ SMALLEST, LARGEST_FLOAT32 = torch.finfo(torch.float32).tiny, torch.finfo(torch.f
         ({"temperature": math.nextafter(SMALLEST, 0)}, TEMPERATURES),
         ({"temperature": math.nextafter(LARGEST_FLOAT32, INF)}, TEMPERATURES),
         ({"temperature": -5e-324}, TEMPERATURES),
+        ({"temperature": INF}, TEMPERATURES),
+        ({"temperature": NAN}, TEMPERATURES),
         ({"temperature": True}, TEMPERATURES),
         ({"temperature": False}, TEMPERATURES),
         ({"temperature": "1"}, TEMPERATURES),
@@ -397,10 +302,14 @@ SMALLEST, LARGEST_FLOAT32 = torch.finfo(torch.float32).tiny, torch.finfo(torch.f
         ({"top_k": True}, TOP_KS),
         ({"top_k": 3.0}, TOP_KS),
         ({"top_k": "3"}, TOP_KS),
+        ({"top_k": -3}, TOP_KS),
+        ({"top_k": INF}, TOP_KS),
         ({"top_k": np.int64(0)}, TOP_KS),
         ({"top_p": -0.0}, TOP_PS),
         ({"top_p": math.nextafter(1, 2)}, TOP_PS),
-        ({"top_p": -0.5}, TOP_PS),
+        ({"top_p": NAN}, TOP_PS),
+        ({"top_p": True}, TOP_PS),
+        ({"top_p": 10**400}, TOP_PS),
         ({"top_p": None}, TOP_PS),
         ({"top_p": "0.5"}, TOP_PS),
     ],
@@ -422,6 +331,7 @@ def test_a_setting_out_of_range_is_named_with_what_it_may_be(settings: dict[str,
         ({"temperature": np.float32(0.5)}, {"temperature": 0.5}),
         ({"top_k": np.int64(1)}, {"temperature": 0.0}),
         ({"top_k": 4}, {}),
+        ({"top_k": 10**9}, {}),
         ({"top_k": None}, {}),
         ({"top_p": Fraction(1, 2)}, {"top_p": 0.5}),
         ({"top_p": 1}, {}),
@@ -441,24 +351,6 @@ def test_settings_at_their_limits_are_taken(settings: dict[str, Any], same: dict
 def test_the_hottest_distribution_is_uniform_over_what_is_possible() -> None:
     logits = torch.tensor([1e4, -1e4, -INF, 0.0])
     assert standardise(logits, Sampling(LARGEST_FLOAT32)).tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
-
-
-def test_the_row_without_a_distribution_is_counted_over_all_leading_axes() -> None:
-    hint = (
-        "each row needs a finite largest logit and no NaN; look for an overflow in the model (its dtype) or a filter "
-        "that removed everything"
-    )
-    for bad, maximum in (([NAN, 0.0], "nan"), ([INF, 0.0], "inf"), ([-INF, -INF], "-inf")):
-        for place, row in (((0, 0), 0), ((1, 2), 5), ((1, 0), 3)):
-            logits = torch.zeros(2, 3, 2)
-            logits[place] = torch.tensor(bad)
-            logits[1, 2] = torch.tensor(bad)  # the first one is named
-            for sampling in (Sampling(), Sampling(0)):
-                with pytest.raises(ValueError) as error:  # noqa: PT011
-                    standardise(logits, sampling)
-                assert str(error.value) == f"logits row {row} has the maximum {maximum}: {hint}"
-    with pytest.raises(ValueError, match="logits row 0 has the maximum nan"):
-        standardise(torch.tensor([NAN, 0.0]))
 
 
 def test_a_distribution_is_not_checked_in_place_of_logits() -> None:
@@ -486,13 +378,13 @@ def test_ties_beyond_sixteen_tokens_go_to_the_lowest() -> None:
 
 def test_sums_over_the_last_axis_of_broadcast_batches() -> None:
     p = torch.tensor([[[0.5, 0.5, 0.0]], [[0.25, 0.25, 0.5]]], dtype=torch.float64)  # (2, 1, 3)
-    q = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.0, 1.0]], dtype=torch.float64)  # (2, 3)
-    assert overlap(p, q).tolist() == [[0.75, 0.0], [0.75, 0.5]]
-    assert total_variation(p, q).tolist() == [[0.25, 1.0], [0.25, 0.5]]
+    q = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]], dtype=torch.float64)  # (2, 3); the last are equal
+    assert overlap(p, q).tolist() == [[0.75, 0.5], [0.75, 1.0]]
+    assert total_variation(p, q).tolist() == [[0.25, 0.5], [0.25, 0.0]]
     assert unnormalised_residual(p, q).tolist() == [
-        [[0, 0.25, 0], [0.5, 0.5, 0]], [[0, 0, 0.25], [0.25, 0.25, 0]]
+        [[0, 0.25, 0], [0.25, 0.25, 0]], [[0, 0, 0.25], [0.25, 0.25, 0.5]]
     ]  # fmt: skip
-    assert residual(p, q).tolist() == [[[0, 1, 0], [0.5, 0.5, 0]], [[0, 0, 1], [0.5, 0.5, 0]]]
+    assert residual(p, q).tolist() == [[[0, 1, 0], [0.5, 0.5, 0]], [[0, 0, 1], [0.25, 0.25, 0.5]]]
 
 
 def test_a_uniform_at_the_edge_of_a_cell_belongs_to_the_next_token() -> None:
@@ -506,6 +398,6 @@ def test_a_uniform_at_the_edge_of_a_cell_belongs_to_the_next_token() -> None:
 
 def test_one_hot_takes_any_leading_shape() -> None:
     assert one_hot(torch.tensor(1), 2).tolist() == [0.0, 1.0]
+    assert one_hot(torch.tensor([[2, 0]]), 3, torch.float64).tolist() == [[[0, 0, 1], [1, 0, 0]]]
     assert one_hot(torch.tensor(1), 2).dtype == torch.float32
-    assert one_hot(torch.zeros(2, 1, 3, dtype=torch.int64), 4).shape == (2, 1, 3, 4)
     assert one_hot(torch.tensor(1), 2, torch.float64).dtype == torch.float64

@@ -106,9 +106,8 @@ def test_engines() -> None:
     assert made["log10_e"] == pytest.approx(row["log10_e"], abs=1e-3)
 
 
-def test_drafters() -> None:
+def test_drafters(pair: Pair) -> None:
     text, size = "repetitive", find("drafters").settings
-    pair = drafters._pair(False)
     entry = drafters.Entry(lambda _: UniformDrafter(pair.target.config.vocab_size), 1)
     prompts = drafters.prompts_of(pair, text, size["sequences"])
     counts = drafters.counts_of(drafters._made(pair, prompts, entry, Sampling(), size["new_tokens"]).record)

@@ -174,15 +174,6 @@ def completions_p_value(made: Generation, architecture: str, eos: int | None = N
     return fit(case, ARCHITECTURES[architecture](VOCAB), made.tokens)[0].p_value
 
 
-def assert_rows_do_not_interact(target: PreTrainedModel, make: Callable[[], Drafter], **settings: Any) -> None:
-    """Prompts that take over the rows of others are continued as they are when all run together."""
-    asked: dict[str, Any] = {"max_new_tokens": 8, "eos": 2, "seed": 3, "progress": False, **settings}
-    together = generate(target, PROMPTS * 4, make(), **asked)
-    in_turn = generate(target, PROMPTS * 4, make(), batch_size=2, **asked)
-    assert in_turn.tokens == together.tokens
-    assert np.array_equal(in_turn.record.draft_tokens, together.record.draft_tokens)
-
-
 def codes(sequences: list[list[int]]) -> np.ndarray:
     """One number for each completion, whatever its length."""
     longest = max(map(len, sequences))

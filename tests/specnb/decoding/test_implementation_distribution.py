@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
-from drafter_kinds import DEEP, DEPTH_2, TREES, TWO_DRAFTS, TableTreeDrafter, chain, gamma_of
+from drafter_kinds import DEEP, DEPTH_2, TREES, TableTreeDrafter, chain, gamma_of
 from implementation_distribution import (
     CASES,
     GPU_CASES,
@@ -29,7 +28,7 @@ from implementation_distribution import (
     overlap_error,
     refilled,
 )
-from tiny import ARCHITECTURES, ROUNDING, llama, near_copy, next_distributions
+from tiny import ARCHITECTURES, llama, near_copy, next_distributions
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -111,22 +110,6 @@ def test_recorded_overlaps_are_those_of_uncached_models(architecture: str) -> No
     assert fully > len(PROMPTS)  # so the caches have run behind bonus tokens, too
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_one_pass_over_n_tokens_n_passes_over_one_and_uncached_passes_agree(architecture: str, attention: str) -> None:
-    """In float64 the three ways to a logit differ by rounding only."""
-    model = ARCHITECTURES[architecture](VOCAB, dtype=torch.float64)
-    model.set_attn_implementation(attention)
-    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCAB, (5, 12)))
-    with torch.inference_mode():
-        uncached = model(input_ids=tokens, use_cache=False).logits
-        for size in (12, 4, 1):
-            runner = CachedModel(model, 12)
-            blocks = torch.arange(12).expand(5, -1).split(size, dim=1)
-            logits = [runner.run(tokens[:, block[0]], block, keep=size) for block in blocks]
-            assert (torch.cat(logits, dim=1) - uncached).abs().max() < ROUNDING[attention]
-
-
 class SeesStates(TreeDrafter):
     """Compares the target's hidden states with those of a forward pass without a cache."""
 
@@ -174,13 +157,3 @@ def test_the_kept_distributions_are_the_target_s_own(make: Callable[[], Drafter]
         assert probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         exact = torch.cat([next_distributions(target, [[*prompt, *tokens[:n]]]) for n in range(len(tokens))])
         assert (probs - exact).abs().max() < {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]
-
-
-def test_several_drafts_of_one_token_are_a_tree() -> None:
-    """The overlap is recorded for each, and the record says that the second is tested only if the first is rejected."""
-    record = refilled(eager("llama"), TableTreeDrafter(TWO_DRAFTS), 300, gamma=2).record
-    assert record.parents == TWO_DRAFTS
-    assert record.path is not None
-    tested, path = record.tested[record.active], record.path[record.active]
-    assert tested[:, 0].all()
-    assert (tested[:, 1] == (path[:, 0] != 0)).all()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specnb.decoding.record import CompletedRow, StepRecord, StepTimer, merge_rows, now
+from specnb.decoding.record import CompletedRow, StepRecord, merge_rows, now
 
 # Two rows, three steps, two draft tokens a step. Row 0 emits 3, 1 and 2 tokens. Row 1 is cut in its first step (3 could
 # have been emitted, 2 were) and has ended. Token 0 is one; -1 is none.
@@ -85,22 +85,6 @@ def test_a_record_is_as_long_as_the_longest_row_and_says_nothing_of_steps_that_w
     assert record.emitted.tolist() == [[15, 0], [55, 61]]
     assert record.beta.tolist() == [[[0.5] * 3, [0.0] * 3], [[0.5] * 3] * 2]
     assert merge_rows([of_steps(1, 10)], {}).path is None, "a chain has none"
-
-
-def test_the_timer_counts_the_time_since_the_last_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on by a second whenever it is read; the minute between two steps counts for nothing."""
-    readings = iter([0.0, 1.0, 2.0, 3.0, 60.0, 61.0])
-    monkeypatch.setattr("specnb.decoding.record.now", lambda _: next(readings))
-    timer = StepTimer(torch.device("cpu"))
-    assert timer.seconds == {}
-    timer.start()
-    for part in ("draft", "target", "draft"):
-        timer.mark(part)
-    timer.start()
-    timer.mark("target")
-    assert {part: seconds.tolist() for part, seconds in timer.seconds.items()} == {
-        "draft": [2.0, 0.0], "target": [1.0, 1.0], "rest": [0.0, 0.0],
-    }  # fmt: skip
 
 
 def test_the_clock_waits_for_a_gpu_and_for_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from drafter_kinds import TWO_DRAFTS, TableTreeDrafter, chain, table
 from implementation_distribution import PROMPTS, SHARP, VOCAB
 from tiny import LIMIT, gpt2, llama
 from torch import Tensor
-from transformers import LlamaModel, PreTrainedModel
 from unsupported_models import sliding, without_positions
 
 from specnb.decoding import request as checks
@@ -64,12 +63,6 @@ def short_draft() -> Any:
     return model
 
 
-def misread() -> PreTrainedModel:
-    model = llama()
-    model.config.vocab_size = 9
-    return model
-
-
 def on_meta() -> Any:
     return llama().to("meta")  # type: ignore[arg-type]
 
@@ -80,24 +73,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompts": [[0], [1, VOCAB]]}, "prompt 1 has the token 4; the vocabulary has the tokens 0 to 3"),
     ({"prompts": [[-1]]}, "prompt 0 has the token -1; the vocabulary has the tokens 0 to 3"),
     ({"prompts": 3}, "prompts is 3; it must be a list of prompts, each a list of tokens"),
-    ({"prompts": "ab"}, "prompts is 'ab'; it must be a list of prompts"),
-    ({"prompts": (prompt for prompt in [[1]])}, "it must be a list of prompts"),
     ({"prompts": [0, 1, 2]}, "prompt 0 is 0; each prompt is a list of tokens, which are whole numbers"),
-    ({"prompts": ["text"]}, "prompt 0 is 'text'; each prompt is a list of tokens"),
     ({"prompts": [[0], [0.5]]}, "prompt 1 is [0.5]; each prompt is a list of tokens, which are whole numbers"),
-    ({"prompts": torch.tensor([[1.0]])}, "prompt 0 is tensor([1.]); each prompt is a list of tokens"),
-    ({"prompts": [[True]]}, "prompt 0 is [True]; each prompt is a list of tokens, which are whole numbers"),
     ({"eos": VOCAB}, "eos has the token 4; the vocabulary has the tokens 0 to 3"),
     ({"eos": [1, -1]}, "eos has the token -1"),
-    ({"eos": "a"}, "eos is 'a'; it must be a token, which is a whole number, a list of tokens, or None"),
-    ({"eos": [0.5]}, "eos is [0.5]; it must be a token"),
+    ({"eos": [0.5]}, "eos is [0.5]; it must be a token, which is a whole number, a list of tokens, or None"),
     ({"gamma": -1}, "gamma is -1; it must be a whole number from 0"),
-    ({"gamma": 2.0}, "gamma is 2.0; it must be a whole number from 0"),
     ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be a whole number from 1"),
-    ({"max_new_tokens": True}, "max_new_tokens is True; it must be a whole number from 1"),
     ({"seed": -1}, "seed is -1; it must be a whole number from 0"),
     ({"batch_size": 0}, "batch_size is 0; it must be a whole number from 1"),
-    ({"batch_size": 1.5}, "batch_size is 1.5; it must be a whole number from 1"),
     ({"rows": [0, 1]}, "there are 3 prompts and 2 rows; each prompt has one number"),
     ({"rows": [0, 1, -1]}, "rows is -1; it must be a whole number from 0"),
     ({"sampling": 0.7}, "sampling is 0.7; it must be a specnb.distributions.Sampling"),
@@ -109,15 +93,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": short_draft(), "max_new_tokens": 5}, "need 9 positions, and GPT2LMHeadModel has 8; shorten the prompt"),
     ({"draft": ModelDrafter(short_draft(), SHARP), "max_new_tokens": 5}, "GPT2LMHeadModel has 8"),
     ({"target": "gpt2"}, "str is no model of transformers"),
-    ({"target": LlamaModel(TARGET.config).eval()}, "LlamaModel gives no next-token logits"),
     ({"target": refusing(sliding())}, "DynamicSlidingWindowLayer"),
-    ({"target": refusing(llama()).train()}, "LlamaForCausalLM is in training mode"),
-    ({"target": misread(), "draft": None}, "LlamaForCausalLM has 9 tokens, and its embedding 4"),
     ({"target": on_meta(), "draft": None}, "the target is on the device meta, where it has no weights"),
     ({"draft": on_meta()}, "the target is on cpu and the draft on meta; move one of them"),
     ({"draft": refusing(llama(VOCAB + 3))}, "the target has 4 tokens and the draft 7; both need the same vocabulary"),
     ({"draft": refusing(without_positions())}, "takes no position_ids"),
-    ({"draft": refusing(llama()).train()}, "LlamaForCausalLM is in training mode"),
     ({"draft": "gpt2"}, "draft is a str; it must be a model, a Drafter, or None. It lacks vocab, "),
     ({"draft": Bare()}, "draft is a Bare; it must be a model, a Drafter, or None. It lacks parents, "),
     ({"draft": TableDrafter}, "draft is the class TableDrafter; it must be a model, a Drafter, or None: give TableD"),

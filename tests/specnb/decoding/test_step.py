@@ -1,4 +1,4 @@
-"""A step can be captured and runs on any device; its state against a transcription for one row; what it refuses.
+"""A step can be captured and runs on any device; what it refuses. Which tokens it emits is in test_generate.py.
 
 To be captured, it does nothing on the host, and no shape in it depends on what was sampled.
 """
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from specnb.decoding.generate import Study, generate
 from specnb.decoding.request import Request
 from specnb.decoding.step import Batch, State
-from specnb.distributions import Sampling, Uniforms, uniforms
+from specnb.distributions import Sampling, Uniforms
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.rules import (
@@ -233,61 +233,6 @@ def test_a_drafter_is_told_which_rows_begin_and_what_became_of_its_tokens() -> N
     assert told[2:] == [(accepted, expected)]
     batch.clear([])
     assert not states.any(), "hidden states of earlier sequences are forgotten"
-
-
-def emitted_by_hand(
-    drafted: list[int], accepted: int, token: int, remaining: int, eos: list[int]
-) -> tuple[list[int], int]:
-    """The tokens that a step emits in one row, and how many remain to be emitted."""
-    new = [*drafted[:accepted], token][:remaining]
-    ends = [at for at, one in enumerate(new) if one in eos]
-    return (new[: ends[0] + 1], 0) if ends else (new, remaining - len(new))
-
-
-@pytest.mark.parametrize("eos", [[], [3], [0, 4]], ids=str)
-@pytest.mark.parametrize("gamma", [0, 1, 3])
-def test_any_step_appends_what_the_rule_accepted_up_to_the_end(gamma: int, eos: list[int]) -> None:
-    """400 rows at random, a fifth of which have ended, against the loop that one would write for one row."""
-    chance = np.random.default_rng(gamma)
-    rows, vocab, slots = 400, 6, 12
-    drafted, accepted = chance.integers(-1, vocab, (rows, gamma)), chance.integers(0, gamma + 1, rows)
-    tokens, lengths = chance.integers(0, vocab, (rows, slots)), chance.integers(1, slots - gamma, rows)
-    final, remaining = chance.integers(0, vocab, rows), chance.integers(0, 5, rows)
-    drafter = TableDrafter(torch.eye(vocab)) if gamma else None
-    request = Request(llama(vocab), [[1]] * rows, drafter, gamma, slots - gamma - 2, eos=eos)
-    state = State(request)
-    state.eos.copy_(torch.tensor(eos, dtype=torch.int64))
-    state.tokens.copy_(torch.from_numpy(tokens))
-    state.lengths.copy_(torch.from_numpy(lengths))
-    state.remaining.copy_(torch.from_numpy(remaining))
-    proposal = Proposal(torch.from_numpy(drafted), torch.zeros(rows, gamma, vocab))
-    emitted = state.append(proposal, Outcome(torch.from_numpy(accepted), torch.from_numpy(final)))
-    for row in range(rows):
-        new, left = emitted_by_hand(drafted[row].tolist(), accepted[row], final[row], remaining[row], eos)
-        assert int(emitted[row]) == len(new)
-        assert int(state.lengths[row]) == lengths[row] + len(new)
-        assert int(state.remaining[row]) == left
-        expected = [*tokens[row, : lengths[row]].tolist(), *new]
-        assert state.tokens[row, : len(expected)].tolist() == expected
-
-
-def test_prompts_enter_their_rows_and_no_other() -> None:
-    state = batch_of().state
-    for tensor in (state.tokens, state.lengths, state.starts, state.remaining, state.steps, state.uniforms):
-        tensor.fill_(3)
-    state.has_nan[:], state.improper[:] = True, True
-    given = uniforms(5, [0, 1], 2, 2)
-    state.enter(torch.tensor([2, 0]), [[5], [1, 2, 4]], given, 6)
-    assert state.tokens[:, :4].tolist() == [[1, 2, 4, 3], [3, 3, 3, 3], [5, 0, 0, 3]]
-    assert state.lengths.tolist() == state.starts.tolist() == [3, 3, 1]
-    assert state.remaining.tolist() == [6, 3, 6]
-    assert state.steps.tolist() == [0, 3, 0]
-    assert state.has_nan.tolist() == state.improper.tolist() == [False, True, False]
-    assert (state.uniforms[1] == 3).all()
-    for row, own in ((2, 0), (0, 1)):
-        every = [given.draft[own], given.accept[own], given.final[own][:, None]]
-        assert torch.equal(state.uniforms[row, :2], torch.cat(every, dim=1))
-    assert torch.equal(state.step_uniforms, state.uniforms[[0, 1, 2], [0, 3, 0]])
 
 
 # What a model, a drafter and a rule may not return.

@@ -91,11 +91,6 @@ def test_at_temperature_0_only_the_top_children_are_several() -> None:
     assert (q.amax(-1) == 1).all()
 
 
-def test_parents_are_checked() -> None:
-    with pytest.raises(ValueError, match="it must be an earlier node"):
-        TreeDrafter(llama(), (0, -1))
-
-
 RULES = (
     recursive_rejection, traversal_verification, exact_match, best_path_block, k_sequential_tree, spechub_tree,
 )  # fmt: skip

@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from distributions_for_tests import examples
-from hypothesis import given
-from hypothesis import strategies as st
 from tiny import ARCHITECTURES, LIMIT, ROUNDING, llama
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, MistralConfig, PreTrainedModel, StaticCache
@@ -18,7 +15,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from specnb.models.cache import RaggedCache, crop, ragged_mask
+from specnb.models.cache import RaggedCache, crop
 from specnb.models.cached_model import CachedModel
 
 TOKENS = torch.tensor([[0, 3, 1, 2, 0, 1, 1, 3], [2, 2, 0, 1, 3, 3, 0, 1]])
@@ -123,21 +120,6 @@ def test_too_many_or_too_few_tokens_are_refused(taken: int) -> None:
             crop(one, taken)
 
 
-@examples
-@given(
-    slots=st.lists(st.lists(st.integers(0, 6), min_size=2, max_size=2), min_size=1, max_size=3),
-    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
-)
-def test_a_token_sees_the_slots_up_to_its_own(slots: list[list[int]], dtype: torch.dtype) -> None:
-    mask = ragged_mask(torch.tensor(slots), 7, dtype)
-    assert mask.shape == (len(slots), 1, 2, 7)
-    assert mask.dtype == dtype
-    for row, places in enumerate(slots):
-        for query, slot in enumerate(places):
-            hidden = torch.finfo(dtype).min
-            assert mask[row, 0, query].tolist() == [0.0 if place <= slot else hidden for place in range(7)]
-
-
 # Rows of a RaggedCache that stand at different places: row 0 after 4 tokens, row 1 after 6.
 ENDS = torch.tensor([[3], [5]])
 
@@ -182,16 +164,3 @@ def test_nan_in_a_hidden_slot_is_loud(attention: str) -> None:
     logits = runner.run(torch.tensor([[2], [0]]), ENDS, keep=1)
     assert logits[0].isnan().all()
     assert not logits[1].isnan().any()
-
-
-def test_a_ragged_cache_holds_what_was_written_last_at_each_slot() -> None:
-    cache = RaggedCache(layers=1, capacity=5)
-    for slots, value in (([[0, 1, 2], [0, 1, 2]], 1.0), ([[1], [3]], 2.0)):
-        at = torch.tensor(slots)
-        cache.write_at(at)
-        states = torch.full((2, 1, at.shape[1], 1), value)
-        keys, values = cache.update(states, -states, 0)
-    assert keys.flatten(1).tolist() == [[1, 2, 1, 0, 0], [1, 1, 1, 2, 0]]
-    assert torch.equal(values, -keys)
-    assert cache.get_mask_sizes(1, 0) == (5, 0)
-    assert cache.get_max_length() == 5

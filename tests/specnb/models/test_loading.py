@@ -12,7 +12,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from implementation_distribution import VOCAB
 from safetensors.torch import load_file, save_file
-from tiny import LIMIT, gpt2, llama, neox, qwen2
+from tiny import LIMIT, gpt2, llama
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -321,12 +321,7 @@ def test_a_float64_model_computes_nothing_in_less_and_is_the_same_model() -> Non
 # What the loop can run.
 
 
-@pytest.mark.parametrize("make", [llama, gpt2, neox, qwen2])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_decoders_of_full_attention_are_supported(make: Callable[..., PreTrainedModel], attention: str) -> None:
-    model = make()
-    model.set_attn_implementation(attention)
-    require_supported(model)
+def test_a_model_whose_window_is_switched_off_is_supported() -> None:
     require_supported(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)).eval())
 
 

@@ -2,7 +2,9 @@
 
 import ast
 import json
+import math
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,7 @@ def test_what_is_judged_is_printed_and_stored(tmp_path: Path, capsys: pytest.Cap
     with nb.claim("expected-tokens") as claim:
         claim.needs(True, "44 of\n  45")
         claim.could_fail(True, "a wrong formula is off by 0.1")
-        claim.number(alpha=Estimate(2 / 3, 0.5, 0.75, 10), n=3)
+        claim.number(alpha=Estimate(2 / 3, 0.5, 0.75, 10), n=np.int64(3), found=np.True_, c=Fraction(1, 4), by="x")
     nb.table("sweep", pd.DataFrame({"x": [1 / 3, 2.0]}))
     nb.close()
     printed = capsys.readouterr().out
@@ -79,7 +81,8 @@ def test_what_is_judged_is_printed_and_stored(tmp_path: Path, capsys: pytest.Cap
     assert table.evidence["expected-tokens"] == "44 of 45; a wrong formula is off by 0.1"
     assert set(table.drop("expected-tokens").verdict) == {"open"}
     stored = json.loads((results / "02.numbers.json").read_text())
-    assert stored["expected-tokens"] == {"alpha": {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10}, "n": 3}
+    alpha = {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10}
+    assert stored["expected-tokens"] == {"alpha": alpha, "n": 3, "found": True, "c": 0.25, "by": "x"}
     assert (results / "02_sweep.csv").read_text() == "x\n0.333333\n2\n"
 
 
@@ -103,8 +106,9 @@ def test_what_cannot_be_judged_is_refused() -> None:
     with pytest.raises(ZeroDivisionError), nb.claim("unbiasedness"):
         raise ZeroDivisionError
     assert nb.judged["unbiasedness"].verdict == "open"
-    with pytest.raises(ValueError, match="unbiasedness: x is nan"):
-        nb.claim("unbiasedness").number(x=float("nan"))
+    for number in (math.nan, math.inf, [1], None):
+        with pytest.raises((ValueError, TypeError), match="unbiasedness: x is"):
+            nb.claim("unbiasedness").number(x=number)
     with pytest.raises(ValueError, match="its name may have letters"):
         nb.table("../../evil", pd.DataFrame())
     with pytest.raises(ValueError, match="no notebook '99'; there are 00, "):

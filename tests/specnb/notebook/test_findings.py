@@ -1,16 +1,11 @@
 """Where data is read and results are written: never over what is committed, and never half of a file."""
 
-import math
 import sys
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from specnb.measure.statistics import Estimate
 from specnb.notebook import findings
 from specnb.notebook.claims import Notebook
 
@@ -90,25 +85,3 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
         findings.write(file, "new")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
-
-
-@pytest.mark.parametrize(
-    ("value", "stored"),
-    [
-        (Estimate(2 / 3, 0.5, 0.75, 10), {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10}),
-        (np.int64(3), 3),
-        (np.True_, True),
-        (Fraction(1, 4), 0.25),
-        ("x", "x"),
-    ],
-)
-def test_numbers_are_stored_as_in_tables(value: Any, stored: Any) -> None:
-    assert findings.as_number(value, "x") == stored
-
-
-@pytest.mark.parametrize(
-    ("value", "error"), [(math.nan, ValueError), (math.inf, ValueError), ([1], TypeError), (None, TypeError)]
-)
-def test_what_is_no_number_is_refused(value: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="x is"):
-        findings.as_number(value, "x")

@@ -1,12 +1,9 @@
 """Levels per step computed from the target's search alone, and the time of a step."""
 
-from itertools import pairwise
-
 import pytest
-import torch
 
 from specnb import theory
-from specnb.beam import Beams, BeamSettings, LogProbs, steps
+from specnb.beam import BeamSettings, steps
 from studies.beams.beam_cost import accepted_levels, improvement, levels_by_step
 from studies.beams.beam_enumeration import DyadicLogProbs, trajectory
 
@@ -22,19 +19,6 @@ def world(ends: str, seed: int) -> tuple[DyadicLogProbs, DyadicLogProbs, BeamSet
     )
 
 
-def min_draft_width(state: Beams, following: Beams, draft: LogProbs, settings: BeamSettings) -> int:
-    """The smallest u at which the first drafted level contains all beams of `following`, the target's next state."""
-    totals = state.scores[:, None] + draft(state.paths).to(state.scores)
-    totals[:, list(settings.eos)] = -torch.inf
-    rows = {path: row for row, path in enumerate(state.paths)}
-    flat = totals.flatten()
-    ranks = []
-    for path in following.paths:
-        at = rows[path[:-1]] * totals.shape[1] + path[-1]
-        ranks.append(int((flat > flat[at]).sum() + (flat[:at] == flat[at]).sum()) + 1)
-    return max(ranks)
-
-
 @pytest.mark.parametrize("ends", ENDS)
 def test_levels_by_step_equal_those_of_the_search(ends: str) -> None:
     for seed in range(6):
@@ -44,21 +28,6 @@ def test_levels_by_step_equal_those_of_the_search(ends: str) -> None:
             for gamma in (1, 2, 3):
                 real = [len(states) for states in steps(distributions, chosen, draft, width, gamma)]
                 assert levels_by_step(accepted[row], gamma).tolist() == real
-
-
-@pytest.mark.parametrize("ends", ENDS)
-def test_the_minimal_draft_width_is_the_least_that_is_accepted(ends: str) -> None:
-    widths, seen = (2, 3, 4, 5), set()
-    for seed in range(6):
-        distributions, draft, chosen = world(ends, seed)
-        states = trajectory(distributions, chosen)
-        accepted = accepted_levels(states, draft, widths, 1, chosen)
-        for at, (state, following) in enumerate(pairwise(states)):
-            if not following.ended:
-                least = min_draft_width(state, following, draft, chosen)
-                seen.add(least)
-                assert accepted[:, at].tolist() == [int(width >= least) for width in widths]
-    assert len(seen) > 2
 
 
 def test_with_constant_costs_a_step_takes_what_theorem_3_8_says() -> None:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from distributions_for_tests import PAIRS, distance, distribution_pair, first_distributions
 from torch import Tensor
 
-from specnb.distributions import residual
 from specnb.enumeration import Drafts, completed, expected_accepted, joint_distribution, step_distribution
 from specnb.rules import PlannedRule, block_verification, recursive_rejection
 from specnb.trees import TokenTree
 from studies.rules import best_draft as module
-from studies.rules.best_draft import best_draft, best_draft_code_rule, best_draft_rule, best_path_block, chosen_path
+from studies.rules.best_draft import best_path_block, chosen_path
 from studies.rules.hierarchical import (
     hierarchical_verification,
     hierarchical_verification_code,
     hierarchical_verification_file,
 )
 from studies.rules.merged_drafts import first_appearances, from_several, hub_pairs, independent, merged, selected
-from studies.rules.selection import AtEachNode
 from studies.rules.spechub import spechub, spechub_code, with_shortcut
 
 P, Q = torch.tensor([0.05, 0.35, 0.2, 0.4]).double(), torch.tensor([0.4, 0.3, 0.2, 0.1]).double()
 THIRDS = torch.tensor([1, 2]).double() / 3
+RIGHT = module._power_sum
 every_kind = pytest.mark.parametrize("kind", PAIRS)
 
 
@@ -58,12 +59,7 @@ def test_the_codes_are_exact_for_one_draft_token_only(rule: PlannedRule, ninths:
 # The best of several draft tokens or paths
 
 
-def test_the_best_of_several_accepts_as_often_as_the_rule_for_paths() -> None:
-    for k, seed in ((2, 0), (3, 1)):
-        p, q = distribution_pair("dense", vocab=3, seed=seed)
-        _, accepted = selected(best_draft_rule, p(()), independent(q(()), k))
-        paths = step_distribution(best_path_block, p, q, (-1,) * k)
-        assert accepted == pytest.approx(expected_accepted(paths), abs=1e-12)
+def test_one_path_is_block_verification_and_two_accept_more() -> None:
     p, q = distribution_pair("dense", vocab=2)
     block, one, two = (
         expected_accepted(step_distribution(rule, p, q, parents))
@@ -80,40 +76,22 @@ def test_the_best_of_several_accepts_as_often_as_the_rule_for_paths() -> None:
 def test_it_can_accept_less_often_than_one_draft_token() -> None:
     """With p = q one draft token is always accepted; of several the one that the order prefers comes too often."""
     p = float64(0.7, 0.3)
-    assert selected(best_draft_rule, p, independent(p, 1))[1] == pytest.approx(1, abs=1e-12)
-    assert selected(best_draft_rule, p, independent(p, 3))[1] == pytest.approx(0.643, abs=1e-12)
+    assert selected(best_path_block, p, independent(p, 1))[1] == pytest.approx(1, abs=1e-12)
+    assert selected(best_path_block, p, independent(p, 3))[1] == pytest.approx(0.727, abs=1e-12)
 
 
-def test_the_copy_of_the_code_is_not_exact() -> None:
-    p, q = float64(0.5, 0.5, 0), float64(0.25, 0.25, 0.5)
-    assert distance(selected(best_draft_code_rule, p, independent(q, 2))[0], p) == pytest.approx(1 / 16, abs=1e-12)
-
-
-def test_of_many_tokens_with_equal_ratios_the_lowest_is_chosen_for_paths_and_the_last_for_tokens() -> None:
+def test_of_many_tokens_with_equal_ratios_the_lowest_is_chosen() -> None:
     """Torch keeps the order of more than 16 equal numbers in a stable sort only."""
     probs = torch.full((4, 40), 1 / 40, dtype=torch.float64)
     tokens = torch.stack([torch.randperm(40, generator=torch.Generator().manual_seed(seed))[:3] for seed in range(30)])
     chosen = chosen_path(probs.expand(30, 4, 40), probs[:3].expand(30, 3, 40), tokens, TokenTree((-1, -1, -1)))
     assert torch.equal(chosen.nodes[:, 0], tokens.argmin(-1))
-    accept, _ = best_draft(probs[0].expand(30, 40), probs[:3].expand(30, 3, 40), tokens)
-    assert torch.equal(accept.argmax(-1), tokens.argmax(-1))
 
 
-def test_bugs_of_the_best_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_skewed(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        ratio = (p / q[..., 0, :]).gather(-1, tokens)
-        best = ratio.argmax(-1, keepdim=True)
-        accept = torch.zeros_like(ratio).scatter(-1, best, ratio.gather(-1, best).clamp_max(1))
-        return accept, residual(p, q[..., 0, :])
-
-    def one_draft_fewer(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        return best_draft(p, q, tokens)[0], best_draft(p, q[..., :-1, :], tokens[..., :-1])[1]
-
-    for bug in (not_skewed, one_draft_fewer):
-        assert distance(selected(PlannedRule(AtEachNode(bug)), P, independent(Q, 3))[0], P) > 1e-3
-    right = module._distribution_of_the_best
-    monkeypatch.setattr(module, "_distribution_of_the_best", lambda q, preference, k: right(q, -preference, k))
-    assert distance(selected(best_draft_rule, P, independent(Q, 2))[0], P) > 1e-3
+@pytest.mark.parametrize("power", [lambda a, b, k: torch.ones_like(a), lambda a, b, k: RIGHT(a, b, k - 1)])
+def test_verification_with_q_or_as_of_one_path_fewer_is_found(power: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_power_sum", power)
+    assert distance(selected(best_path_block, P, independent(Q, 3))[0], P) > 1e-3
 
 
 # SpecHub's code
@@ -163,9 +141,3 @@ def test_merging_is_exact_with_the_q_that_the_children_really_have(kind: str) ->
     p, q = first_distributions(kind, 3)
     assert distance(selected(recursive_rejection, p, first_appearances(independent(q, 3)))[0], p) < 1e-12
     assert distance(selected(recursive_rejection, p, from_several(torch.stack([q, p, q])))[0], p) < 1e-12
-
-
-def test_merging_is_not_exact_with_the_q_of_the_samples() -> None:
-    p, q = float64(0, 0.3, 0.7), float64(0.6, 0.2, 0.2)
-    for shuffled in (True, False):
-        assert distance(selected(recursive_rejection, p, merged(independent(q, 2), shuffled))[0], p) > 0.01

@@ -1,8 +1,7 @@
-"""The best static tree: against every tree of small sizes, and against the greedy choice for falling rates."""
+"""The best static tree, against every tree of small sizes."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -36,18 +35,6 @@ def test_no_tree_of_this_size_accepts_more(rates: list[float], nodes: int, depth
     assert len(tree) <= nodes
     assert max(node_depths(tree), default=0) <= depth
     assert accepted(tree, rates) == pytest.approx(max(accepted(other, rates) for other in every_tree(nodes, depth)))
-
-
-def test_for_falling_rates_the_nodes_reached_most_often_are_taken() -> None:
-    rates, nodes = [0.55, 0.2, 0.1, 0.05], 40
-    heap = [-rate for rate in rates]
-    reached: list[float] = []
-    while len(reached) < nodes:
-        value = -heapq.heappop(heap)
-        reached.append(value)
-        for rate in rates:
-            heapq.heappush(heap, -value * rate)
-    assert accepted(best_tree(rates, nodes, depth=nodes), rates) == pytest.approx(sum(reached))
 
 
 def test_nodes_of_a_level_are_together_and_among_equal_trees_the_smaller_first_child_is_taken() -> None:

@@ -37,11 +37,6 @@ def test_the_ratio_is_measured_over_predicted(rows: pd.DataFrame) -> None:
     assert of_tokens.predicted.to_numpy() == pytest.approx((of_tokens.tokens_per_step / of_tokens.step_cost).to_numpy())
 
 
-def test_one_rule_on_both_sides() -> None:
-    assert within([0.89, 0.91, 1, 1.09, 1.11]).tolist() == [False, True, True, True, False]
-    assert within([0.8, 1.2], 0.25).all()
-
-
 def test_the_summary_counts_every_row(rows: pd.DataFrame) -> None:
     told = summary(rows).set_index("table")
     assert told.rows["all"] == len(rows) == told.rows.drop("all").sum()
