@@ -250,22 +250,3 @@ def lenient_total_variation(
     tensor(0.1250)
     """
     return lenient_overlap(p, q, lenience) - overlap(p, q)
-
-
-def max_acceptance(
-    p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"], budget: float
-) -> Float[Tensor, "*#batch"]:
-    """The largest acceptance `(...,)` of any rule whose emitted token is within `budget` of p: alpha + budget, or 1.
-
-    `budget` is a total variation. A rule that emits s accepts with at most sum min(q, s) = 1 - D_LK(q, s), and
-    D_LK(q, s) >= D_LK(q, p) - budget (Yin et al., arXiv:2411.00841, Theorem 5). `lenient_verification` attains this
-    maximum for every l.
-
-    Raises `ValueError` unless 0 <= budget <= 1.
-
-    >>> max_acceptance(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]), budget=0.125)
-    tensor(0.8750)
-    """
-    if not 0 <= budget <= 1:
-        raise ValueError(f"budget is {budget}; a total variation lies in [0, 1]")
-    return (overlap(p, q) + budget).clamp_max(1)

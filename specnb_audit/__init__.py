@@ -7,12 +7,11 @@ From the bottom up; each module imports only from those before it:
     frequencies, bets          how often each token came; all bets on one sequence
     evidence                   test martingales, and a lower bound on the total variation
     teacher_forcing, numerics  a target's distributions along existing sequences; what rounding explains
-    rate                       whether rounding explains how many tokens are impossible
     engine, report, auditor    what is known of an engine; the report; the audit sequence by sequence
     control, explanations      the comparison with the engine without speculation; what may explain a finding
     run, api                   the audit of sequences as they arrive; `audit` and `assert_exact`
     token_file, cli            sequences in files and pipes of JSON lines; the command `specnb`
-    two_samples                two files of samples against each other, without a model: `specnb compare`
+    kernels                    acceptance functions of released engines, enumerated: `specnb kernels`
     bugs, known_bugs           implementations of known bugs; the bug suite, and `generate` with one of them
 
 `studies.audit_power` measures the audit itself: tokens until each bug is found, false alarms, time.

@@ -73,11 +73,7 @@ LEARNED = ("token-bias", "first-token", "whole-sequences")
 GENERAL = {"first-token": 1.5, "whole-sequences": 1.5}
 """Mixtures of all other bets, which lead a diagnosis only where they have so many times the decimals of the others."""
 
-POWERS = {
-    "sharper": (1.1, 1.25, 1.5, 2.0, 3.0),
-    "flatter": (0.9, 0.8, 0.67, 0.5),
-    "near-uniform": (0.25, 0.05),
-}
+POWERS = {"sharper": (1.1, 1.25, 1.5, 2.0, 3.0), "flatter": (0.9, 0.8, 0.67, 0.5), "near-uniform": (0.25, 0.05)}
 TOP_K = (2, 5, 10, 20, 50, 100)
 TOP_P = (0.9, 0.95, 0.98, 0.99, 0.999)
 MIN_P = (0.1, 0.03, 0.01)

@@ -101,9 +101,7 @@ def assert_exact(target: Source, completions: Sequence[Sequence[int]], **setting
 
 
 def _completions(
-    completions: Sequence[Sequence[int]],
-    prompts: Sequence[Sequence[int]],
-    steps: Sequence[Sequence[int]] | None,
+    completions: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], steps: Sequence[Sequence[int]] | None
 ) -> list[Completion]:
     for name, other in (("prompts", prompts), ("steps", steps)):
         if other is not None and len(other) != len(completions):

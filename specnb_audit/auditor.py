@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from specnb_audit.alternatives import ALTERNATIVES, LEARNED
 from specnb_audit.bets import Bets, CutoffGap, Row, steps_between
 from specnb_audit.evidence import Evidence, TotalVariationEstimate, log_mean
-from specnb_audit.numerics import Impossible, ImpossibleTokens, Numerics, crossing
-from specnb_audit.rate import Rate
+from specnb_audit.numerics import Impossible, ImpossibleTokens, Numerics, Rate, crossing
 from specnb_audit.report import VIOLATIONS, Report
 
 Ends = int | Iterable[int] | None

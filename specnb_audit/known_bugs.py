@@ -21,12 +21,10 @@ from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel
 from specnb.rules import Outcome
-from specnb_audit.bugs.acceptance import ACCEPTANCE_BUGS
 from specnb_audit.bugs.bug import Bug
-from specnb_audit.bugs.distributions import DISTRIBUTION_BUGS
 from specnb_audit.bugs.loop import LOOP_BUGS, Reseeded
-from specnb_audit.bugs.replacement import REPLACEMENT_BUGS
 from specnb_audit.bugs.step import FILTERS, step_bugs
+from specnb_audit.bugs.verification import MORE_BUGS as MORE_BUGS
 
 
 def known_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
@@ -37,8 +35,6 @@ def known_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
 
 
 KNOWN_BUGS = known_bugs()
-MORE_BUGS = ACCEPTANCE_BUGS | REPLACEMENT_BUGS | DISTRIBUTION_BUGS
-"""More bugs of a step by name, those that a bet was designed for included."""
 HELD_OUT_BUGS = {name: bug for name, bug in MORE_BUGS.items() if bug.held_out}
 """Those of them that no bet was designed for: they judge the audit's power."""
 EXACT = Bug("exact", "nothing", "-", "step", lossless=True)

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from specnb.measure.statistics import Estimate
 from specnb_audit.alternatives import ALTERNATIVES, GENERAL, LEARNED
-from specnb_audit.numerics import Impossible, Numerics
-from specnb_audit.rate import Rate
+from specnb_audit.numerics import Impossible, Numerics, Rate
 
 Array = NDArray[np.float64]
 

@@ -20,8 +20,7 @@ from specnb_audit.bets import Row
 from specnb_audit.control import compare_with_control
 from specnb_audit.engine import Engine
 from specnb_audit.explanations import audited, checks_of, likelier_settings, remembering, rows_alone
-from specnb_audit.numerics import Numerics
-from specnb_audit.rate import impossible_rate
+from specnb_audit.numerics import Numerics, impossible_rate
 from specnb_audit.report import SUSPICIOUS, Report, counted
 from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows
 
@@ -179,9 +178,7 @@ def _with_rate(
     return replace(auditor.report(), interrupted=report.interrupted)
 
 
-def _first(
-    completions: Iterable[Completion | None],
-) -> tuple[list[Completion | None], Iterator[Completion | None]]:
+def _first(completions: Iterable[Completion | None]) -> tuple[list[Completion | None], Iterator[Completion | None]]:
     """The first completions, up to one with tokens and then as many as are ready; and the iterator over the rest."""
     rest = iter(completions)
     first: list[Completion | None] = []

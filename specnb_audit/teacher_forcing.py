@@ -104,10 +104,7 @@ def teacher_forced_pass(target: Source, completions: Sequence[Completion]) -> No
 
 
 def _row(
-    models: Models,
-    piece: tuple[Completion, int, Tensor],
-    draft_logits: Tensor | None,
-    suspected_logits: Tensor | None,
+    models: Models, piece: tuple[Completion, int, Tensor], draft_logits: Tensor | None, suspected_logits: Tensor | None
 ) -> Row:
     completion, start, logits = piece
     tokens = completion.tokens[start : start + len(logits)]

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from specnb.decoding.request import Request
 from specnb.decoding.step import IDLE, Batch
@@ -198,9 +197,7 @@ class AutoBatch(Batch):
         return outcome
 
 
-def fixed_width(
-    target: Any, drafter: Any, compile: bool | str, batch_class: type[Batch] | None
-) -> str:
+def fixed_width(target: Any, drafter: Any, compile: bool | str, batch_class: type[Batch] | None) -> str:
     """Why the steps of `generate` cannot differ in width; nothing if they can."""
     name = type(drafter).__name__
     if getattr(drafter, "parents", None) is not None:

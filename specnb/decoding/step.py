@@ -251,10 +251,7 @@ class Batch:
             self.wrapped[part] = wrapper(self.wrapped.get(part, plain[part]))
 
     def propose(self, uniforms: Tensor) -> Proposal:
-        """The draft tokens of a step, from its uniforms `(rows, asked)`.
-
-        On a CPU, where the host may look, the step gets no wider than what is proposed.
-        """
+        """The draft tokens of a step, from its uniforms `(rows, asked)`; on a CPU it gets no wider than they are."""
         if self.drafter is None:
             nothing = uniforms.new_zeros(*uniforms.shape, self.vocab, dtype=torch.float32)
             return Proposal(self.state.lengths.new_zeros(nothing.shape[:2]), nothing)

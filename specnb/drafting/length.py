@@ -78,8 +78,7 @@ class ShortenedDrafter(ChainDrafter):
 class StoppingDrafter(ShortenedDrafter):
     """The draft tokens of `drafter` until `stop` says so in a row; the first one is always proposed if `at_least` is 1.
 
-    The draft tokens saved cost no draft forward pass when all rows of the batch have stopped (on the CPU); the target's
-    forward pass is over gamma + 1 tokens in any case, because its shape is fixed.
+    On the CPU the draft tokens that all rows of the batch have saved cost no forward pass, and are not verified.
 
     Raises `ValueError` for an `at_least` that is no whole number from 0, `TypeError` for a drafter that is no
     `ChainDrafter` and a `stop` that cannot be called.

@@ -3,7 +3,7 @@
     audit_options        the options of `specnb audit`
     audit                what it does
     collect, tokens_out  `specnb collect`, and the files that it reads and writes; settings: what it asks for
-    compare              `specnb compare`
+    kernels              `specnb kernels`
 
 torch, transformers and scipy, which take seconds, are imported after the options have been read, by the commands that
 need them. Before that, threads are told to sleep while they wait: beside a busy program those that spin cost far more.
@@ -28,7 +28,7 @@ from types import FrameType
 
 from specnb_audit.cli import audit_options
 from specnb_audit.cli import collect as collect_command
-from specnb_audit.cli import compare as compare_command
+from specnb_audit.cli import kernels as kernels_command
 
 INTERRUPTED = 128 + signal.SIGINT  # as shells report it
 TERMINATED = 128 + signal.SIGTERM
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specnb", description="Tests whether a sampler is lossless.")
     parser.add_argument("--version", action="version", version=f"specnb {version('specnb')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (audit_options, collect_command, compare_command):
+    for command in (audit_options, collect_command, kernels_command):
         command.add_to(commands)
     return parser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +66,8 @@ def add_to(commands: Any) -> None:
     _add_claims(parser.add_argument_group("settings claimed").add_argument)
     _add_engine(parser.add_argument_group("the engine").add_argument)
     _add_test(parser.add_argument_group("the test and its report").add_argument)
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> int:
-    from specnb_audit.cli import audit  # takes seconds: it needs torch and transformers
-
-    return audit.run(options)
+    # Imported when it runs: torch and transformers take seconds.
+    parser.set_defaults(run=lambda options: import_module("specnb_audit.cli.audit").run(options))
 
 
 Add = Callable[..., Any]

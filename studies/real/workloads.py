@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
 from specnb.decoding.generate import generate
@@ -28,7 +29,7 @@ from specnb.distributions import Sampling
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.cost import measure_costs
 from specnb.measure.statistics import bootstrap
-from specnb.measure.timing import Job, device_clock, time_rounds
+from specnb.measure.timing import Job, device_clock, time_round
 from specnb.models.loading import Pair, load_model
 from specnb.models.real_model import smollm2
 from specnb.notebook.findings import data_file
@@ -104,7 +105,8 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) 
         made[name, number] = ways[name](number, asked[number])
 
     rounds = [[Job(partial(run, name, number)) for name in ways] for number in (0, *range(len(asked)))]
-    seconds = time_rounds(rounds, device_clock(target.device), np.random.default_rng(0))
+    clock, order = device_clock(target.device), np.random.default_rng(0)
+    seconds = np.stack([time_round(jobs, clock, order) for jobs in tqdm(rounds, desc=item)])[1:]  # the first warms up
     tokens = np.array([[made[name, number][0] for name in ways] for number in range(len(asked))])
     about = {"kind": kind, "temperature": float(temperature), "prompts": len(asked)}
     plain = ["plain, compiled" if name.startswith("gamma") and name.endswith("compiled") else "plain" for name in ways]

@@ -27,8 +27,6 @@ from specnb_audit.claimed import Claimed, claimed_probs, cutoff_gap
 from specnb_audit.control import gap_p_value
 from specnb_audit.numerics import Numerics, crossing, given_numerics
 from specnb_audit.setting_names import FILTERS
-from specnb_audit.token_file import Sample
-from specnb_audit.two_samples import compare_samples
 
 FILE = Path(__file__).parent / "numbers.json"
 
@@ -83,15 +81,6 @@ def filters() -> dict[str, Any]:
     return found
 
 
-def comparison() -> dict[str, Any]:
-    random = np.random.default_rng(0)
-    one, other = (
-        [Sample(at % 3, tuple(random.choice(4, size=n, p=p).tolist())) for at, n in enumerate([0, 20, 3, 7, 5] * 8)]
-        for p in ([0.6, 0.1, 0.2, 0.1], [0.3, 0.4, 0.2, 0.1])
-    )
-    return compare_samples(one, other, 1e-3).to_dict()
-
-
 def numerics() -> dict[str, Any]:
     log_e = np.array([3.0, 2.0, 9.0, 14.0, 11.0, 20.0])
     gaps, more = [(0.2, 0.3), (0.0, 0.1), (float("nan"), 0.0)], [(0.1, 0.2), (0.2, 0.1)]
@@ -109,7 +98,6 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "everything": everything,
     **{name: partial(broken, name) for name in ("no residual", "one uniform", "lenience 0.5")},
     "filters": filters,
-    "comparison": comparison,
     "numerics": numerics,
 }
 

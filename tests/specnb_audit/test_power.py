@@ -17,7 +17,7 @@ from specnb.distributions import Sampling, sample, standardise
 from specnb.rules import Outcome, token_verification
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import Row
-from specnb_audit.bugs.distributions import biased, suppressed
+from specnb_audit.bugs.verification import biased, suppressed
 from specnb_audit.claimed import Claimed, claimed_probs
 
 P, Q = zipf_tables()

@@ -12,8 +12,7 @@ from torch import Tensor
 from specnb.distributions import Sampling, sample
 from specnb_audit import Engine, audit
 from specnb_audit.claimed import Claimed, claimed_probs
-from specnb_audit.numerics import Numerics
-from specnb_audit.rate import DRAWS, impossible_rate
+from specnb_audit.numerics import DRAWS, Numerics, impossible_rate
 from specnb_audit.report import Report
 from specnb_audit.teacher_forcing import Completion
 

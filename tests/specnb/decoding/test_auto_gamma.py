@@ -149,7 +149,8 @@ def test_by_default_the_width_changes_where_it_can(monkeypatch: pytest.MonkeyPat
     generate(TARGET, [[1]], DRAFT, max_new_tokens=3, progress=False)
     assert chosen == [10] * 3
     made = generate(TARGET, [[1]], TreeDrafter(DRAFT, (-1, -1, 0, 0)), max_new_tokens=3, progress=False)
-    assert made.record.gamma == 4 and len(chosen) == 3
+    assert made.record.gamma == 4
+    assert len(chosen) == 3
 
 
 def test_where_the_width_cannot_change_it_says_so() -> None:

@@ -114,7 +114,7 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 # What the options do
 
 
-@pytest.mark.parametrize("arguments", [["audit", "--help"], ["collect", "--help"], ["compare"]])
+@pytest.mark.parametrize("arguments", [["audit", "--help"], ["collect", "--help"], ["kernels"]])
 def test_options_are_read_before_torch_is_imported(arguments: list[str]) -> None:
     code = f"""
 import sys
@@ -286,7 +286,7 @@ def test_closed_streams_and_full_disks(loaded: Path, short: Path, monkeypatch: p
     assert "stdin is closed" in refused("audit", "-", "--target", loaded)
 
 
-@pytest.mark.parametrize("command", ["audit", "control", "compare", "collect"])
+@pytest.mark.parametrize("command", ["audit", "control", "collect"])
 @pytest.mark.parametrize("endless", ["pipe", "/dev/zero"])
 def test_a_file_without_an_end_is_refused(command: str, endless: str, loaded: Path, short: Path) -> None:
     """A pipe that nobody writes to would be waited for, and one without an end read until memory is full."""
@@ -295,7 +295,6 @@ def test_a_file_without_an_end_is_refused(command: str, endless: str, loaded: Pa
     arguments: dict[str, list[object]] = {
         "audit": ["audit", given, "--target", loaded],
         "control": ["audit", short, "--target", loaded, "--control", given],
-        "compare": ["compare", short, given],
         "collect": ["collect", "--url", "http://127.0.0.1:9", "--out", f"{short}.out", "--prompts", given],
     }
     assert f"{given} is a pipe or a device, which may have no end; give a file" in refused(*arguments[command])
@@ -362,8 +361,6 @@ def test_whatever_a_file_or_a_pipe_holds(content: bytes, loaded: Path, tmp_path:
     require_sane(tmp_path, "audit", tmp_path / "tokens.jsonl", "--target", loaded)
     piped(content)
     require_sane(tmp_path, "audit", "-", "--target", loaded)
-    (tmp_path / "other.jsonl").write_bytes(SHORT)
-    require_sane(tmp_path, "compare", tmp_path / "tokens.jsonl", tmp_path / "other.jsonl")
 
 
 NUMERIC = (

@@ -1,0 +1,1 @@
+"""The acceptance functions of released engines, with their output distribution computed and not sampled."""
