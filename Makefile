@@ -16,7 +16,7 @@ PIPELINE = snakemake --cores $(CORES) --quiet rules host
 # On a busy machine idle threads must not spin while others wait for the core.
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: environment reproduce accept test fast wheel nbval lint lab book studies engines models distilled features paper lock clean
+.PHONY: environment reproduce accept sweep test fast wheel nbval lint lab book studies engines models distilled features paper lock clean
 
 reproduce: environment  ## run every notebook and typeset the paper, under build/, and compare all of it with what is committed
 	$(PIPELINE)
@@ -25,6 +25,9 @@ reproduce: environment  ## run every notebook and typeset the paper, under build
 accept: environment  ## put what `make reproduce` made in place of the committed files that differ (MEASURED=1: timings and pictures, too)
 	$(PIPELINE)
 	python .ci/compare.py --accept $(if $(MEASURED),--measured)
+
+sweep: environment  ## run a notebook with every combination of the parameters in sweep.yml (SWEEP=mine.yml: in another file)
+	$(PIPELINE) --keep-going --config sweep=$(or $(SWEEP),sweep.yml)
 
 test: environment lint fast nbval  ## all checks: style and types, tests and examples, the short notebooks
 

@@ -1,9 +1,10 @@
 # Executes the notebooks, collects their verdicts and typesets the paper, under build/: `make reproduce` compares that
-# with what is committed. Runs with other parameters (see config.yml) go to build/own, and SPECNB_OUT names another
-# folder. A notebook runs again when its code, its parameters, the library or a file that it reads has changed.
+# with what is committed. Runs with other parameters (see config.yml and sweep.yml) go to build/own, and SPECNB_OUT
+# names another folder. A notebook runs again when its code, its parameters, the library or a file that it reads has changed.
 import hashlib
 import json
 import os
+import re
 import shlex
 import sys
 from glob import glob
@@ -14,8 +15,9 @@ from snakemake.exceptions import WorkflowError
 
 # Notebooks that `--configfile` names, and only these, with its parameters; without it all of config.yml.
 KNOWN = yaml.safe_load(Path("config.yml").read_text(encoding="utf-8"))["notebooks"]
-STANDARD = not config.get("notebooks")
-NOTEBOOKS = KNOWN if STANDARD else {name: KNOWN.get(name, {}) | (own or {}) for name, own in config["notebooks"].items()}
+OWN = config.get("notebooks") or {}
+STANDARD = not OWN and not config.get("sweep")
+NOTEBOOKS = KNOWN if STANDARD else {name: KNOWN.get(name, {}) | (own or {}) for name, own in OWN.items()}
 OUT = os.path.relpath(os.environ.get("SPECNB_OUT") or ("build" if STANDARD else "build/own"))
 PYTHON = shlex.quote(sys.executable)  # also where snakemake was called by its path
 os.environ["SPECNB_OUT"] = str(Path(OUT).resolve())  # for all jobs
@@ -53,10 +55,10 @@ def checked(name, entry):
         raise WorkflowError(f"there is no {notebook}; config.yml lists the notebooks")
     if not given:
         return "{}"
-    import papermill  # slow to import
-
-    known = papermill.inspect_notebook(str(notebook))
-    if unknown := sorted(given.keys() - known.keys()):
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    (source,) = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
+    known = re.findall(r"^(\w+) = ", source, re.MULTILINE)
+    if unknown := sorted(given.keys() - set(known)):
         raise WorkflowError(f"{notebook} has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
     return json.dumps(given)
 
@@ -64,14 +66,18 @@ def checked(name, entry):
 GIVEN = {name: checked(name, entry) for name, entry in NOTEBOOKS.items()}
 MADE = {name: writes(name, entry) for name, entry in NOTEBOOKS.items()}
 RESULTS = [file for files in MADE.values() for file in files]
+WANTED = [*expand(f"{OUT}/notebooks/{{name}}.ipynb", name=MADE), *RESULTS, f"{OUT}/data/results/claims.csv"]
+WANTED += [f"{OUT}/paper"] if STANDARD and Path("paper").exists() else []
+if config.get("sweep"):
+    include: "sweep.smk"
+
+    WANTED = expand(f"{SWEPT}/{{run}}/notebook.ipynb", run=RUNS)
 
 
 rule all:
+    default_target: True
     input:
-        expand(f"{OUT}/notebooks/{{name}}.ipynb", name=MADE),
-        RESULTS,
-        f"{OUT}/data/results/claims.csv",
-        [f"{OUT}/paper"] if STANDARD and Path("paper").exists() else [],
+        WANTED,
 
 for name, entry in NOTEBOOKS.items():
     rule:

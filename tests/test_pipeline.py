@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -15,8 +16,10 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 ROOT = Path(__file__).parent.parent
 COPIED = (
     "Snakefile",
+    "sweep.smk",
     "profiles/default/config.yaml",
     ".ci/compare.py",
+    ".ci/sweep.py",
     "specnb/notebook/claims.py",
     "specnb/notebook/figures.py",
     "specnb/notebook/findings.py",
@@ -27,12 +30,13 @@ CONFIG = {
     "00_first": {"tables": ["numbers"], "reads": ["data/reference/given.csv"]},
     "01_second": {"tables": ["numbers"], "reads": ["data/results/00_numbers.csv"]},
 }
+PARAMETERS = "n = 1  # what is added; n >= 1\ntext = ''  # what is written; any text"
 CODE = """
 import pandas
 from specnb import used
 from specnb.notebook.claims import notebook
 from specnb.notebook.findings import read_table
-nb = notebook("{number}", n=1)
+nb = notebook("{number}")
 given = int(read_table("{reads}").x[0])
 nb.table("numbers", pandas.DataFrame({{"x": [given + n + used.ZERO], "text": [text]}}))
 nb.close()
@@ -47,7 +51,7 @@ def write_notebook(project: Path, name: str, code: str = CODE, words: str = "# t
     reads = CONFIG[name]["reads"][0].removeprefix("data/").removesuffix(".csv")
     cells = [
         new_markdown_cell(words, id="words"),
-        new_code_cell("n = 1\ntext = ''", id="parameters", metadata={"tags": ["parameters"]}),
+        new_code_cell(PARAMETERS, id="parameters", metadata={"tags": ["parameters"]}),
         new_code_cell(code.format(number=name[:2], reads=reads), id="code"),
     ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -170,16 +174,38 @@ def test_other_parameters_go_elsewhere(project: Path) -> None:
     assert planned(project, "--configfile", "mine.yml") == BOTH - {"notebook_00"}
 
 
+def test_a_sweep_gathers_its_runs_and_a_failing_one_stops_no_other(project: Path) -> None:
+    asked: dict[str, Any] = {"notebook": "01_second", "parameters": {"text": "a"}, "grid": {"n": [3, -1, 4]}}
+    (project / "mine.yml").write_text(yaml.safe_dump(asked))
+    ended, output = snakemake(project, "--keep-going", "--config", "sweep=mine.yml")
+    assert ended != 0
+    assert "# 01_second over n: 2 of 3 runs are done" in output
+    assert re.search(r"\| -1 \| failed: ValueError: n = -1 is not allowed: n >= 1 \(what is added\)", output)
+    made = project / "build" / "own" / "sweeps" / "mine"
+    table = [line.split(",")[1:] for line in (made / "table.csv").read_text().splitlines()]
+    assert [(line[0], line[-1]) for line in table if line[1:4] == ["numbers", "0", "x"]] == [("3", "9"), ("4", "10")]
+    assert compare(project) == (0, "9 files are as committed\n")
+
+    asked["grid"]["n"][1] = 5
+    (project / "mine.yml").write_text(yaml.safe_dump(asked))
+    ended, output = snakemake(project, "-n", "--config", "sweep=mine.yml")
+    assert re.search(r"^swept +1$", output, re.MULTILINE), output
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"01_second": {"parameters": {"m": 3}}}, "01_second.ipynb has no parameter m; it has n, text"),
-        ({"02_third": {"parameters": {"n": 3}}}, "there is no notebooks/02_third.ipynb"),
+        ({"notebooks": {"01_second": {"parameters": {"m": 3}}}}, "01_second.ipynb has no parameter m; it has n, text"),
+        ({"notebooks": {"02_third": {"parameters": {"n": 3}}}}, "there is no notebooks/02_third.ipynb"),
+        ({"notebook": "01_second", "grid": {"m": [3]}}, "01_second.ipynb has no parameter m; it has n, text"),
+        ({"notebook": "01_second", "grid": {"n": 3}}, "wrong.yml: a sweep has `notebook`, `grid` (lists of values"),
+        ({"notebook": "01_second", "grid": {"n": [3]}, "parameters": {"n": 1}}, "n stands under `grid` and under"),
     ],
 )
 def test_unknown_names_stop_it_at_once(project: Path, given: dict[str, object], says: str) -> None:
-    (project / "wrong.yml").write_text(yaml.safe_dump({"notebooks": given}))
-    ended, output = snakemake(project, "--configfile", "wrong.yml")
+    (project / "wrong.yml").write_text(yaml.safe_dump(given))
+    option = ("--configfile", "wrong.yml") if "notebooks" in given else ("--config", "sweep=wrong.yml")
+    ended, output = snakemake(project, *option)
     assert ended != 0
     assert says in output
 

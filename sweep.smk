@@ -1,0 +1,41 @@
+# Runs of one notebook over a grid of parameters, which `sweep` in the configuration names: `make sweep`. A part of the
+# Snakefile. Each run has its own folder, and nothing of one run is read by another.
+sys.path.insert(0, str(Path(workflow.basedir, ".ci")))
+import sweep  # noqa: E402
+
+FILE = Path(config["sweep"])
+try:
+    SWEEP = sweep.read(FILE)
+except (OSError, ValueError) as error:
+    raise WorkflowError(str(error))
+RUNS, ENTRY = SWEEP.runs, KNOWN.get(SWEEP.notebook, {})
+SWEPT = sweep.folder(FILE, Path(OUT))
+checked(SWEEP.notebook, {"parameters": next(iter(RUNS.values()))})  # names are the same in all runs
+
+
+rule swept:
+    input:
+        SHARED,
+        [file for name in ENTRY.get("reads", []) for file in sorted(glob(name)) or [name]],
+        notebook=ancient(f"notebooks/{SWEEP.notebook}.ipynb"),
+    output:
+        notebook=f"{SWEPT}/{{run}}/notebook.ipynb",
+        made=directory(f"{SWEPT}/{{run}}/made"),
+    log:
+        f"{SWEPT}/{{run}}/log.ipynb",
+    params:
+        code=code(f"notebooks/{SWEEP.notebook}.ipynb"),
+        given=lambda wildcards: json.dumps(RUNS[wildcards.run]),
+    wildcard_constraints:
+        run="[0-9a-f]{12}",
+    threads: workflow.cores if ENTRY.get("timed") else 1
+    shell:
+        'SPECNB_OUT="$PWD"/{output.made:q} {PYTHON} -m papermill {input.notebook:q} {log:q} --cwd notebooks -k python3 -y {params.given:q}'
+        " --execution-timeout 900 --no-progress-bar --log-level ERROR && {PYTHON} .ci/compare.py --tidy {log:q} {output.notebook:q}"
+
+
+onsuccess:
+    print(sweep.gather(FILE, Path(OUT)))
+
+onerror:
+    print(sweep.gather(FILE, Path(OUT)))
