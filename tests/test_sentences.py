@@ -33,7 +33,7 @@ def _sentences() -> Iterator[tuple[str, str]]:
     ours = _table("04_table3").query("draft == '0.8M'").set_index("temperature").alpha
     yield "04", f"is {ours[1]:.2f} at temperature 1 and {ours[0]:.2f} at temperature 0"
     packed = _table("05_verify_cost").query("layout == 'packed'").groupby("dtype")["v(5)"].agg(["min", "max"])
-    single = "{min:.2f} to {max:.2f}".format(**packed.loc["float32"])
+    single = "{min:.2f} to {max:.2f}".format(**packed.loc["float32"].to_dict())
     yield "05", f"five tokens cost {single} of one in float32, and at most {packed['max']['bfloat16']:.2f} in bfloat16"
     advised = pooled().query("table == 'recommendation' and not setting.str.contains('stdlib')")
     yield "05b", f"within ten per cent in {within(advised.ratio).sum()} of {len(advised)} rows"

@@ -32,6 +32,6 @@ class Widget(anywidget.AnyWidget):
     figure = traitlets.Enum(list(TEXT)).tag(sync=True)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        bundle, metadata = super()._repr_mimebundle_(**kwargs)
+        bundle, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
         html = f'<div data-widget="{self.figure}">{TEXT[self.figure]}</div>'
         return bundle | {"text/plain": f"<a figure to move: {self.figure}>", "text/html": html}, metadata

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,8 @@ MODELS = {"t5": t5, "bart": bart, "marian": marian}
 def exact(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
     """The distribution after `tokens`, by a forward pass without caches."""
     given, decoded = torch.tensor([list(prompt)]), torch.tensor([[START, *tokens]])
-    return model(input_ids=given, decoder_input_ids=decoded, use_cache=False).logits[0, -1].softmax(-1)
+    logits: Tensor = model(input_ids=given, decoder_input_ids=decoded, use_cache=False).logits
+    return logits[0, -1].softmax(-1)
 
 
 def refilled(target: PreTrainedModel, draft: Any, **settings: Any) -> Generation:
@@ -100,13 +102,18 @@ def test_every_token_has_the_distribution_of_an_uncached_pass(name: str, attenti
 def test_completions_have_the_target_s_joint_distribution(draft: str | None) -> None:
     """Pearson's test of all completions, with refilled rows; it would find a total variation of about 0.05."""
     target, length, copies = t5(), 3, 3_000
-    drafts = {"near": near_copy(target, 0.1), "other": near_copy(target, 1.0), "copies": PromptLookupDrafter(VOCAB)}
+    drafts: dict[str | None, Any] = {
+        None: None,
+        "near": near_copy(target, 0.1),
+        "other": near_copy(target, 1.0),
+        "copies": PromptLookupDrafter(VOCAB),
+    }
     made = generate(
-        target, [PROMPTS[1], PROMPTS[2]] * copies, draft and drafts[draft], gamma=2, max_new_tokens=length,
+        target, [PROMPTS[1], PROMPTS[2]] * copies, drafts[draft], gamma=2, max_new_tokens=length,
         batch_size=2 * copies - 600, seed=4, progress=False,
     )  # fmt: skip
     for at, prompt in enumerate(PROMPTS[1:3]):
-        probs = joint_distribution(lambda tokens, given=prompt: exact(target, given, tokens), length)
+        probs = joint_distribution(partial(exact, target, prompt), length)
         codes = np.array(made.tokens[at::2]) @ VOCAB ** np.arange(length)[::-1]
         fit = goodness_of_fit(np.bincount(codes, minlength=VOCAB**length), probs.numpy().ravel())
         assert fit.p_value > 1e-6, fit

@@ -12,7 +12,6 @@ from tiny import llama
 from specnb.distributions import Sampling
 from specnb.drafting.model import ModelDrafter
 from specnb.models.loading import Pair, load_pair
-from studies.speed import gpu
 from studies.speed.bench_walltime import counted
 from studies.speed.pair_speeds import GAMMA, GAMMAS, NONE, Calls, Entry, entries
 from studies.speed.pairs import MODULES, prompts_of
@@ -57,10 +56,3 @@ def test_prompts_are_refused_where_there_are_not_so_many() -> None:
 def test_the_prediction_from_counted_tokens() -> None:
     table = pd.DataFrame({"tokens_per_step": [3.0], "gamma": [4], "c": [0.1], "v": [1.6]})
     assert counted(table).tolist() == pytest.approx([3 / (4 * 0.1 + 1.6)])
-
-
-def test_the_study_of_a_gpu_runs_on_tiny_shapes() -> None:
-    table = pd.DataFrame(gpu.measure("tiny", repetitions=3, new_tokens=4, batches=(1, 2), ways=(False,)))
-    assert table[table.sampler == "specnb"].groupby("rows").gamma.apply(list).tolist() == [list(gpu.GAMMAS)] * 2
-    assert set(table.sampler) == {"specnb", "transformers", "transformers assisted"}
-    assert (table.speed_up > 0).all()
