@@ -30,7 +30,6 @@ from specnb.rules import Rule
 
 COMPILED_SETTINGS = 8
 """So many compiled batches are kept, each with its own weights."""
-DEFAULT_GAMMA = 4  # where steps cannot differ in width
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def generate(
     prompts: Collection[Collection[int]],
     draft: PreTrainedModel | Drafter | None = None,
     *,
-    gamma: int | Literal["auto"] | None = None,
+    gamma: int | Literal["auto"] = 4,
     max_new_tokens: int = 64,
     sampling: Sampling = Sampling(),
     rule: Rule | None = None,
@@ -101,7 +100,7 @@ def generate(
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
                 "auto" chooses it before each step, 0 to 10, so that drafting does not cost more than it gains
                 (`specnb.decoding.auto_gamma`); above temperature 0 the tokens then depend on measured times, too, and
-                not on `seed` alone. None is "auto" where the steps can differ in width, else 4
+                not on `seed` alone
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
                 siblings: then completions have exactly the target's distribution, whatever the drafter
     seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
@@ -134,10 +133,7 @@ def generate(
     [6, 6]
     """
     drafter = as_drafter(draft, sampling, compile=compile is True)
-    fixed = "" if drafter is None else fixed_width(target, drafter, compile, study.batch_class)
-    if gamma is None:
-        gamma = DEFAULT_GAMMA if fixed else "auto"
-    if gamma == "auto" and fixed:
+    if gamma == "auto" and drafter is not None and (fixed := fixed_width(target, drafter, compile, study.batch_class)):
         raise ValueError(f"gamma is 'auto', but {fixed}; give gamma as a number")
     request = Request(
         target,

@@ -143,16 +143,6 @@ def test_without_a_drafter_it_decodes_alone() -> None:
     assert made.tokens == generate(TARGET, [[1]], gamma=0, max_new_tokens=3, progress=False).tokens
 
 
-def test_by_default_the_width_changes_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[int] = []
-    monkeypatch.setattr(AutoGamma, "choose", lambda self, going: chosen.append(self.gamma) or 0)
-    generate(TARGET, [[1]], DRAFT, max_new_tokens=3, progress=False)
-    assert chosen == [10] * 3
-    made = generate(TARGET, [[1]], TreeDrafter(DRAFT, (-1, -1, 0, 0)), max_new_tokens=3, progress=False)
-    assert made.record.gamma == 4
-    assert len(chosen) == 3
-
-
 def test_where_the_width_cannot_change_it_says_so() -> None:
     with pytest.raises(ValueError, match=r"TreeDrafter proposes a tree of a fixed shape; give gamma as a number"):
         generate(TARGET, [[1]], TreeDrafter(DRAFT, (-1, -1)), gamma="auto")
