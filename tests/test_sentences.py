@@ -60,9 +60,12 @@ def _sentences() -> Iterator[tuple[str, str]]:
     of = [cases[cases.case.str.contains(a) & cases.source.str.contains(b)] for a, b in zip(names, sources, strict=True)]
     experts, amd, dense, leviathan = of
     yield "14", f"have a median error of {experts.error.median():.0%}, one case {experts.error.max():.0%}"
-    yield "14", (
-        f"are predicted worst (a median error of {amd.error.median():.0%}), then SGLang's dense models on H100 "
-        f"({dense.error.median():.0%}) and Leviathan et al. ({leviathan.error.median():.0%}, four of twelve inside"
+    yield (
+        "14",
+        (
+            f"are predicted worst (a median error of {amd.error.median():.0%}), then SGLang's dense models on H100 "
+            f"({dense.error.median():.0%}) and Leviathan et al. ({leviathan.error.median():.0%}, four of twelve inside"
+        ),
     )
     assert (leviathan.inside.sum(), len(leviathan), experts.inside.sum(), len(experts)) == (4, 12, 9, 9)
     bugs = _table("16_detection").query("group != 'lossless'").set_index("bug")
