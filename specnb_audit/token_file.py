@@ -10,10 +10,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import threading
 import zlib
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, NamedTuple
@@ -78,35 +77,6 @@ class Seeds:
             return []
         some = "1 sequence repeats" if self.count == 1 else f"{self.count:,} sequences repeat"
         return [f"{some} a seed that is declared before and may share its random numbers; left out of the audit"]
-
-
-class Sample(NamedTuple):
-    """One sequence of a file of ids or of texts: its prompt, and its tokens, or words, in order."""
-
-    prompt: Hashable
-    tokens: tuple[Hashable, ...]
-
-
-TEXT_LINE = '{"prompt": "words", "text": "words"}'
-WORDS = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
-
-
-def read_samples(file: Path) -> list[Sample]:
-    """The sequences in `file`; besides lines as for `read_tokens` it may have texts, which are cut into words.
-
-    Raises `ValueError` and `OSError` as `read_tokens` does.
-    """
-    return [_sample(_parsed(line, where), where) for line, where in lines_in(file, f"{LINE} or {TEXT_LINE}")]
-
-
-def _sample(entries: dict[str, Any], where: str) -> Sample:
-    if "text" not in entries:
-        one = _sequence(entries, where)
-        return Sample(tuple(one.prompt), tuple(one.tokens))
-    prompt, text = entries.get("prompt"), entries["text"]
-    if not isinstance(prompt, str) or not isinstance(text, str):
-        raise ValueError(f"{where}: 'prompt' and 'text' must both be strings; each line is {LINE} or {TEXT_LINE}")
-    return Sample(prompt, tuple(WORDS.findall(text)))
 
 
 def require_alike(first: Sequence, other: Sequence) -> None:

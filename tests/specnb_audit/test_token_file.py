@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specnb_audit import token_file
-from specnb_audit.token_file import Sample, Seeds, Sequence, lines_of, read_samples, read_stream, read_tokens
+from specnb_audit.token_file import Seeds, Sequence, lines_of, read_stream, read_tokens
 
 GOOD = '{"prompt": [1], "tokens": [2]}'
 
@@ -38,7 +38,6 @@ def test_a_byte_order_mark_and_gzip_make_no_difference(tmp_path: Path) -> None:
 
 
 LINE = '{"prompt": [ids], "tokens": [ids]}'
-EITHER = LINE + ' or {"prompt": "words", "text": "words"}'
 INTEGERS = f"is not a list of integers; each line is {LINE}"
 
 
@@ -122,25 +121,6 @@ def test_pipes_and_devices_are_refused_before_they_are_read(
     words = f"{file} is a pipe or a device, which may have no end; give a file (only specnb audit - reads a pipe)"
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         read_tokens(file)
-
-
-def test_texts_are_cut_into_words_with_the_space_before_them(tmp_path: Path) -> None:
-    lines = [
-        '{"prompt": "", "text": " one  two, three!\\n "}',
-        '{"prompt": [1, 2], "tokens": [3]}',
-        '{"prompt": "a", "text": ""}',
-    ]
-    assert read_samples(write(tmp_path, "\n".join(lines))) == [
-        Sample("", (" one", "  two", ",", " three", "!", "\n ")),
-        Sample((1, 2), (3,)),
-        Sample("a", ()),
-    ]
-    for line in ('{"prompt": [1], "text": "a"}', '{"prompt": "a", "text": ["a"]}', '{"text": "a"}'):
-        words = f"tokens.jsonl, line 1: 'prompt' and 'text' must both be strings; each line is {EITHER}"
-        with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-            read_samples(write(tmp_path, line))
-    with pytest.raises(ValueError, match="line 1: 'prompt' is not a list of integers"):
-        read_samples(write(tmp_path, '{"prompt": "a"}'))
 
 
 # Pipes
