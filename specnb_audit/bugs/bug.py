@@ -13,7 +13,7 @@ from specnb.distributions import Sampling
 from specnb.models.cached_model import CachedModel
 from specnb.rules import Rule, token_verification
 
-Kind = Literal["step", "loop", "layout", "beam", "tree", "sampler"]
+Kind = Literal["step", "loop", "layout", "beam", "tree"]
 Change = Callable[[Tensor], Tensor]
 """Changes the distributions `(..., positions, vocab)` that a model has at temperature 1."""
 

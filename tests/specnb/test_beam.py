@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 from beam_bugs import BEAM_BUGS
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
 from transformers import PreTrainedModel
 from tree_bugs import TREE_BUGS
@@ -28,8 +26,6 @@ from specnb.beam import (
     start,
     steps,
 )
-from specnb.models.loading import load_pair
-from studies import corpus
 from studies.beams.beam_enumeration import DyadicLogProbs, enumerate_trees, same, trajectory
 
 # The search on distributions with exact scores: sums of whole numbers, with ties.
@@ -88,31 +84,6 @@ def test_of_many_ties_the_first_candidates_are_taken() -> None:
 def test_a_distribution_that_is_not_a_number_is_an_error() -> None:
     with pytest.raises(FloatingPointError, match="have NaN; look for an overflow in the model"):
         extend(start(), torch.tensor([[0.0, torch.nan]]), BeamSettings(width=1, max_new_tokens=2))
-
-
-SEARCHES = st.builds(
-    BeamSettings,
-    width=st.integers(1, 3),
-    max_new_tokens=st.integers(1, 6),
-    length_penalty=st.sampled_from([0.0, 1.0, 2.0, -1.0]),
-    early_stopping=st.sampled_from([True, False, "never"]),
-    eos=st.sampled_from([(), (0,), (2, 4)]),
-)
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(SEARCHES, st.integers(0, 2), st.integers(1, 4), st.integers(0, 10**6), st.sampled_from([0.0, 0.2, 0.5, 1.0]))
-def test_any_draft_gives_the_same_states(
-    chosen: BeamSettings, wider: int, gamma: int, seed: int, differ: float
-) -> None:
-    distributions = DyadicLogProbs(6, seed)
-    draft = DyadicLogProbs(6, seed + 1, like=distributions, differ=differ)
-    own, reached = trajectory(distributions, chosen), [start()]
-    for states in steps(distributions, chosen, draft, chosen.width + wider, gamma):
-        assert 1 <= len(states) <= gamma + 1
-        reached += states
-    assert len(own) == len(reached)
-    assert all(map(same, own, reached))
 
 
 CASES = {
@@ -198,18 +169,6 @@ def test_beams_and_scores_are_those_of_transformers(eos: str, early_stopping: bo
             )
             assert made.tokens == own.tokens
             assert made.scores == pytest.approx(own.scores, abs=1e-12)
-
-
-def test_the_trained_pair_finds_what_transformers_finds() -> None:
-    """In float64. With the newline as an end, beams of different lengths finish and compete."""
-    pair = load_pair(dtype=torch.float64)
-    prompt, eos = pair.encode(corpus.read("held-out", limit=1)[0][:400])[:24], pair.encode("\n")[-1]
-    own = beam_search(pair.target, prompt, width=3, max_new_tokens=12, eos=eos)
-    assert own.tokens == of_transformers(pair.target, prompt, 3, eos, max_new_tokens=12)[0]
-    made = beam_search(pair.target, prompt, pair.draft, width=3, draft_width=8, gamma=3, max_new_tokens=12, eos=eos)
-    assert made.tokens == own.tokens
-    assert made.record.target_passes <= own.record.target_passes
-    assert len(set(map(len, own.tokens))) > 1
 
 
 @pytest.mark.parametrize("bug", TREE_BUGS)

@@ -11,7 +11,6 @@ import torch
 from distributions_for_tests import PAIRS, distribution_pair, distributions_along, examples
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import linprog
 from torch import Tensor
 
 from specnb.distributions import Conditional, overlap, residual, total_variation
@@ -117,29 +116,6 @@ def test_greedy_lenience_by_hand(lenience: float, p: list[float], draft: int, ac
         torch.tensor([p, p]), torch.zeros(1, len(p)), torch.tensor([draft]), torch.zeros(1), torch.zeros(())
     )
     assert (int(outcome.accepted), int(outcome.token)) == (accepted, token)
-
-
-# What any rule can reach
-
-
-def most_by_linear_programme(p: Tensor, q: Tensor, budget: float) -> float:
-    """max sum m over accepted masses m and emitted distributions s: m <= q, m <= s, and s at most `budget` from p."""
-    vocab = len(p)
-    eye, none = np.eye(vocab), np.zeros((vocab, vocab))
-    # Unknowns m, s, d with d >= s - p and d >= 0; the sum of d is the total variation.
-    greater_mask = np.block([[eye, -eye, none], [none, eye, -eye], [np.zeros(2 * vocab), np.ones(vocab)]])
-    ends = np.concatenate([np.zeros(vocab), p.numpy(), [budget]])
-    bounds = [(0, float(mass)) for mass in q] + [(0, None)] * (2 * vocab)
-    sums = np.concatenate([np.zeros(vocab), np.ones(vocab), np.zeros(vocab)])[None]
-    solved = linprog(np.repeat([-1.0, 0.0, 0.0], vocab), greater_mask, ends, sums, [1.0], bounds)
-    return -float(solved.fun)
-
-
-@every_kind
-@pytest.mark.parametrize("budget", [0.0, 0.1, 0.5, 1.0])
-def test_no_rule_accepts_more_for_its_distance(kind: str, budget: float) -> None:
-    p, q = (distributions(()) for distributions in distribution_pair(kind, 5))
-    assert min(1.0, float(overlap(p, q)) + budget) == pytest.approx(most_by_linear_programme(p, q, budget), abs=1e-9)
 
 
 # Whole sequences

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from reports import report
-from samplers import SAMPLER_BUGS, sample_row, tables
+from samplers import sample_row, tables
 
 from specnb.distributions import Sampling, normalise
+from specnb.rules import Rule, token_verification
 from specnb_audit import Engine, audit
+from specnb_audit.bugs.step import inverted_residual
 from specnb_audit.control import compare_with_control, found_kinds, gap_p_value
 from specnb_audit.numerics import Numerics
 from specnb_audit.report import Report
@@ -26,9 +28,9 @@ def chain(prefix: tuple[int, ...]) -> torch.Tensor:
     return TABLE[prefix[-1]]
 
 
-def sequences(count: int, n: int, seed: int, **bug: object) -> list[Completion]:
+def sequences(count: int, n: int, seed: int, rule: Rule = token_verification) -> list[Completion]:
     p, q = tables()
-    return [Completion([0], list(sample_row(p, q, n, seed + row, **bug).tokens)) for row in range(count)]  # type: ignore[arg-type]
+    return [Completion([0], list(sample_row(p, q, n, seed + row, rule).tokens)) for row in range(count)]
 
 
 def run(given: list[Completion], control: list[Completion], **settings: Any) -> Report:
@@ -37,8 +39,8 @@ def run(given: list[Completion], control: list[Completion], **settings: Any) -> 
 
 
 def test_what_the_control_has_too_is_the_engines() -> None:
-    exact, bug = sequences(8, 50, 0), SAMPLER_BUGS["inverted residual"].settings
-    broken, again = sequences(8, 50, 100, **bug), sequences(8, 50, 200, **bug)
+    exact = sequences(8, 50, 0)
+    broken, again = (sequences(8, 50, seed, inverted_residual) for seed in (100, 200))
     speculation = run(broken, exact)
     assert speculation.rejected
     assert speculation.control is not None
@@ -75,10 +77,6 @@ def completions(*tokens: list[int]) -> list[Completion]:
 
 ONES = ("same-tokens", "noise-of-texts")
 """Kinds to ignore where all sequences are the same."""
-
-
-def sharp(prefix: tuple[int, ...]) -> list[float]:
-    return [0.6, 0.3, 0.1]
 
 
 def test_the_control_is_audited_with_the_same_bets_and_shown() -> None:

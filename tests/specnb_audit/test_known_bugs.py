@@ -10,15 +10,16 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from all_known_bugs import ALL_KNOWN_BUGS
+from beam_bugs import BEAM_BUGS
 from distributions_for_tests import distribution_pair
 from tiny import llama, near_copy
+from tree_bugs import TREE_BUGS
 
 from specnb.decoding import generate as loop
 from specnb.distributions import Conditional, Sampling, residual
 from specnb.drafting.model import ModelDrafter
 from specnb.rules import Rule
-from specnb_audit.bugs.bug import Bug, Kind
+from specnb_audit.bugs.bug import Kind, KnownBug
 from specnb_audit.bugs.step import merged_distribution, step_bugs
 from specnb_audit.known_bugs import (
     EXACT,
@@ -29,6 +30,7 @@ from specnb_audit.known_bugs import (
     known_bugs,
 )
 from studies.audit_power.step_deviation import corrected, deviation, deviation_on_points, step
+from studies.batching.layout_bugs import LAYOUT_BUGS
 
 VOCAB, GAMMA = 4, 2
 NOT_ENUMERABLE = {"one-uniform", "reseeded", "inverted-residual", "lenience-left-on", "unverified", "merged-children"}
@@ -119,14 +121,6 @@ def test_every_bug_generates(name: str) -> None:
     assert [len(tokens) for tokens in made.tokens] == [8, 8]
 
 
-def same(draft_model: Any) -> Any:
-    return draft_model
-
-
-BUG = Bug("one", "a bug", "-", "step")
-COLD = Sampling(0.5)
-
-
 def test_which_bugs_need_the_draft_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of how draft tokens are sampled and reported, and of the draft's cache unless the batch has them too."""
     monkeypatch.setattr(loop, "generate", lambda target, prompts, drafter, **more: drafter)
@@ -143,9 +137,11 @@ def test_which_bugs_need_the_draft_model_itself(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_bug_is_described_once() -> None:
-    assert all(bug.name and bug.description and bug.reported_in for bug in ALL_KNOWN_BUGS)
-    assert len({(bug.kind, bug.name) for bug in ALL_KNOWN_BUGS}) == len(ALL_KNOWN_BUGS)
-    assert {bug.kind for bug in ALL_KNOWN_BUGS} == set(get_args(Kind))
+    groups = (KNOWN_BUGS, MORE_BUGS, LAYOUT_BUGS, BEAM_BUGS, TREE_BUGS)
+    every: list[KnownBug] = [bug for group in groups for bug in group.values()]
+    assert all(bug.name and bug.description and bug.reported_in for bug in every)
+    assert len({(bug.kind, bug.name) for bug in every}) == len(every)
+    assert {bug.kind for bug in every} == set(get_args(Kind))
     assert len({bug.description for bug in KNOWN_BUGS.values()}) == len(KNOWN_BUGS)
 
 

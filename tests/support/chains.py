@@ -45,11 +45,3 @@ def audit_of(rows: list[Row], **settings: object) -> Report:
     for row in rows:
         auditor.add(row)
     return auditor.report()
-
-
-def mean_distance(actual: Tensor, p: Tensor) -> float:
-    """The total variation per token, averaged over the chain's stationary distribution under `actual`."""
-    weight = torch.full((len(p),), 1 / len(p), dtype=p.dtype)
-    for _ in range(200):
-        weight = weight @ actual
-    return float((weight * (actual - p).abs().sum(dim=-1) / 2).sum())

@@ -12,7 +12,7 @@ from torch import Tensor
 from specnb.models import cache
 from studies.batching import batch_layouts
 from studies.batching.batch_layouts import LAYOUTS
-from studies.batching.cache_view import PADDING, draw_caches, draw_masks, snapshot, visible_entries
+from studies.batching.cache_view import snapshot, visible_entries
 
 SEQUENCES = [[1, 2, 0], [3], [0, 1]]
 BLOCK = torch.tensor([[1, 2], [0, 0], [3, 1]])
@@ -53,18 +53,3 @@ def test_a_snapshot_holds_every_sequence(layout: str) -> None:
     for row, length in enumerate(shot.lengths):
         places = np.sort(shot.positions[(shot.owners == row) & (shot.positions < length)])
         assert places.tolist() == list(range(length))
-
-
-@torch.inference_mode()
-def test_every_layout_can_be_drawn() -> None:
-    shots = {}
-    for name, layout in LAYOUTS.items():
-        rows = layout(llama(), SEQUENCES, 6)
-        rows.run(BLOCK)
-        shots[name, "run"] = snapshot(rows)
-        rows.crop(torch.tensor([1, 0, 1]))
-        shots[name, "crop"] = snapshot(rows)
-    figure = draw_caches(shots, known=[3, 1, 2], accepted=[0, 1, 0], drafted=1)
-    assert {text.get_text() for text in figure.axes[0].texts} >= {*LAYOUTS, "run", "crop", "a", "b", "c", PADDING}
-    masks = draw_masks({name: shots[name, "run"] for name in LAYOUTS}, 2)
-    assert [axis.get_title().split("\n")[0] for axis in masks.axes] == list(LAYOUTS)
