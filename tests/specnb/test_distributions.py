@@ -119,11 +119,14 @@ def test_adding_a_constant_to_the_logits_changes_nothing(row: list[float], sampl
     "sampling", [Sampling(), Sampling(0), Sampling(0.7, top_k=3), Sampling(1.3, 4, 0.8), Sampling(top_p=0.5)]
 )
 def test_any_leading_shape_gives_what_single_rows_give(shape: tuple[int, ...], sampling: Sampling) -> None:
-    logits = torch.randn(*shape, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    distributions = standardise(logits, sampling)
-    assert distributions.shape == logits.shape
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(*shape, 7, generator=generator, dtype=torch.float64)
+    distributions, uniform = standardise(logits, sampling), torch.rand(shape, generator=generator)
+    tokens = sample(distributions, uniform)
+    assert (distributions.shape, tokens.shape) == (logits.shape, shape)
     for row in product(*map(range, shape)):
         assert torch.equal(distributions[row], standardise(logits[row], sampling))
+        assert tokens[row] == sample(distributions[row], uniform[row])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -216,17 +219,6 @@ def test_rare_tokens_of_a_float32_distribution_keep_their_cells() -> None:
     assert torch.equal(sample(probs.expand(1000, 1002), uniform), rare)
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
-def test_sample_takes_any_leading_shape(shape: tuple[int, ...]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    distributions = standardise(torch.randn(*shape, 5, generator=generator))
-    uniform = torch.rand(shape, generator=generator)
-    tokens = sample(distributions, uniform)
-    assert tokens.shape == shape
-    for row in product(*map(range, shape)):
-        assert tokens[row] == sample(distributions[row], uniform[row])
-
-
 # Comparing two distributions
 
 
@@ -291,26 +283,20 @@ SMALLEST, LARGEST_FLOAT32 = torch.finfo(torch.float32).tiny, torch.finfo(torch.f
         ({"temperature": math.nextafter(SMALLEST, 0)}, TEMPERATURES),
         ({"temperature": math.nextafter(LARGEST_FLOAT32, INF)}, TEMPERATURES),
         ({"temperature": -5e-324}, TEMPERATURES),
-        ({"temperature": INF}, TEMPERATURES),
         ({"temperature": NAN}, TEMPERATURES),
         ({"temperature": True}, TEMPERATURES),
-        ({"temperature": False}, TEMPERATURES),
         ({"temperature": "1"}, TEMPERATURES),
-        ({"temperature": None}, TEMPERATURES),
         ({"temperature": 1j}, TEMPERATURES),
         ({"temperature": 10**400}, TEMPERATURES),
         ({"top_k": True}, TOP_KS),
         ({"top_k": 3.0}, TOP_KS),
-        ({"top_k": "3"}, TOP_KS),
         ({"top_k": -3}, TOP_KS),
-        ({"top_k": INF}, TOP_KS),
         ({"top_k": np.int64(0)}, TOP_KS),
         ({"top_p": -0.0}, TOP_PS),
         ({"top_p": math.nextafter(1, 2)}, TOP_PS),
         ({"top_p": NAN}, TOP_PS),
         ({"top_p": True}, TOP_PS),
         ({"top_p": 10**400}, TOP_PS),
-        ({"top_p": None}, TOP_PS),
         ({"top_p": "0.5"}, TOP_PS),
     ],
     ids=lambda value: str(value)[:40],

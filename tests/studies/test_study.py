@@ -14,7 +14,6 @@ from studies.__main__ import main
 from studies.study import Study, find, names, run
 
 RESULTS = ROOT / "data" / "results"
-NOT_MEASURED = {"gpu"}
 FIELDS = {"study", "commit", "date", "settings", "processor", "threads", "device", "system", "python", "packages"}
 
 
@@ -87,9 +86,7 @@ def test_every_study_has_a_table_with_a_record_of_its_settings(name: str) -> Non
     """A timed table can only be checked for saying on what and when it was measured."""
     own = find(name)
     assert set(own.settings) <= set(own.small)
-    assert set(own.small_items) <= set(own.items) or name == "gpu"
-    if name in NOT_MEASURED:
-        return
+    assert set(own.small_items) <= set(own.items)
     record = json.loads((RESULTS / f"{name}.record.json").read_text())
     assert set(record) >= FIELDS
     assert record["study"] == name
@@ -101,4 +98,4 @@ def test_every_study_has_a_table_with_a_record_of_its_settings(name: str) -> Non
 
 def test_every_record_belongs_to_a_study() -> None:
     records = {path.name.removesuffix(".record.json") for path in RESULTS.glob("*.record.json")}
-    assert records == {*names()} - NOT_MEASURED
+    assert records == {*names()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -209,14 +209,9 @@ def check_record(made: Generation) -> None:
         assert emitted == made.tokens[row]
 
 
-def smaller(case: Case, rows: int) -> Case:
-    """The same case with fewer rows."""
-    return replace(case, rows=rows)
-
-
 FALSE_ALARMS = 1e-6
 TESTS = 60
-"""At least as many as there are: two for each case, here, on the GPU and where the known bugs are found."""
+"""At least as many as there are: two for each case, here and on the GPU; and where the known bugs are found."""
 LEVEL = FALSE_ALARMS / TESTS
 TOP_K, TOP_P = Sampling(top_k=3), Sampling(0.8, top_p=0.9)
 MANY = 112_500

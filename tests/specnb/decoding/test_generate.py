@@ -55,7 +55,7 @@ def cut(tokens: list[int], eos: Sequence[int]) -> list[int]:
 # Any call.
 
 
-@settings(examples, max_examples=80)
+@settings(examples, max_examples=50)
 @given(
     architecture=st.sampled_from(list(ARCHITECTURES)),
     prompts=st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4), min_size=1, max_size=6),

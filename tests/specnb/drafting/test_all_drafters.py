@@ -26,9 +26,11 @@ from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
 
 ALL = CHAINS | HIERARCHICAL | TREES
+IN_THE_LOOP = [*HIERARCHICAL, *TREES, "bandit, stopped", "copy and an attention head", "copy, otherwise another model"]
+"""What cannot be enumerated, and three combinations of which each has a cache; of chains every step is enumerated."""
 PREFIXES = ((0, 1, 0), (3, 1, 2, 3, 1))
 ROWS, GAMMA = 1_500, 2
-LEVEL = FALSE_ALARMS / (2 * len(ALL))
+LEVEL = FALSE_ALARMS / (2 * len(IN_THE_LOOP))
 
 
 class WithStates(Drafter):
@@ -99,17 +101,17 @@ def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in(name: str) -> None:
     tokens that another one proposed or added, to be wrong if they did not evaluate these later."""
     target, drafter = llama(dtype=torch.float64), ALL[name]()
     asked: dict[str, Any] = {"gamma": gamma_of(drafter), "max_new_tokens": 12, "seed": 3, "progress": False}
-    together = generate(target, PROMPTS * 4, drafter, **asked)
+    together = generate(target, PROMPTS * 2, drafter, **asked)
     for batch_size in (2, 1):
-        made = generate(target, PROMPTS * 4, drafter, batch_size=batch_size, **asked)  # it forgets the batch before
+        made = generate(target, PROMPTS * 2, drafter, batch_size=batch_size, **asked)  # it forgets the batch before
         assert made.tokens == together.tokens
         assert np.array_equal(made.record.draft_tokens, together.record.draft_tokens)
         assert np.allclose(made.record.beta, together.record.beta, atol=1e-5)  # the draft models are float32
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", IN_THE_LOOP)
 def test_the_loop_has_the_target_s_distribution(name: str) -> None:
-    architecture, eos = [("llama", None), ("gpt2", 1)][list(ALL).index(name) % 2]
+    architecture, eos = [("llama", None), ("gpt2", 1)][IN_THE_LOOP.index(name) % 2]
     drafter = ALL[name]()
     made = refilled(eager(architecture), drafter, ROWS, gamma=gamma_of(drafter), eos=eos, seed=8)
     assert completions_p_value(made, architecture, eos) > LEVEL

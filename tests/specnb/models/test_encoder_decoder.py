@@ -98,16 +98,11 @@ def test_every_token_has_the_distribution_of_an_uncached_pass(name: str, attenti
         torch.testing.assert_close(probs, torch.stack(expected), rtol=0, atol=1e-6 if attention == "eager" else 1e-9)
 
 
-@pytest.mark.parametrize("draft", [None, "near", "other", "copies"])
-def test_completions_have_the_target_s_joint_distribution(draft: str | None) -> None:
+@pytest.mark.parametrize("draft", ["near", "copies"])
+def test_completions_have_the_target_s_joint_distribution(draft: str) -> None:
     """Pearson's test of all completions, with refilled rows; it would find a total variation of about 0.05."""
     target, length, copies = t5(), 3, 3_000
-    drafts: dict[str | None, Any] = {
-        None: None,
-        "near": near_copy(target, 0.1),
-        "other": near_copy(target, 1.0),
-        "copies": PromptLookupDrafter(VOCAB),
-    }
+    drafts: dict[str, Any] = {"near": near_copy(target, 0.1), "copies": PromptLookupDrafter(VOCAB)}
     made = generate(
         target, [PROMPTS[1], PROMPTS[2]] * copies, drafts[draft], gamma=2, max_new_tokens=length,
         batch_size=2 * copies - 600, seed=4, progress=False,
