@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from distributions_for_tests import PAIRS, distribution_pair, examples
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from distributions_for_tests import PAIRS, distribution_pair
 from torch import Tensor
 
 from specnb import enumeration
@@ -21,7 +19,6 @@ from specnb.enumeration import (
     completed,
     count_distribution,
     draft_trees,
-    expected_accepted,
     integrated_distribution,
     joint_distribution,
     step_distribution,
@@ -167,17 +164,6 @@ def test_acceptance_has_the_closed_forms(kind: str, seed: int) -> None:
     for value, found in wanted.items():
         assert found == pytest.approx((value,) * len(found), abs=1e-12)
     assert max(acceptance(rejection_sampling), acceptance(exact_match)) <= beta + 1e-12  # Theorem 3.5
-
-
-@every_kind
-def test_looking_at_more_accepts_no_less(kind: str) -> None:
-    p, q = distribution_pair(kind, vocab=3)
-    for parents, scheme in ((chain(3), independent_children), (TWO, distinct_children)):
-        token, block = (
-            expected_accepted(step_distribution(rule, p, q, parents, scheme=scheme))
-            for rule in (token_verification, traversal_verification)
-        )
-        assert block >= token - 1e-12
 
 
 @every_kind
@@ -487,24 +473,6 @@ def test_nothing_impossible_is_emitted_for_any_uniform(name: str, parents: tuple
         assert ((chances > 0) | (outcome.path < 0)).all()
         ends = torch.cat([torch.full_like(nodes[:, :1], -1), outcome.path], 1).amax(1) + 1
         assert (p[torch.arange(24), ends, outcome.token] > 0).all()
-
-
-simplex = st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any)
-
-
-@settings(examples, max_examples=50)
-@given(
-    st.lists(simplex, min_size=4, max_size=4),
-    st.lists(simplex, min_size=3, max_size=3),
-    st.sampled_from([chain(3), (-1, -1, 0), (-1, -1, -1), (-1, 0, 0)]),
-    st.sampled_from([token_verification, traversal_verification]),
-)
-def test_exact_for_any_weights(ps: Any, qs: Any, parents: tuple[int, ...], rule: Rule) -> None:
-    """p and q are whole numbers, often 0; both depend on the last token."""
-    p, q = ((torch.tensor(rows).double() / torch.tensor(rows).sum(1, keepdim=True)) for rows in (ps, qs))
-    p_of, q_of = (lambda context, d=d: d[0 if not context else context[-1] % len(d)] for d in (p, q))
-    method = Method(rule, parents, distinct_children)
-    assert off(emitted_by(method, p_of, q_of), p_of, method.length) < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from specnb_audit import cli
 from specnb_audit.cli import collect as module
@@ -22,13 +20,6 @@ from specnb_audit.cli.collect import collect, token_ids
 from specnb_audit.cli.settings import Settings
 from specnb_audit.token_file import read_tokens
 
-many = settings(
-    derandomize=True,
-    deadline=None,
-    database=None,
-    max_examples=20,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 OK = b"HTTP/1.1 200 \r\n\r\n"
 PROMPTS = [[0, number] for number in range(1, 8)]
 
@@ -256,28 +247,3 @@ def test_bad_arguments_of_the_command(
     assert status == 2
     assert words in capsys.readouterr().err
     assert not Path("tokens.jsonl").exists()
-
-
-answers = st.recursive(
-    st.none() | st.integers(-2, 5) | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["choices", "token_ids", "tokens", "__verbose", "meta_info", "text"]), inner)
-    ),
-)
-
-
-@given(answer=answers)
-@many
-def test_whatever_a_server_answers(answer: Any, tmp_path: Path) -> None:
-    """Either ids that can be audited arrive, or one line says what is wrong and the file has nothing."""
-    out = tmp_path / "tokens.jsonl"
-    out.unlink(missing_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "exchange", lambda *given: (200, json.dumps(answer).encode()))
-        try:
-            collect("http://localhost", [[1]], out, Settings(), model="m", retries=0, say=None)
-        except ValueError:
-            assert not out.exists()
-        else:
-            assert all(one.tokens for one in read_tokens(out))

@@ -15,7 +15,7 @@ from specnb.measure.statistics import goodness_of_fit
 from specnb.models.loading import Pair, load_pair
 from specnb_audit.known_bugs import EXACT, KNOWN_BUGS
 from specnb_audit.numerics import given_numerics
-from studies.audit_power import audit_comparison, bug_suite, false_alarms
+from studies.audit_power import audit_comparison, bug_suite, false_alarms, relatives
 from studies.audit_power.audit_comparison import ALPHA, SUITE, block_of_tests, counted, pieces, tokens_to_detection
 from studies.audit_power.bug_suite import BUG_SUITE, GROUP, Audited, audited, summary
 from studies.audit_power.compared_samples import LENGTH, ends_of, judge, rows_of, sampled
@@ -78,6 +78,13 @@ def test_what_the_tests_read_agrees_with_the_distributions() -> None:
         assert abs(view.score.sum()) < 5 * view.variance.sum() ** 0.5
     tested = made.decided >= 0
     assert abs((made.decided[tested] == 1).mean() - seen.overlap[tested].mean()) < 0.05
+
+
+def test_distributions_without_freedom_are_no_evidence() -> None:
+    """That the tests are calibrated notebook 16 checks on the table; what each finds, the test above."""
+    zeros = np.zeros(50)
+    assert relatives.marginals(zeros.astype(int), np.tile([1.0, 0.0], (50, 1))) == 1.0
+    assert relatives.surprise(zeros, zeros) == relatives.per_sequence(zeros[None], zeros[None]) == 1.0
 
 
 def test_runs_are_counted_on_disjoint_pieces() -> None:
