@@ -15,7 +15,6 @@ import torch
 from drafter_kinds import DEEP, DEPTH_2, TREES, TableTreeDrafter, chain, gamma_of
 from implementation_distribution import (
     CASES,
-    GPU_CASES,
     LEVEL,
     MANY,
     PROMPTS,
@@ -46,14 +45,6 @@ def test_completions_have_the_target_s_joint_distribution(case: Case) -> None:
     assert verdict.probs.p_value > LEVEL, verdict
     assert verdict.acceptance > LEVEL, verdict
     assert verdict.detects(LEVEL) < (0.02 if case.rows == MANY else 0.08)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("case", GPU_CASES, ids=str)
-def test_joint_distribution_on_the_gpu(case: Case) -> None:
-    verdict = measure(case)
-    assert verdict.probs.p_value > LEVEL, verdict
-    assert verdict.acceptance > LEVEL, verdict
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
