@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
-import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -35,16 +33,6 @@ def test_every_public_name_has_a_docstring_with_an_example(package: str, name: s
     parts = [value] if inspect.isfunction(value) else [value, *vars(value).values()]
     assert inspect.getdoc(value)
     assert any(">>>" in (inspect.getdoc(part) or "") for part in parts)
-
-
-def test_the_core_imports_nothing_but_its_dependencies() -> None:
-    """Without the extras, which notebooks need, `import specnb` and the audit must work."""
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {re.split("[<>=]", one)[0].replace("-", "_") for one in project["dependencies"]}
-    files = [file for package in PACKAGES for file in (PROJECT / package).rglob("*.py")]
-    core = "\n".join(file.read_text(encoding="utf-8") for file in files if file.parent.name != "notebook")
-    imported = set(re.findall(r"^(?:from|import) (\w+)(?=[.\w]* import|$| as)", core, re.MULTILINE))
-    assert imported - declared - set(PACKAGES) <= sys.stdlib_module_names
 
 
 def test_the_wheel_holds_every_folder_but_the_studies() -> None:

@@ -8,18 +8,14 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from distributions_for_tests import PAIRS, distribution_pair, distributions_along, examples
-from hypothesis import given
-from hypothesis import strategies as st
+from distributions_for_tests import PAIRS, distribution_pair, distributions_along
 
 from specnb.distributions import Conditional, overlap, total_variation
 from specnb.enumeration import Emissions, step_distribution
 from specnb.rules import (
     Rule,
-    greedy_verification,
     lenient_greedy_verification,
     lenient_verification,
-    token_verification,
 )
 from specnb.theory import lenient_distribution, lenient_overlap, lenient_total_variation
 from studies.rules.lenient_sequences import sequence_log_probability
@@ -71,47 +67,6 @@ def test_the_emitted_distribution_by_its_properties(kind: str, lenience: float) 
         # The rule attains the largest acceptance for its distance (Yin et al., arXiv:2411.00841, Theorem 5).
         best = min(1.0, float(overlap(p, q)) + distance)
         assert float(lenient_overlap(p, q, lenience)) == pytest.approx(best, abs=1e-12)
-
-
-@given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(PAIRS)))
-@examples
-def test_lenience_one_is_the_exact_rule_bit_for_bit(seed: int, kind: str) -> None:
-    p, q = distribution_pair(kind, 5, seed)
-    generator = torch.Generator().manual_seed(seed)
-    accept, final = torch.rand(64, 3, generator=generator), torch.rand(64, generator=generator)
-    tokens = tuple(torch.randint(5, (3,), generator=generator).tolist())
-    given = (
-        distributions_along(p, tokens, 4).expand(64, 4, 5),
-        distributions_along(q, tokens, 3).expand(64, 3, 5),
-        torch.tensor(tokens).expand(64, 3),
-        accept,
-        final,
-    )
-    for lenient, exact in (
-        (lenient_verification(1.0), token_verification),
-        (lenient_greedy_verification(1), greedy_verification),
-    ):
-        assert all(torch.equal(have, want) for have, want in zip(lenient(*given)[:2], exact(*given)[:2], strict=True))
-
-
-@pytest.mark.parametrize(
-    ("lenience", "p", "draft", "accepted", "token"),
-    [
-        (1, [0.5, 0.3, 0.2], 0, 1, 0),
-        (1, [0.5, 0.3, 0.2], 1, 0, 0),
-        (0.5, [0.5, 0.3, 0.2], 1, 1, 0),
-        (0.5, [0.5, 0.3, 0.2], 2, 0, 0),
-        (0.5, [0.5, 0.25, 0.25], 1, 0, 0),  # a strict inequality
-        (1.0, [0.4, 0.4, 0.2], 1, 0, 0),  # tied with the argmax
-        (0.99, [0.4, 0.4, 0.2], 1, 1, 0),
-        (0.01, [0.3, 0.7], -1, 0, 1),  # no draft token
-    ],
-)
-def test_greedy_lenience_by_hand(lenience: float, p: list[float], draft: int, accepted: int, token: int) -> None:
-    outcome = lenient_greedy_verification(lenience)(
-        torch.tensor([p, p]), torch.zeros(1, len(p)), torch.tensor([draft]), torch.zeros(1), torch.zeros(())
-    )
-    assert (int(outcome.accepted), int(outcome.token)) == (accepted, token)
 
 
 # Whole sequences

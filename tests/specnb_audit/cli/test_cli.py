@@ -1,13 +1,12 @@
 """The command: what its options do, exit statuses, and one line about whatever cannot be.
 
-Fifteen examples of each property run with the tests; SPECNB_EXAMPLES asks for another number.
+Which lines and files of tokens are bad, and what is said of each, is in test_token_file.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gzip
 import io
 import json
 import os
@@ -23,8 +22,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tiny import llama
 
 from specnb.models.loading import load_model
@@ -32,13 +29,6 @@ from specnb_audit.cli import INTERRUPTED, TERMINATED, main
 from specnb_audit.cli import audit as cli_audit
 from specnb_audit.run import audit_completions
 
-many = settings(
-    derandomize=True,
-    deadline=None,
-    database=None,
-    max_examples=int(os.environ.get("SPECNB_EXAMPLES", "15")),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 SHORT = b'{"prompt": [1], "tokens": [2, 3, 0]}\n{"prompt": [2, 3], "tokens": []}\n{"prompt": [1], "tokens": [1, 1]}\n'
 
 
@@ -300,66 +290,3 @@ def test_a_file_without_an_end_is_refused(command: str, endless: str, loaded: Pa
         "collect": ["collect", "--url", "http://127.0.0.1:9", "--out", f"{short}.out", "--prompts", given],
     }
     assert f"{given} is a pipe or a device, which may have no end; give a file" in refused(*arguments[command])
-
-
-# Whatever the input: a status that is right, one line of explanation, and no stray files
-
-
-def require_sane(folder: Path, *arguments: object) -> None:
-    """Checks everything that must hold whatever the input, of the command in `folder`."""
-    before = files(folder)
-    status, out, err = run(*arguments, "--json")
-    if status == 2:
-        assert refused(*arguments) == err
-        assert files(folder) == before
-    else:
-        found = json.loads(out)
-        assert (status == 1, err) == (found["rejected"], "")
-        assert (status == 3) == bool(found.get("undecided", status == 3))
-        assert files(folder) == before
-
-
-HUGE = "an integer of 5,001 digits"
-leaves = (
-    st.none() | st.booleans() | st.integers(-2, 5) | st.floats() | st.sampled_from([HUGE, 2**63]) | st.text(max_size=5)
-)
-values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner))
-tokens = st.lists(st.integers(0, 3), max_size=6)
-valid = st.fixed_dictionaries({"prompt": tokens.filter(bool), "tokens": tokens})
-lines = (
-    valid
-    | st.fixed_dictionaries({"prompt": tokens, "tokens": tokens, "steps": tokens})
-    | st.fixed_dictionaries({"prompt": values, "tokens": values})
-    | st.dictionaries(st.sampled_from(["prompt", "tokens", "steps", "seed"]), values)
-    | values
-)
-
-
-def dumped(value: Any) -> str:
-    """JSON, with an integer in place of HUGE that is longer than Python itself would convert."""
-    return json.dumps(value, ensure_ascii=False).replace(f'"{HUGE}"', "1" + "0" * 5000)
-
-
-sequences = (
-    st.lists(valid.map(dumped), min_size=1, max_size=8).map("\n".join)
-    | st.lists(lines.map(dumped), max_size=4).map("\n".join)
-    | st.text(max_size=40)
-    | st.just('{"prompt": ' + "[" * 5000 + "]" * 5000 + ', "tokens": [1]}')
-)
-encoded = (
-    sequences.map(lambda text: text.encode("utf-8", "surrogatepass"))
-    | sequences.map(lambda text: text.encode("utf-16", "surrogatepass"))
-    | sequences.map(lambda text: gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0))
-    | st.binary(max_size=60)
-    | st.integers(0, len(SHORT)).map(lambda at: SHORT[:at])
-    | st.integers(0, 60).map(lambda at: gzip.compress(SHORT, mtime=0)[:at])
-)
-
-
-@given(content=encoded)
-@many
-def test_whatever_a_file_or_a_pipe_holds(content: bytes, loaded: Path, tmp_path: Path, piped: Any) -> None:
-    (tmp_path / "tokens.jsonl").write_bytes(content)
-    require_sane(tmp_path, "audit", tmp_path / "tokens.jsonl", "--target", loaded)
-    piped(content)
-    require_sane(tmp_path, "audit", "-", "--target", loaded)
