@@ -1,14 +1,12 @@
 # Tokens of other engines for the audit: `make engines`, `make engines ENGINE=openvino`.
 #
 # Every engine gets an environment of its own from pinned versions (data/engines/<engine>.txt). Each row of
-# data/engines/rows.csv is a job, and one that fails leaves the others alone (--keep-going). Converted models are compared
-# with the originals first (data/engines/converted.csv). Tokens are committed, so a mark under build/engines/done stands
-# for each file; `make studies ONLY=engines` audits them, without any engine.
+# data/engines/rows.csv is a job, and one that fails leaves the others alone (--keep-going). Tokens are committed, so a
+# mark under build/engines/done stands for each file; `make studies ONLY=engines` audits them, without any engine.
 import os
 import sys
 
 from studies.engines.engines import rows
-from studies.engines.engines_collect import CONVERTING
 
 ENGINE = str(config.get("engine") or "")  # `--config engine=` is None
 STANDARD = ("openvino", "llama_cpp", "transformers")  # together within 40 minutes on two cores; the others by name
@@ -28,9 +26,7 @@ def python(engine):
 
 
 def needed(row):
-    """What must exist before a row is collected: the environment, and models whose conversion was checked."""
-    if row.environment in CONVERTING:
-        return [f"build/engines/done/converted-{row.environment}.txt"]
+    """What must exist before a row is collected: the engine's environment."""
     return [] if row.engine == "transformers" else [f"build/engines/{row.environment}/installed.txt"]
 
 
@@ -50,20 +46,6 @@ for name in sorted({row.environment for row in CHOSEN} - {"transformers"}):
         shell:
             "python -m venv {params.folder} && {params.folder}/bin/python -m pip install -q --no-deps -r {input} "
             "&& cp {input} {output}"
-
-for name in sorted({row.environment for row in CHOSEN} & {*CONVERTING}):
-    rule:
-        name: f"converted_{name}"
-        input:
-            f"build/engines/{name}/installed.txt",
-        output:
-            touch(f"build/engines/done/converted-{name}.txt"),
-        params:
-            engine=name,
-            python=python(name),
-        threads: workflow.cores  # one after the other: they write one table
-        shell:
-            "python -m studies.engines.engines_collect {params.engine} {params.python:q}"
 
 for number, row in enumerate(CHOSEN):
     rule:

@@ -97,12 +97,6 @@ def teacher_forced_logits(
         yield from _logits(target, batch, vocabulary(target, batch[0].prompt))
 
 
-def teacher_forced_pass(target: Source, completions: Sequence[Completion]) -> None:
-    """Runs `target` over all `completions` as `teacher_forced_rows` does, and keeps nothing; for timing."""
-    for _ in teacher_forced_logits(target, completions):
-        pass
-
-
 def _row(
     models: Models, piece: tuple[Completion, int, Tensor], draft_logits: Tensor | None, suspected_logits: Tensor | None
 ) -> Row:

@@ -31,10 +31,6 @@ class Models:
             raise ValueError("this kind of speculation needs a draft model; give its folder with --draft")
         return self.draft
 
-    def folder(self, name: str) -> Path:
-        """The folder of the model called `name`, target or draft."""
-        return self.target if name == "target" else self.require_draft()
-
 
 class Adapter(Protocol):
     """What a module of an engine has.
@@ -43,9 +39,7 @@ class Adapter(Protocol):
     SUPPORTED    the kinds of speculation that it can be asked for
     generate     yields the tokens that continue each prompt, in the order of the requests
 
-    An adapter that converts models has a function `logits(models, name, prompts)` too: what the engine computes in
-    float32 after each prompt with the converted model called `name`, up to a constant for each prompt. One with rows
-    in the engine's own precision has `default_dtype(target)`, the name of its dtype.
+    One with rows in the engine's own precision has `default_dtype(target)`, the name of its dtype.
     """
 
     PACKAGE: str

@@ -28,20 +28,6 @@ def convert(model: Path, out: Path) -> Path:
     return out if out.exists() else write_gguf(model, out, "f32")
 
 
-def logits(models: Models, name: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Log-probabilities `(prompts, vocab)` of the converted model after each prompt, as the server reports them."""
-    file = convert(models.folder(name), models.cache / "llama_cpp" / f"{name}.gguf")
-    vocab = int(json.loads((models.folder(name) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
-    server = _server(models, Settings(), file, None)
-    found = []
-    for prompt in prompts:
-        asked = _request(Request(list(prompt), 1), Settings(max_new_tokens=1)) | {"n_probs": vocab}
-        answer = _answer(server, asked)["__verbose"]["completion_probabilities"][0]["top_logprobs"]
-        made = {one["id"]: one["logprob"] for one in answer}
-        found.append([made[token] for token in range(vocab)])
-    return found
-
-
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
     """The tokens that continue the prompt of each request; requests run side by side in the server's slots."""
     target = convert(models.target, models.cache / "llama_cpp" / "target.gguf")

@@ -13,14 +13,6 @@ PACKAGE = "mlx-lm"
 SUPPORTED = ("none", "draft")
 
 
-def logits(models: Models, name: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Logits `(prompts, vocab)` after each prompt, in float32, of the weights as mlx-lm reads them."""
-    import mlx.core as mx
-
-    model = _loaded(models.folder(name), "float32")
-    return [model(mx.array([list(prompt)]))[0, -1].tolist() for prompt in prompts]
-
-
 def _loaded(folder: Path, dtype: str) -> Any:
     import mlx.core as mx
     from mlx_lm.utils import load_model

@@ -32,22 +32,6 @@ def convert(model: Path, out: Path) -> Path:
     return out
 
 
-def logits(models: Models, name: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Logits `(prompts, vocab)` of the converted model after each prompt, in float32."""
-    import numpy as np
-    import onnxruntime_genai as genai
-
-    model = genai.Model(str(convert(models.folder(name), models.cache / "onnxruntime" / name)))
-    found = []
-    for prompt in prompts:
-        params = genai.GeneratorParams(model)
-        params.set_search_options(max_length=len(prompt) + 1)
-        generator = genai.Generator(model, params)
-        generator.append_tokens(np.array([list(prompt)], dtype=np.int32))
-        found.append(generator.get_logits()[0, -1].tolist())
-    return found
-
-
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
     """The tokens that continue the prompt of each request."""
     import numpy as np

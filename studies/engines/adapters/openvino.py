@@ -50,29 +50,6 @@ def default_dtype(_target: str) -> str:
     return {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[name]
 
 
-def logits(models: Models, name: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Logits `(prompts, vocab)` of the converted model after each prompt, in float32."""
-    import numpy as np
-    import openvino
-
-    folder = convert(models.folder(name), models.cache / "openvino" / name)
-    compiled = openvino.Core().compile_model(folder / "openvino_model.xml", "CPU", FLOAT32)
-    known = {port.get_any_name() for port in compiled.inputs}
-    made = []
-    for prompt in prompts:
-        ids = np.array([list(prompt)], dtype=np.int64)
-        given = {
-            "input_ids": ids,
-            "attention_mask": np.ones_like(ids),
-            "position_ids": np.arange(ids.shape[1])[None],
-            "beam_idx": np.zeros(1, dtype=np.int32),
-        }
-        request = compiled.create_infer_request()  # with a key-value cache of its own
-        answer = request.infer({name: value for name, value in given.items() if name in known})
-        made.append(answer["logits"][0, -1].tolist())
-    return made
-
-
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
     """The tokens that continue the prompt of each request. Rows of a batch have seeds of their own."""
     import numpy as np

@@ -1,10 +1,8 @@
-"""The table of engines belongs to the committed tokens, no verdict lacks its control, and conversions are checked."""
+"""The table of engines belongs to the committed tokens, and no verdict lacks its control."""
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -16,13 +14,12 @@ from specnb.notebook.findings import ROOT
 from specnb_audit.claimed import claimed_probs
 from specnb_audit.cli.tokens_out import read_prompts
 from specnb_audit.token_file import read_tokens
-from studies.engines import engines, engines_collect, openvino_rule
-from studies.engines.engines_collect import CONVERTED, CONVERTING, LIMIT, PROMPTS, check, differences, main, prompts
+from studies.engines import engines, openvino_rule
+from studies.engines.engines_collect import PROMPTS, prompts
 from studies.engines.onnxruntime_rule import kept_probs
 
 TABLE = pd.read_csv(ROOT / "data" / "results" / "engines.csv").set_index("row")
 ROWS = engines.rows()
-TRUE = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]], dtype=torch.float64).log()
 
 
 def test_the_table_is_of_the_committed_tokens() -> None:
@@ -62,55 +59,6 @@ def test_the_order_of_filters_is_the_engine_s_where_it_matters() -> None:
 def test_the_prompts_are_the_committed_ones() -> None:
     made = prompts(load_pair(packed=False), 8)
     assert made == read_prompts(PROMPTS)[:8]
-
-
-# Converted models
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """An engine whose converted models give what the list holds last; its version is 1.2."""
-    made = [TRUE + 3.0]  # logits are known up to a constant
-
-    def answer(python: str, code: str) -> str:
-        return "1.2" if "metadata" in code else json.dumps(made[-1].tolist())
-
-    monkeypatch.setattr(engines_collect, "answer", answer)
-    monkeypatch.setattr(engines_collect, "original_logits", lambda name, given: TRUE)
-    return made
-
-
-def test_each_engine_has_a_line_for_each_model(engine: list[torch.Tensor], tmp_path: Path) -> None:
-    table = tmp_path / "converted.csv"
-    for name in ("openvino", "mlx_lm"):
-        check(name, "python", table)
-    engine.append(TRUE + torch.tensor([0.0, 1e-4, 0.0]))
-    check("openvino", "python", table)  # again: its lines are replaced
-    found = pd.read_csv(table)
-    assert found.engine.tolist() == ["mlx_lm"] * 2 + ["openvino"] * 2
-    assert found.model.tolist() == ["target", "draft"] * 2
-    assert found.version.eq(1.2).all()
-    assert found.log_probability.tolist() == pytest.approx([0, 0, 7.5e-5, 7.5e-5], rel=0.05, abs=1e-12)
-    assert found.total_variation.tolist() == pytest.approx([0, 0, 2.5e-5, 2.5e-5], rel=0.05, abs=1e-12)
-
-
-def test_a_model_that_is_further_off_is_refused(engine: list[torch.Tensor], tmp_path: Path) -> None:
-    for logits, found in ((TRUE.roll(1, dims=1), r"0\.25"), (TRUE * torch.nan, "nan")):
-        engine.append(logits)
-        with pytest.raises(ValueError, match=f"target as converted for openvino has a total variation of {found} to"):
-            check("openvino", "python", tmp_path / "converted.csv")
-    assert not (tmp_path / "converted.csv").exists()
-
-
-def test_the_original_is_the_checkpoint_and_the_command_takes_engines_that_convert() -> None:
-    made = engines_collect.original_logits("draft", [[0, 5], [0, 199, 32]])
-    assert (made.shape, made.dtype) == ((2, 4096), torch.float64)
-    assert differences(made, made + 1.0)["total_variation"] < 1e-12
-    with pytest.raises(SystemExit):
-        main(["transformers", "python"])
-    table = pd.read_csv(CONVERTED)
-    assert sorted(set(table.engine)) == sorted(CONVERTING)
-    assert (table.total_variation < LIMIT).all()
 
 
 # Rules of engines, as their sources have them
