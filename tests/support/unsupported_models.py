@@ -1,4 +1,4 @@
-"""Models that the loop refuses."""
+"""Models that the loop refuses, and one that must not be run."""
 
 from __future__ import annotations
 
@@ -37,3 +37,13 @@ def without_positions() -> PreTrainedModel:
 
 def sliding() -> PreTrainedModel:
     return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4))
+
+
+def refusing(model: Any) -> Any:
+    """A model that fails when it is run."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("a model ran before its input was checked")
+
+    model.register_forward_pre_hook(fail)
+    return model.eval()

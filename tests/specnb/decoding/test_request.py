@@ -12,7 +12,7 @@ from drafter_kinds import TWO_DRAFTS, TableTreeDrafter, chain, table
 from implementation_distribution import PROMPTS, SHARP, VOCAB
 from tiny import LIMIT, gpt2, llama
 from torch import Tensor
-from unsupported_models import sliding, without_positions
+from unsupported_models import refusing, sliding, without_positions
 
 from specnb.decoding import request as checks
 from specnb.decoding.generate import Study, generate
@@ -26,17 +26,6 @@ from specnb.rules import exact_match, recursive_rejection, token_verification
 from specnb.trees import distinct_children, independent_children
 from studies.drafters.stopping_rules import TableDrafter
 from studies.rules.selection import k_sequential_tree
-
-
-def refusing(model: Any) -> Any:
-    """A model that fails when it is run."""
-
-    def fail(*_: Any) -> None:
-        raise AssertionError("a model ran before its input was checked")
-
-    model.register_forward_pre_hook(fail)
-    return model.eval()
-
 
 TARGET, DRAFT = refusing(llama()), refusing(llama(seed=2))
 CHAIN, TREE = chain(), TableTreeDrafter(TWO_DRAFTS)

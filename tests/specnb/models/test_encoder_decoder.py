@@ -24,6 +24,7 @@ from transformers import (
     UMT5Config,
     UMT5ForConditionalGeneration,
 )
+from unsupported_models import refusing
 
 from specnb.beam import beam_search
 from specnb.decoding.generate import Generation, Study, generate
@@ -147,14 +148,6 @@ def test_positions_of_the_longest_row_are_found(monkeypatch: pytest.MonkeyPatch)
     for name in MODELS:
         with pytest.raises(AssertionError, match="Tensor-likes are not close"):
             test_every_token_has_the_distribution_of_an_uncached_pass(name, "sdpa")
-
-
-def refusing(model: Any) -> Any:
-    def fail(*_: Any) -> None:
-        raise AssertionError("a model ran before its input was checked")
-
-    model.register_forward_pre_hook(fail)
-    return model
 
 
 def without_start() -> Any:

@@ -1,8 +1,5 @@
 """Figures of caches: the drawn mask is the mask that the model was given."""
 
-from collections.abc import Iterator
-
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -16,12 +13,6 @@ from studies.batching.cache_view import snapshot, visible_entries
 
 SEQUENCES = [[1, 2, 0], [3], [0, 1]]
 BLOCK = torch.tensor([[1, 2], [0, 0], [3, 1]])
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

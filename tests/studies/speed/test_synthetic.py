@@ -1,14 +1,12 @@
 """A synthetic pair has the acceptance that was asked for, and is a pair like any other."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from specnb.decoding.generate import generate
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.models.loading import Pair, load_pair
+from specnb.models.loading import Pair
 from specnb.models.shapes import Shape
 from studies.speed.synthetic import synthetic_pair
 
@@ -60,18 +58,6 @@ def test_a_pair_keeps_its_weights_from_version_to_version() -> None:
     first, again, other = (sums(small_pair(seed=seed))[0] for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-def test_the_pair_is_saved_and_loaded_like_any_other(tmp_path: Path) -> None:
-    pair = small_pair()
-    for name, model in (("target", pair.target), ("draft", pair.draft)):
-        model.save_pretrained(tmp_path / name)
-        pair.tokenizer.save_pretrained(tmp_path / name)
-    again = load_pair(tmp_path / "target", tmp_path / "draft", packed=False)
-    tokens = torch.tensor([pair.encode("5 17 511")])
-    assert tokens.tolist() == [[0, 5, 17, 511]]
-    with torch.inference_mode():
-        torch.testing.assert_close(again.target(tokens).logits, pair.target(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:oneDNN cannot pack bfloat16")  # true of many processors
