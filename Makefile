@@ -29,7 +29,9 @@ accept: environment  ## put what `make reproduce` made in place of the committed
 sweep: environment  ## run a notebook with every combination of the parameters in sweep.yml (SWEEP=mine.yml: in another file)
 	$(PIPELINE) --keep-going --config sweep=$(or $(SWEEP),sweep.yml)
 
-test: environment lint fast nbval  ## all checks: style and types, tests and examples, the short notebooks
+test: environment  ## all checks: style and types, tests and examples, the short notebooks
+	$(MAKE) -j 2 lint nbval  # mypy uses one core
+	$(MAKE) fast
 
 lint: environment  ## style, types, and imports that point downwards
 	ruff check && ruff format --check && mypy && lint-imports --no-logo

@@ -179,6 +179,13 @@ def test_the_lenient_greedy_rule_emits_what_its_formula_says(kind: str, lenience
     assert torch.allclose(first, q * passed + best * (q * ~passed).sum(), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize(("p", "accepted"), [([0.5, 0.3, 0.2], 1), ([0.5, 0.25, 0.25], 0), ([0.5, 0.2, 0.3], 0)])
+def test_greedy_lenience_asks_for_more_than_its_fraction(p: list[float], accepted: int) -> None:
+    """Of the draft token 1 at lenience 1/2."""
+    given = torch.tensor([p, p]), torch.zeros(1, 3), torch.tensor([1]), torch.zeros(1), torch.zeros(())
+    assert lenient_greedy_verification(0.5)(*given).accepted == accepted
+
+
 # Carried out as multiplied
 
 SMALL = {

@@ -158,6 +158,7 @@ def dripping(handler: Handler) -> None:
         (lambda handler: handler.wfile.write(b"HTTP/1.1 307 \r\nLocation: http://a/b\r\n\r\n"), "307 .* http://a/b"),
         (lambda handler: handler.reply(200, {"tokens": [1] * 100}), "answered with 100 tokens to a request for 3"),
         (lambda handler: handler.reply(200, {"tokens": [2**80]}), r"has no token ids from 0 to 2\^63 - 1"),
+        (lambda handler: handler.reply(200, {"tokens": [-1]}), r"has no token ids from 0 to 2\^63 - 1"),
     ],
 )
 def test_what_no_server_should_do_ends_it_and_leaves_no_file(

@@ -81,7 +81,6 @@ def test_what_the_tests_read_agrees_with_the_distributions() -> None:
 
 
 def test_distributions_without_freedom_are_no_evidence() -> None:
-    """That the tests are calibrated notebook 16 checks on the table; what each finds, the test above."""
     zeros = np.zeros(50)
     assert relatives.marginals(zeros.astype(int), np.tile([1.0, 0.0], (50, 1))) == 1.0
     assert relatives.surprise(zeros, zeros) == relatives.per_sequence(zeros[None], zeros[None]) == 1.0
