@@ -31,23 +31,24 @@ def constant_uniform(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor,
 
 Sampler = tuple[dict[str, Any], set[str], int]
 SAMPLERS: dict[str, Sampler] = {
-    "no residual": ({"rule": no_residual}, {"no-residual"}, 2000),
-    "inverted residual": ({"rule": inverted_residual}, {"draft-leak"}, 400),
-    "greedy draft": ({"sampled": argmax_distribution}, {"greedy-draft"}, 700),
-    "colder draft": ({"sampled": lambda q: normalise(q**2)}, {"wrong-q"}, 1400),
-    "one uniform": ({"rule": one_uniform}, {"one-uniform"}, 2500),
-    "constant uniform": ({"rule": constant_uniform}, {"constant-uniform", "lenience"}, 1700),
-    "lenience 0.5": ({"rule": lenient_verification(0.5)}, {"lenience"}, 1700),
+    "no residual": ({"rule": no_residual}, {"no-residual"}, 1927),
+    "inverted residual": ({"rule": inverted_residual}, {"draft-leak"}, 38),
+    "greedy draft": ({"sampled": argmax_distribution}, {"greedy-draft"}, 17),
+    "colder draft": ({"sampled": lambda q: normalise(q**2)}, {"wrong-q"}, 276),
+    "one uniform": ({"rule": one_uniform}, {"one-uniform"}, 1307),
+    "constant uniform": ({"rule": constant_uniform}, {"constant-uniform", "lenience"}, 418),
+    "lenience 0.5": ({"rule": lenient_verification(0.5)}, {"lenience"}, 429),
 }
-"""What is wrong, the kinds that may explain it, and the tokens within which it is found; the draft's q are given."""
+"""What is wrong, the kinds that may explain it, and after how many tokens it is found: a bet or a weight that changes
+shows there."""
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_broken_sampler_is_found_within_its_tokens_and_diagnosed(name: str) -> None:
-    bug, kinds, within = SAMPLERS[name]
-    report = audit_of([sample_row(*TABLES, 100, row, **bug) for row in range(within // 100)])
+def test_a_broken_sampler_is_found_after_its_tokens_and_diagnosed(name: str) -> None:
+    bug, kinds, after = SAMPLERS[name]
+    report = audit_of([sample_row(*TABLES, 100, row, **bug) for row in range(after // 100 + 1)])
     print(name, report.found_after, report.diagnosis)
-    assert report.rejected
+    assert report.found_after == pytest.approx(after, abs=3)
     assert report.diagnosis in kinds, report.by_alternative
 
 
@@ -57,19 +58,19 @@ def test_the_exact_sampler_of_the_same_tables_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("actual", "kind", "within"),
+    ("actual", "kind", "rows", "after"),
     [
-        pytest.param(suppressed(P), "token-bias", 2000, id="suppressed token"),
-        pytest.param(biased(P), "token-bias", 6000, id="logit bias"),
-        pytest.param(standardise(P.log(), Sampling(top_p=0.98)), "tail-cut", 2500, id="top-p 0.98"),
-        pytest.param(claimed_probs(P.log(), Claimed(min_p=0.02)), "tail-cut", 2500, id="min-p 0.02"),
-        pytest.param(standardise(P.log(), Sampling(top_k=40)), "tail-cut", 6000, id="top-k 40"),
+        pytest.param(suppressed(P), "token-bias", 8, 1385, id="suppressed token"),
+        pytest.param(biased(P), "token-bias", 24, 2441, id="logit bias"),
+        pytest.param(standardise(P.log(), Sampling(top_p=0.98)), "tail-cut", 10, 1269, id="top-p 0.98"),
+        pytest.param(claimed_probs(P.log(), Claimed(min_p=0.02)), "tail-cut", 10, 491, id="min-p 0.02"),
+        pytest.param(standardise(P.log(), Sampling(top_k=40)), "tail-cut", 24, 1270, id="top-k 40"),
     ],
 )
-def test_what_nobody_claimed_is_found(actual: Tensor, kind: str, within: int) -> None:
-    report = audit_of(sampled_rows(actual, P, None, within // 250, 250, seed=1))
+def test_what_nobody_claimed_is_found(actual: Tensor, kind: str, rows: int, after: int) -> None:
+    report = audit_of(sampled_rows(actual, P, None, rows, 250, seed=1)[: after // 250 + 1])
     print(report.found_after, list(report.by_alternative.items())[:3])
-    assert report.rejected
+    assert report.found_after == pytest.approx(after, abs=3)
     assert report.diagnosis == kind
 
 
