@@ -209,7 +209,7 @@ def check_record(made: Generation) -> None:
 
 FALSE_ALARMS = 1e-6
 TOP_K, TOP_P = Sampling(top_k=3), Sampling(0.8, top_p=0.9)
-MANY = 45_000
+MANY = 112_500
 
 CASES = [
     # Many rows, to find small deviations.

@@ -44,7 +44,7 @@ def test_completions_have_the_target_s_joint_distribution(case: Case) -> None:
     verdict = measure(case)
     assert verdict.probs.p_value > LEVEL, verdict
     assert verdict.acceptance > LEVEL, verdict
-    assert verdict.detects(LEVEL) < (0.032 if case.rows == MANY else 0.08)
+    assert verdict.detects(LEVEL) < (0.02 if case.rows == MANY else 0.08)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
