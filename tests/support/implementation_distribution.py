@@ -199,10 +199,11 @@ def check_record(made: Generation) -> None:
     assert record.emitted.sum(axis=1).tolist() == [len(tokens) for tokens in made.tokens]
     assert (record.emitted <= record.accepted + 1).all()
     assert (record.target_passes <= [len(tokens) for tokens in made.tokens]).all()
+    passes, accepted_nodes = record.target_passes, record.accepted_nodes  # of all rows: computed once
     for row in range(0, len(made.tokens), 7):
         emitted: list[int] = []
-        for step in range(record.target_passes[row]):
-            accepted = record.draft_tokens[row, step][record.accepted_nodes[row, step]].tolist()
+        for step in range(passes[row]):
+            accepted = record.draft_tokens[row, step][accepted_nodes[row, step]].tolist()
             emitted += [*accepted, int(record.token[row, step])][: record.emitted[row, step]]
         assert emitted == made.tokens[row]
 
