@@ -80,11 +80,6 @@ def test_a_distribution_in_place_of_logits_gives_the_same_distribution(sampling:
     torch.testing.assert_close(standardise_probs(standardise(logits), sampling), standardise(logits, sampling))
 
 
-def test_plain_sampling_leaves_a_distribution_as_it_is() -> None:
-    probs = torch.tensor([0.1, 0.2, 0.7])
-    assert standardise_probs(probs, Sampling()) is probs
-
-
 @given(rows, samplings)
 @examples
 def test_standardise_agrees_with_the_slow_reference(row: list[float], sampling: Sampling) -> None:

@@ -8,11 +8,10 @@ from itertools import combinations_with_replacement
 import numpy as np
 import pytest
 import torch
-from chains import zipf_tables
 from distributions_for_tests import PAIRS, distribution_pair, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplers import sample_row, tables
+from samplers import sample_row, tables, zipf_tables
 from torch import Tensor
 
 from specnb.distributions import normalise, sample

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chains import audit_of, sampled_rows, zipf_tables
-from samplers import sample_row, tables
+from samplers import audit_of, sample_row, sampled_rows, tables, zipf_tables
 from torch import Tensor
 
 from specnb.distributions import Sampling, normalise, sample, standardise

@@ -162,9 +162,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": refusing(t5(7))}, "the target has 5 tokens and the draft 7"),
     ({"draft": TableTreeDrafter(TWO_DRAFTS), "target": refusing(t5(4)), "gamma": 2}, "proposes a tree, and the target"),
     ({"target": refusing(bart()), "prompts": [[1] * (LIMIT + 1)]}, "a prompt of 17 and 4 new tokens need 17 positions"),
-    ({"target": refusing(bart()), "max_new_tokens": LIMIT}, "a prompt of 1 and 16 new tokens need 17 positions"),
     ({"compile": True}, "T5ForConditionalGeneration is an encoder-decoder, which only `generate` runs, and without"),
-    ({"compile": True, "draft": None}, "is an encoder-decoder, which only `generate` runs, and without compilation"),
     ({"target": without_start()}, "has no decoder_start_token_id, with which its decoder begins"),
     ({"target": refusing(t5(5, UMT5ForConditionalGeneration, UMT5Config))}, "is not like T5 or BART"),
 ]

@@ -73,13 +73,6 @@ def test_one_path_is_block_verification_and_two_accept_more() -> None:
     assert two > block + 0.05
 
 
-def test_it_can_accept_less_often_than_one_draft_token() -> None:
-    """With p = q one draft token is always accepted; of several the one that the order prefers comes too often."""
-    p = float64(0.7, 0.3)
-    assert selected(best_path_block, p, independent(p, 1))[1] == pytest.approx(1, abs=1e-12)
-    assert selected(best_path_block, p, independent(p, 3))[1] == pytest.approx(0.727, abs=1e-12)
-
-
 def test_of_many_tokens_with_equal_ratios_the_lowest_is_chosen() -> None:
     """Torch keeps the order of more than 16 equal numbers in a stable sort only."""
     probs = torch.full((4, 40), 1 / 40, dtype=torch.float64)
