@@ -52,7 +52,7 @@ def near_pair(vocab: int, spread: float = 1.5, noise: float = 0.8) -> tuple[Cond
 
 
 P, Q = distribution_pair("dense", 4)
-NEAR_P, NEAR_Q = near_pair(6)
+NEAR_P, NEAR_Q = near_pair(8)
 SUITE = step_bugs(Sampling(top_k=3, top_p=0.9))
 STEPS = {name: step(bug, P, Q) for name, bug in SUITE.items()} | {
     name: step(bug, NEAR_P, NEAR_Q) for name, bug in MORE_BUGS.items()
