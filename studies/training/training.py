@@ -47,6 +47,34 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+class Muon(torch.optim.Optimizer):
+    """`torch.optim.Muon` (Nesterov's momentum 0.95, decay 0.01) in float32 in place of bfloat16, whose products take
+    eight times as long on processors without instructions for it."""
+
+    def __init__(self, matrices: list[nn.Parameter], lr: float) -> None:
+        super().__init__(matrices, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Moves every matrix by its orthogonalised momentum, times the root of rows over columns if that is above 1."""
+        for weight in self.param_groups[0]["params"]:
+            momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+            momentum.lerp_(weight.grad, 0.05)
+            rate, (rows, columns) = self.param_groups[0]["lr"], weight.shape
+            weight *= 1 - 0.01 * rate
+            weight.sub_(orthogonal(weight.grad.lerp(momentum, 0.95)), alpha=rate * max(1, rows / columns) ** 0.5)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """`matrix` with all singular values near 1: five Newton-Schulz iterations, as in `torch.optim.Muon`."""
+    rows, columns = matrix.shape
+    found = (matrix if rows <= columns else matrix.T) / matrix.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = found @ found.T
+        found = 3.4445 * found + (2.0315 * gram @ gram - 4.7750 * gram) @ found
+    return found if rows <= columns else found.T
+
+
 class Learner:
     """A model in training and its optimizers: Muon for the matrices inside the layers, AdamW for embeddings and norms.
 
@@ -61,7 +89,7 @@ class Learner:
         matrices = [weight for _, weight in weights if weight.ndim == 2 and id(weight) not in embedded]
         others = [weight for _, weight in weights if weight.ndim < 2 or id(weight) in embedded]
         self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=factor * MUON_RATE, weight_decay=0.01, adjust_lr_fn="original"),
+            Muon(matrices, factor * MUON_RATE),
             torch.optim.AdamW(others, lr=factor * ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
