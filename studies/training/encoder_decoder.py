@@ -50,7 +50,7 @@ Example = tuple[list[int], list[int]]
 """A prompt, the encoder's input, and the answer, which ends with the end-of-text token."""
 
 
-def tokenizer_of_pair() -> PreTrainedTokenizerBase:
+def shared_tokenizer() -> PreTrainedTokenizerBase:
     """The tokenizer of the shipped pair, which all models share."""
     found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(TRAINED_PAIR / "target")
     return found
@@ -120,7 +120,7 @@ def build(shape: Shape, end: int, vocab: int = training.VOCABULARY) -> T5ForCond
     width, feed_forward, heads, encoder, decoder = shape
     model = T5ForConditionalGeneration(T5Config(
         vocab_size=vocab, d_model=width, d_ff=feed_forward, num_heads=heads, d_kv=width // heads, num_layers=encoder,
-        num_decoder_layers=decoder, feed_forward_proj="gated-gelu", dropout_rate=0.0, tie_word_embeddings=True,
+        num_decoder_layers=decoder, feed_forward_proj="gated-silu", dropout_rate=0.0, tie_word_embeddings=True,
         **dict.fromkeys(("pad_token_id", "eos_token_id", "decoder_start_token_id"), end),
     ))  # fmt: skip
     model.shared.weight.data *= 0.05  # small, so that what the layers add counts from the beginning
@@ -155,7 +155,7 @@ def main() -> None:
     """Trains all models and writes them, in bfloat16."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
-    steps, tokenizer = parser.parse_args().steps, tokenizer_of_pair()
+    steps, tokenizer = parser.parse_args().steps, shared_tokenizer()
     given = [one for task in TASKS for one in examples(tokenizer, "train", task)]
     note = {"seed": SEED, "steps": steps, "batch": BATCH, "examples": len(given)}
     for name, model in trained(SHAPES, given, steps, BATCH, folder_of("t5", SHAPES)).items():
