@@ -66,7 +66,7 @@ models distilled features: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc
 
 models: environment  ## train the pair anew (about an hour on two cores; PRESET=small: a trial)
 	python -m studies.training.training --preset $(or $(PRESET),cpu)
-	python -m studies.training.quality
+	python -m studies.training.evaluation
 
 distilled: environment  ## train copies of the draft for acceptance, with several objectives; run again, it goes on
 	python -m studies distillation

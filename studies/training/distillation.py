@@ -36,13 +36,12 @@ from torch.nn.functional import log_softmax
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from studies import corpus, study
 from studies.corpus import DATA
 from studies.study import columns
 from studies.training import training
-from studies.training.evaluation import OWN, PROMPT, TEXT, Files, held_out_windows, means, sampled, sum_per_file
+from studies.training.evaluation import OWN, PROMPT, TEXT, Files, bits_per_byte, held_out_windows, means, sampled
 from studies.training.training import Learner, encode, folder_of, logits_of, save, size_of, windows
 
 SET_ASIDE_ONE_IN = 40  # training files on which rates and the shipped student are chosen
@@ -204,17 +203,6 @@ def trained(pair: Pair, plan: Plan) -> Trained:
     students = students_at(factors)
     fit(pair.target, students, text, samples, plan, plan.steps, folder)
     return Trained({name: student.model for name, student in students.items()}, factors, validated(students))
-
-
-@torch.inference_mode()
-def bits_per_byte(pair: Pair, draft: PreTrainedModel, sequences: Tensor, numbers: Files) -> Estimate:
-    """Bits that `draft` needs for the tokens after the first `PROMPT`, over their bytes; the interval is over files."""
-    nats = []
-    for rows in sequences.split(8):
-        logits = draft(input_ids=rows[:, :-1], use_cache=False).logits[:, PROMPT - 1 :].float()
-        nats.append(torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, PROMPT:], reduction="none"))
-    lengths = torch.tensor([[len(str(pair.tokenizer.decode(row[PROMPT:])).encode())] for row in sequences.tolist()])
-    return ratio_of_sums(sum_per_file(torch.cat(nats) / math.log(2), numbers), sum_per_file(lengths, numbers))
 
 
 def measure(
