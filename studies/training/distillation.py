@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,6 @@ from studies.training.evaluation import OWN, PROMPT, TEXT, Files, bits_per_byte,
 from studies.training.training import Learner, encode, folder_of, logits_of, save, size_of, windows
 
 SET_ASIDE_ONE_IN = 40  # training files on which rates and the shipped student are chosen
-WARM_UP = 0.03  # of the steps
 SEED, THREADS = 16, 2
 SHIPPED, CONTROL, SAMPLES = "shipped", "cross-entropy", ", half on samples"
 TEMPERATURES = (1.0, 0.0)
@@ -107,18 +105,6 @@ def objective_of(recipe: str) -> str:
     return recipe.removesuffix(SAMPLES)
 
 
-def rate(step: int, steps: int) -> float:
-    """Learning-rate factor: a linear warm-up over the fraction `WARM_UP`, then half a cosine to zero.
-
-    >>> [round(rate(step, 100), 2) for step in (0, 2, 3, 51, 99)]
-    [0.33, 1.0, 1.0, 0.51, 0.0]
-    """
-    warm = max(1, round(WARM_UP * steps))
-    if step < warm:
-        return (step + 1) / warm
-    return (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
-
-
 def fit(
     target: nn.Module, students: Mapping[str, Learner], text: NDArray[Any], samples: Tensor, plan: Plan, steps: int,
     folder: Path | None = None,
@@ -140,7 +126,7 @@ def fit(
             objective = OBJECTIVES[objective_of(name.split(" at ")[0])]
             yield name, objective(logits_of(student.model, batch[rows]), log_p[rows], batch[rows, 1:])
 
-    training.train(students, windows(text, plan.rows, plan.length, SEED), steps, losses, folder, rate=rate)
+    training.train(students, windows(text, plan.rows, plan.length, SEED), steps, losses, folder)
 
 
 @torch.inference_mode()

@@ -8,7 +8,6 @@ from its checkpoint.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -127,7 +126,6 @@ def train(
     losses: Callable[[int, Batch], Iterable[tuple[str, Tensor]]],
     folder: Path | None = None,
     save_every: int = 50,
-    rate: Callable[[int, int], float] = rate,
 ) -> None:
     """The first `steps` of `batches`: of each, `losses(step, batch)` yields names and losses, and each learner named
     learns from its loss before the next is asked for, at `rate(step, steps)` of its learning rates.
@@ -170,10 +168,7 @@ class Budget:
     short_share: float = 0.8
 
 
-PRESETS = {
-    "cpu": {"target": Budget(steps=1_700, batch=16), "draft": Budget(steps=3_000, batch=16)},
-    "small": {"target": Budget(steps=2, batch=2), "draft": Budget(steps=2, batch=2)},
-}
+BUDGETS = {"target": Budget(steps=1_700, batch=16), "draft": Budget(steps=3_000, batch=16)}
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -264,20 +259,16 @@ def size_of(model: nn.Module) -> int:
 
 def main() -> None:
     """Trains tokenizer, target and draft, and writes them with a note of the budget and their checksums."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    preset = parser.parse_args().preset
     texts = corpus.read("train")
     tokenizer = train_tokenizer(texts)
     tokens = encode(tokenizer, texts)
-    for role, budget in PRESETS[preset].items():
+    for role, budget in BUDGETS.items():
         torch.manual_seed(SEED)
         model = build(role, tokenizer.eos_token_id)
-        fit(model, curriculum(tokens, budget, SEED), budget.steps, folder=folder_of(role, preset))
-        note = {"preset": preset, "device": "cpu", "seed": SEED, "parameters": size_of(model)}
-        note |= {"tokens_in_corpus": len(tokens), "tokens_seen": budget.steps * budget.batch * CONTEXT}
-        note |= {"budget": asdict(budget)}
-        save(model, tokenizer, (ROOT / "build" if preset == "small" else DATA) / "pair" / role, note)
+        fit(model, curriculum(tokens, budget, SEED), budget.steps, folder=folder_of(role, budget))
+        note = {"device": "cpu", "seed": SEED, "parameters": size_of(model), "tokens_in_corpus": len(tokens)}
+        note |= {"tokens_seen": budget.steps * budget.batch * CONTEXT, "budget": asdict(budget)}
+        save(model, tokenizer, DATA / "pair" / role, note)
 
 
 if __name__ == "__main__":
