@@ -66,9 +66,9 @@ engines: environment  ## collect tokens from other engines, each in its own envi
 # which takes a third off the time on a CPU; elsewhere they mean nothing.
 models distilled features: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=20000000000:glibc.malloc.top_pad=500000000
 
-models: environment  ## train the pair anew (about an hour on two cores; PRESET=small: a trial)
-	python -m studies.training.training --preset $(or $(PRESET),cpu)
-	python -m studies.training.quality
+models: environment  ## train the pair anew (about an hour on two cores)
+	python -m studies.training.training
+	python -m studies.training.evaluation
 
 distilled: environment  ## train copies of the draft for acceptance, with several objectives; run again, it goes on
 	python -m studies distillation

@@ -18,6 +18,7 @@ on the prompts that are timed.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, load_head
 from specnb.drafting.model import ModelDrafter
-from specnb.measure.statistics import ratio_of_sums
+from specnb.measure.statistics import over_rows, ratio_of_sums
 from specnb.measure.timing import machine
 from specnb.models.loading import TRAINED_PAIR, Pair, load_model, load_pair
 from specnb.models.packing import pack
@@ -65,44 +66,54 @@ def entries(pair: Pair, sampling: Sampling, compiled: bool) -> list[Entry]:
 
 
 class Calls(NamedTuple):
-    """Timed calls of `generate`, one prompt at a time, that differ only in the drafter and its gamma."""
+    """Timed calls of `generate`, one prompt at a time, that differ only in the drafter and its gamma.
 
-    pair: Pair
+    A call makes `new_tokens` tokens, or fewer where `eos` ends them.
+    """
+
+    target: Any
     sampling: Sampling
-    compiled: bool
     new_tokens: int
+    compiled: bool = False
+    eos: int | None = None
 
-    def passes(self, entry: Entry, prompt: list[int], row: int) -> int:
-        """Target forward passes of one call; `row` numbers its random numbers."""
-        made = generate(
-            self.pair.target, [prompt], entry.drafter, gamma=entry.gamma, max_new_tokens=self.new_tokens,
-            sampling=self.sampling, compile=self.compiled, progress=False, study=Study(rows=[row]),
+    def made(self, entry: Entry, prompt: list[int], row: int) -> tuple[list[int], int]:
+        """The tokens of one call, and its target forward passes; `row` numbers its random numbers."""
+        found = generate(
+            self.target, [prompt], entry.drafter, gamma=entry.gamma, max_new_tokens=self.new_tokens,
+            sampling=self.sampling, eos=self.eos, compile=self.compiled, progress=False, study=Study(rows=[row]),
         )  # fmt: skip
-        return int(made.record.target_passes.sum())
+        return found.tokens[0], int(found.record.target_passes.sum())
 
-    def seconds(self, chosen: list[Entry], prompts: list[list[int]]) -> NDArray[np.float64]:
-        """Seconds `(prompts, chosen)` of whole calls."""
-        return timed_in_turn(self.passes, chosen, prompts)
+    def timed(self, chosen: list[Entry], prompts: list[list[int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Seconds of whole calls `(prompts, chosen)`; tokens and target passes of each `(2, prompts, chosen)`."""
+        counts = np.zeros((2, len(prompts), len(chosen)))
 
-    def with_gamma(self, entry: Entry, prompts: list[list[int]]) -> Entry:
-        """`entry` with the fastest of `GAMMAS` on `prompts`; plain decoding as it is."""
+        def call(at: int, prompt: list[int], row: int) -> None:
+            tokens, passes = self.made(chosen[at], prompt, row)
+            counts[:, row, at] = len(tokens), passes
+
+        return timed_in_turn(call, range(len(chosen)), prompts), counts
+
+    def with_gamma(self, entry: Entry, prompts: list[list[int]], gammas: tuple[int, ...] = GAMMAS) -> Entry:
+        """`entry` with the fastest of `gammas` on `prompts`; plain decoding as it is."""
         if entry.drafter is None:
             return entry
-        seconds = self.seconds([entry._replace(gamma=gamma) for gamma in GAMMAS], prompts)
-        return entry._replace(gamma=GAMMAS[int(seconds.sum(axis=0).argmin())])
-
-    def tokens_per_step(self, entry: Entry, prompts: list[list[int]]) -> dict[str, float]:
-        """Tokens per step, counted on the same calls."""
-        passes = [self.passes(entry, prompt, row) for row, prompt in enumerate(prompts)]
-        return columns("tokens_per_step", ratio_of_sums(np.full(len(prompts), float(self.new_tokens)), passes))
+        seconds, (tokens, _) = self.timed([entry._replace(gamma=gamma) for gamma in gammas], prompts)
+        return entry._replace(gamma=gammas[int((seconds.sum(axis=0) / tokens.sum(axis=0)).argmin())])
 
     def compared(self, chosen: list[Entry], prompts: list[list[int]]) -> pd.DataFrame:
         """One line for each of `chosen`; the first is plain decoding."""
-        seconds = self.seconds(chosen, prompts)
-        ms = 1e3 * seconds.mean(axis=0) / self.new_tokens
+        seconds, (tokens, passes) = self.timed(chosen, prompts)
+
+        def speed_up(at: int, rows: NDArray[np.int64]) -> float:
+            plain, own = (seconds[rows, one].sum() / tokens[rows, one].sum() for one in (0, at))
+            return float(plain / own)
+
         return pd.DataFrame(
-            {"drafter": entry.name, "gamma": entry.gamma, "ms": ms[at]}
-            | self.tokens_per_step(entry, prompts) | columns("speed_up", ratio_of_sums(seconds[:, 0], seconds[:, at]))
+            {"drafter": entry.name, "gamma": entry.gamma, "ms": 1e3 * seconds[:, at].sum() / tokens[:, at].sum()}
+            | columns("tokens_per_step", ratio_of_sums(tokens[:, at], passes[:, at]))
+            | columns("speed_up", over_rows(partial(speed_up, at), len(prompts)))
             for at, entry in enumerate(chosen)
         )  # fmt: skip
 
@@ -111,7 +122,7 @@ def measure(item: str, prompts: int, chosen_on: int, prompt_tokens: int, new_tok
     """The lines of one item; the last `chosen_on` prompts of a kind are for the choice of gamma."""
     how, temperature = item.split("-")
     pair, sampling, compiled = load_pair(), Sampling(temperature=float(temperature)), how == "compiled"
-    calls, fixed = Calls(pair, sampling, compiled, new_tokens), entries(pair, sampling, compiled)
+    calls, fixed = Calls(pair.target, sampling, new_tokens, compiled), entries(pair, sampling, compiled)
     found = []
     for kind in PROMPTS["trained"]:
         given = prompts_of(pair, kind, prompts + chosen_on, prompt_tokens)

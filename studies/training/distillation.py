@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import copy
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,17 +35,15 @@ from torch.nn.functional import log_softmax
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from studies import corpus, study
 from studies.corpus import DATA
 from studies.study import columns
 from studies.training import training
-from studies.training.evaluation import OWN, PROMPT, TEXT, Files, held_out_windows, means, sampled, sum_per_file
+from studies.training.evaluation import OWN, PROMPT, TEXT, Files, bits_per_byte, held_out_windows, means, sampled
 from studies.training.training import Learner, encode, folder_of, logits_of, save, size_of, windows
 
 SET_ASIDE_ONE_IN = 40  # training files on which rates and the shipped student are chosen
-WARM_UP = 0.03  # of the steps
 SEED, THREADS = 16, 2
 SHIPPED, CONTROL, SAMPLES = "shipped", "cross-entropy", ", half on samples"
 TEMPERATURES = (1.0, 0.0)
@@ -108,18 +105,6 @@ def objective_of(recipe: str) -> str:
     return recipe.removesuffix(SAMPLES)
 
 
-def rate(step: int, steps: int) -> float:
-    """Learning-rate factor: a linear warm-up over the fraction `WARM_UP`, then half a cosine to zero.
-
-    >>> [round(rate(step, 100), 2) for step in (0, 2, 3, 51, 99)]
-    [0.33, 1.0, 1.0, 0.51, 0.0]
-    """
-    warm = max(1, round(WARM_UP * steps))
-    if step < warm:
-        return (step + 1) / warm
-    return (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
-
-
 def fit(
     target: nn.Module, students: Mapping[str, Learner], text: NDArray[Any], samples: Tensor, plan: Plan, steps: int,
     folder: Path | None = None,
@@ -130,21 +115,18 @@ def fit(
     target gets half of its rows from there, and the other half from the batch of the others.
     """
 
-    def update(step: int, window: Tensor) -> dict[str, float]:
+    def losses(step: int, window: Tensor) -> Iterator[tuple[str, Tensor]]:
         chosen = np.random.default_rng([SEED, step]).choice(len(samples), plan.rows // 2, replace=False)
         batch = torch.cat([window, samples[torch.from_numpy(chosen)]])
         with torch.no_grad():
             log_p = log_softmax(logits_of(target, batch), dim=-1)
-        losses = {}
         for name, student in students.items():
             first = len(batch) - plan.rows if SAMPLES in name else 0
             rows = slice(first, first + plan.rows)
             objective = OBJECTIVES[objective_of(name.split(" at ")[0])]
-            loss = objective(logits_of(student.model, batch[rows]), log_p[rows], batch[rows, 1:])
-            losses[name] = student.learn(loss, rate(step, steps))
-        return losses
+            yield name, objective(logits_of(student.model, batch[rows]), log_p[rows], batch[rows, 1:])
 
-    training.train(students, windows(text, plan.rows, plan.length, SEED), steps, update, folder=folder)
+    training.train(students, windows(text, plan.rows, plan.length, SEED), steps, losses, folder)
 
 
 @torch.inference_mode()
@@ -207,17 +189,6 @@ def trained(pair: Pair, plan: Plan) -> Trained:
     students = students_at(factors)
     fit(pair.target, students, text, samples, plan, plan.steps, folder)
     return Trained({name: student.model for name, student in students.items()}, factors, validated(students))
-
-
-@torch.inference_mode()
-def bits_per_byte(pair: Pair, draft: PreTrainedModel, sequences: Tensor, numbers: Files) -> Estimate:
-    """Bits that `draft` needs for the tokens after the first `PROMPT`, over their bytes; the interval is over files."""
-    nats = []
-    for rows in sequences.split(8):
-        logits = draft(input_ids=rows[:, :-1], use_cache=False).logits[:, PROMPT - 1 :].float()
-        nats.append(torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, PROMPT:], reduction="none"))
-    lengths = torch.tensor([[len(str(pair.tokenizer.decode(row[PROMPT:])).encode())] for row in sequences.tolist()])
-    return ratio_of_sums(sum_per_file(torch.cat(nats) / math.log(2), numbers), sum_per_file(lengths, numbers))
 
 
 def measure(

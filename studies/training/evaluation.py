@@ -1,10 +1,15 @@
-"""What trained drafts are measured on: held-out text, and sequences that the target samples after its beginnings."""
+"""What trained models are measured on: held-out text, and sequences that the target samples after its beginnings.
+
+`python -m studies.training.evaluation` writes `data/pair/quality.csv`, whose numbers `data/pair/README.md` has.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -13,11 +18,12 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.generate import Study, generate
 from specnb.distributions import Sampling
-from specnb.measure.statistics import ratio_of_sums
-from specnb.models.loading import Pair
+from specnb.measure.statistics import Estimate, ratio_of_sums
+from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.notebook.findings import write
 from studies import corpus
 from studies.study import columns
-from studies.training.training import encode
+from studies.training.training import CONTEXT, encode
 
 PROMPT = 32  # tokens of text before positions at which acceptance is measured, and before sampled tokens
 TEXT, OWN = "held-out text", "samples of the target"
@@ -65,3 +71,22 @@ def means(quantities: Mapping[str, Tensor], numbers: Files) -> dict[str, float]:
         positions = sum_per_file(torch.ones_like(values), numbers)
         found |= columns(name, ratio_of_sums(sum_per_file(values, numbers), positions))
     return found | {"files": len(np.unique(numbers)), "positions": values.numel()}
+
+
+@torch.inference_mode()
+def bits_per_byte(pair: Pair, model: PreTrainedModel, sequences: Tensor, numbers: Files) -> Estimate:
+    """Bits that `model` needs for the tokens after the first `PROMPT`, over their bytes; the interval is over files."""
+    nats = []
+    for rows in sequences.split(8):
+        logits = model(input_ids=rows[:, :-1], use_cache=False).logits[:, PROMPT - 1 :].float()
+        nats.append(torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, PROMPT:], reduction="none"))
+    lengths = torch.tensor([[len(str(pair.tokenizer.decode(row[PROMPT:])).encode())] for row in sequences.tolist()])
+    return ratio_of_sums(sum_per_file(torch.cat(nats) / math.log(2), numbers), sum_per_file(lengths, numbers))
+
+
+if __name__ == "__main__":
+    pair = load_pair(packed=False)
+    passages = held_out_windows(pair, CONTEXT + 1, per_file=4)
+    table = {name: bits_per_byte(pair, getattr(pair, name), *passages).value for name in ("target", "draft")}
+    lines = pd.Series(table, name="bits_per_byte").rename_axis("name").to_csv(float_format="%.4f")
+    write(TRAINED_PAIR / "quality.csv", lines)

@@ -8,10 +8,8 @@ from its checkpoint.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -48,6 +46,34 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+class Muon(torch.optim.Optimizer):
+    """`torch.optim.Muon` (Nesterov's momentum 0.95, decay 0.01) in float32 in place of bfloat16, whose products take
+    eight times as long on processors without instructions for it."""
+
+    def __init__(self, matrices: list[nn.Parameter], lr: float) -> None:
+        super().__init__(matrices, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Moves every matrix by its orthogonalised momentum, times the root of rows over columns if that is above 1."""
+        for weight in self.param_groups[0]["params"]:
+            momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+            momentum.lerp_(weight.grad, 0.05)
+            rate, (rows, columns) = self.param_groups[0]["lr"], weight.shape
+            weight *= 1 - 0.01 * rate
+            weight.sub_(orthogonal(weight.grad.lerp(momentum, 0.95)), alpha=rate * max(1, rows / columns) ** 0.5)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """`matrix` with all singular values near 1: five Newton-Schulz iterations, as in `torch.optim.Muon`."""
+    rows, columns = matrix.shape
+    found = (matrix if rows <= columns else matrix.T) / matrix.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = found @ found.T
+        found = 3.4445 * found + (2.0315 * gram @ gram - 4.7750 * gram) @ found
+    return found if rows <= columns else found.T
+
+
 class Learner:
     """A model in training and its optimizers: Muon for the matrices inside the layers, AdamW for embeddings and norms.
 
@@ -62,7 +88,7 @@ class Learner:
         matrices = [weight for _, weight in weights if weight.ndim == 2 and id(weight) not in embedded]
         others = [weight for _, weight in weights if weight.ndim < 2 or id(weight) in embedded]
         self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=factor * MUON_RATE, weight_decay=0.01, adjust_lr_fn="original"),
+            Muon(matrices, factor * MUON_RATE),
             torch.optim.AdamW(others, lr=factor * ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
@@ -97,16 +123,17 @@ def train(
     learners: Mapping[str, Learner],
     batches: Iterable[Batch],
     steps: int,
-    update: Callable[[int, Batch], Mapping[str, float]],
+    losses: Callable[[int, Batch], Iterable[tuple[str, Tensor]]],
     folder: Path | None = None,
     save_every: int = 50,
 ) -> None:
-    """Calls `update(step, batch)` for the first `steps` batches, which updates all learners and returns their losses.
+    """The first `steps` of `batches`: of each, `losses(step, batch)` yields names and losses, and each learner named
+    learns from its loss before the next is asked for, at `rate(step, steps)` of its learning rates.
 
     Begins after the last step that is saved in `folder`, and saves there every `save_every` steps and after the last.
-    The models are in evaluation mode afterwards.
+    The bar shows means of about the last 50 steps. The models are in evaluation mode afterwards.
     """
-    checkpoint, begin = folder and folder / "learners.pt", 0
+    checkpoint, begin, shown = folder and folder / "learners.pt", 0, dict[str, float]()
     if checkpoint and checkpoint.exists():
         begin, states = torch.load(checkpoint, weights_only=True)
         for name, learner in learners.items():
@@ -115,8 +142,10 @@ def train(
     left = islice(enumerate(islice(batches, steps)), begin, None)
     with tqdm(left, desc="training", initial=begin, total=steps, unit="step", mininterval=5) as bar:
         for step, batch in bar:
-            losses = update(step, batch)
-            bar.set_postfix({of: f"{value:.3f}" for of, value in losses.items()}, refresh=False)
+            for name, loss in losses(step, batch):
+                value = learners[name].learn(loss, rate(step, steps))
+                shown[name] = shown.get(name, value) + (value - shown.get(name, value)) / 50
+            bar.set_postfix({of: f"{value:.3f}" for of, value in shown.items()}, refresh=False)
             if checkpoint and ((step + 1) % save_every == 0 or step + 1 == steps):
                 checkpoint.parent.mkdir(parents=True, exist_ok=True)
                 states = {name: [part.state_dict() for part in learner.saved] for name, learner in learners.items()}
@@ -139,10 +168,7 @@ class Budget:
     short_share: float = 0.8
 
 
-PRESETS = {
-    "cpu": {"target": Budget(steps=1_700, batch=16), "draft": Budget(steps=3_000, batch=16)},
-    "small": {"target": Budget(steps=2, batch=2), "draft": Budget(steps=2, batch=2)},
-}
+BUDGETS = {"target": Budget(steps=1_700, batch=16), "draft": Budget(steps=3_000, batch=16)}
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -206,20 +232,11 @@ def loss_of(model: nn.Module, window: Tensor) -> Tensor:
 
 
 def fit(
-    model: LlamaForCausalLM,
-    batches: Iterator[Tensor],
-    steps: int,
-    *,
-    compiled: bool = True,
-    folder: Path | None = None,
+    model: LlamaForCausalLM, batches: Iterator[Tensor], steps: int, *, compiled: bool = True, folder: Path | None = None
 ) -> None:
     """Trains `model` on the first `steps` of `batches`, from what `folder` has; `compiled` needs a C++ compiler."""
-    learner, loss = Learner(model), torch.compile(loss_of, dynamic=False) if compiled else loss_of
-
-    def update(step: int, window: Tensor) -> dict[str, float]:
-        return {"bits per token": learner.learn(loss(model, window), rate(step, steps)) / math.log(2)}
-
-    train({"model": learner}, batches, steps, update, folder=folder)
+    loss = torch.compile(loss_of, dynamic=False) if compiled else loss_of
+    train({"model": Learner(model)}, batches, steps, lambda _, window: [("model", loss(model, window))], folder)
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, note: dict[str, Any]) -> None:
@@ -242,20 +259,16 @@ def size_of(model: nn.Module) -> int:
 
 def main() -> None:
     """Trains tokenizer, target and draft, and writes them with a note of the budget and their checksums."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    preset = parser.parse_args().preset
     texts = corpus.read("train")
     tokenizer = train_tokenizer(texts)
     tokens = encode(tokenizer, texts)
-    for role, budget in PRESETS[preset].items():
+    for role, budget in BUDGETS.items():
         torch.manual_seed(SEED)
         model = build(role, tokenizer.eos_token_id)
-        fit(model, curriculum(tokens, budget, SEED), budget.steps, folder=folder_of(role, preset))
-        note = {"preset": preset, "device": "cpu", "seed": SEED, "parameters": size_of(model)}
-        note |= {"tokens_in_corpus": len(tokens), "tokens_seen": budget.steps * budget.batch * CONTEXT}
-        note |= {"budget": asdict(budget)}
-        save(model, tokenizer, (ROOT / "build" if preset == "small" else DATA) / "pair" / role, note)
+        fit(model, curriculum(tokens, budget, SEED), budget.steps, folder=folder_of(role, budget))
+        note = {"device": "cpu", "seed": SEED, "parameters": size_of(model), "tokens_in_corpus": len(tokens)}
+        note |= {"tokens_seen": budget.steps * budget.batch * CONTEXT, "budget": asdict(budget)}
+        save(model, tokenizer, DATA / "pair" / role, note)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from tiny import llama
 
 from specnb.distributions import Sampling
 from specnb.drafting.model import ModelDrafter
-from specnb.models.loading import Pair, load_pair
+from specnb.models.loading import load_pair
 from studies.speed.bench_walltime import counted
 from studies.speed.pair_speeds import GAMMA, GAMMAS, NONE, Calls, Entry, entries
 from studies.speed.pairs import MODULES, prompts_of
 
 
 def calls_of(target: Any, new_tokens: int) -> Calls:
-    return Calls(Pair(target, target, None), Sampling(), compiled=False, new_tokens=new_tokens)  # type: ignore[arg-type]
+    return Calls(target, Sampling(), new_tokens)
 
 
 def test_every_entry_has_a_line_and_a_draft_like_the_target_is_accepted() -> None:
@@ -33,7 +33,8 @@ def test_every_entry_has_a_line_and_a_draft_like_the_target_is_accepted() -> Non
 
 def test_gamma_is_the_fastest_one_and_none_for_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, seconds = calls_of(llama(), 4), {3: 5.0, 4: 3.0, 5: 1.0, 6: 2.0, 8: 4.0}
-    monkeypatch.setattr(Calls, "seconds", lambda self, chosen, prompts: np.array([[seconds[e.gamma] for e in chosen]]))
+    tokens = np.ones((2, 1, len(seconds)))
+    monkeypatch.setattr(Calls, "timed", lambda _, chosen, __: (np.array([[seconds[e.gamma] for e in chosen]]), tokens))
     assert set(seconds) == set(GAMMAS)
     assert calls.with_gamma(Entry("it", ModelDrafter(llama()), GAMMA), [[1], [2]]).gamma == 5
     assert calls.with_gamma(Entry(NONE, None, 0), [[1]]) == Entry(NONE, None, 0)

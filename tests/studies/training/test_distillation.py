@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from studies.training import distillation
-from studies.training.distillation import OBJECTIVES, RECIPES, Plan, acceptance, fit, objective_of, rate
-from studies.training.training import Learner
+from studies.training.distillation import OBJECTIVES, RECIPES, Plan, acceptance, fit, objective_of
+from studies.training.training import Learner, rate
 
 VOCAB = 7
 PLAN = Plan(steps=4, search_steps=1, sampled_rows=4, validation_windows=2, rows=4, length=8)

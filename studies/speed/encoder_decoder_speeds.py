@@ -1,0 +1,112 @@
+"""Tables 2 and 4 of Leviathan et al. on the T5 that was trained here: tasks, drafts of four sizes, two temperatures.
+
+Whole calls of `generate`, the encoders' passes included, one prompt at a time in float32, until the answer ends. Plain
+decoding and all drafts take turns on each prompt, functions of held-out files, as in `studies.speed.pair_speeds`, whose
+columns are these, too. A draft's gamma is the fastest of `GAMMAS` on other prompts. The other columns:
+
+- `orders`: by how many orders of magnitude a draft is smaller than the target
+- `alpha`: mean overlap of both distributions along the answers that the target writes, with a 95% interval over prompts
+- `c`, `v`: times of a pass of the draft, and of one of the target over gamma + 1 tokens, over the target's over one
+- `expected`: Theorem 3.8 as in Table 4, with v = 1; `predicted`: with v as measured, both without the encoders
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from transformers import T5ForConditionalGeneration
+
+from specnb.distributions import Sampling, overlap, standardise
+from specnb.drafting.model import ModelDrafter
+from specnb.measure.cost import Costs, measure_costs
+from specnb.measure.statistics import over_rows, ratio_of_sums
+from specnb.measure.timing import machine
+from specnb.models.checkpoints import require_checksums
+from specnb.models.loading import Pair
+from specnb.models.packing import pack
+from specnb.theory import walltime_improvement
+from studies import study
+from studies.corpus import DATA
+from studies.speed.pair_speeds import NONE, Calls, Entry
+from studies.study import columns
+from studies.training import encoder_decoder as t5
+from studies.training.encoder_decoder import TARGET, Example
+from studies.training.training import size_of
+
+GAMMAS = (1, 2, 3, 5, 7)
+
+
+def load(name: str) -> Any:
+    """One of the models that were trained, in float32 and the layout that is fastest here."""
+    require_checksums(DATA / "t5" / name)
+    model = T5ForConditionalGeneration.from_pretrained(DATA / "t5" / name, dtype=torch.float32, use_safetensors=True)
+    return pack(model.eval())
+
+
+@torch.inference_mode()
+def betas(models: dict[str, Any], given: Sequence[Example], sampling: Sampling) -> dict[str, NDArray[np.float64]]:
+    """Of each draft, the sum of beta along the answer of each example, and its tokens: `(2, examples)`."""
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in models if name != TARGET}
+    for example in given:
+        p, *qs = (standardise(t5.logits_of(model, t5.padded([example])), sampling) for model in models.values())
+        for sums, q in zip(found.values(), qs, strict=True):
+            sums.append((float(overlap(p, q).sum()), len(p)))
+    return {name: np.array(sums).T for name, sums in found.items()}
+
+
+def theory(beta: NDArray[np.float64], costs: Costs, gamma: int) -> dict[str, float]:
+    """The columns of a draft that are not timed whole; `beta` as `betas` has it."""
+
+    def speed_up(rows: Any = slice(None), verify: Any = None) -> float:
+        total, tokens = beta[:, rows].sum(axis=-1)
+        return float(walltime_improvement(total / tokens, gamma, costs.cost_ratio.value, verify))
+
+    found = columns("alpha", ratio_of_sums(*beta)) | columns("c", costs.cost_ratio)
+    found |= {"v": float(costs.verify_cost(gamma + 1)), "expected": speed_up()}
+    return found | columns("predicted", over_rows(lambda rows: speed_up(rows, costs.verify_cost), beta.shape[1]))
+
+
+def measure(item: str, prompts: int, chosen_on: int, repetitions: int, most: int) -> pd.DataFrame:
+    """A line for plain decoding and for each draft; the last `chosen_on` prompts are for the choice of gamma."""
+    task, temperature = item.split("-")
+    sampling, tokenizer, models = (
+        Sampling(float(temperature)),
+        t5.shared_tokenizer(),
+        {of: load(of) for of in t5.SHAPES},
+    )
+    held_out, target = t5.examples(tokenizer, "held-out", task), models[TARGET]
+    order = np.random.default_rng(0).permutation(len(held_out))[: prompts + chosen_on].tolist()
+    given = [held_out[at][0] for at in order]
+    calls, plain = Calls(target, sampling, most, eos=target.config.eos_token_id), Entry(NONE, None, 0)
+    drafts = [Entry(name, ModelDrafter(model, sampling), 0) for name, model in models.items() if name != TARGET]
+    chosen = [plain, *(calls.with_gamma(entry, given[prompts:], GAMMAS) for entry in drafts)]
+    table = calls.compared(chosen, given[:prompts])
+    own = [(prompt, calls.made(plain, prompt, at)[0]) for at, prompt in enumerate(given[:prompts])]
+    longest, found = max(map(len, given)), [{"parameters": size_of(target), "orders": 0.0}]
+    for entry, beta in zip(chosen[1:], betas(models, own, sampling).values(), strict=True):
+        costs = measure_costs(
+            Pair(target, models[entry.name], tokenizer), context=longest, slots=longest + most + max(GAMMAS) + 1,
+            lengths=(1, entry.gamma + 1), repetitions=repetitions, progress=False,
+        )  # fmt: skip
+        size = size_of(models[entry.name])
+        sizes = {"parameters": size, "orders": math.log10(size_of(target) / size)}
+        found.append(sizes | theory(beta, costs, entry.gamma))
+    under = {"task": task, "temperature": float(temperature), "prompts": prompts}
+    return pd.concat([table, pd.DataFrame(found)], axis=1).assign(
+        **under, machine=machine(), threads=torch.get_num_threads()
+    )
+
+
+STUDY = study.Study(
+    measure,
+    settings={"prompts": 48, "chosen_on": 12, "repetitions": 30, "most": t5.LONGEST_ANSWER},
+    small={"prompts": 8, "chosen_on": 1, "repetitions": 3, "most": 6},
+    items=[f"{task}-{temperature}" for task in t5.TASKS for temperature in (0, 1)],
+    small_items=("summary-0",),
+)
