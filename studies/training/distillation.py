@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,21 +130,18 @@ def fit(
     target gets half of its rows from there, and the other half from the batch of the others.
     """
 
-    def update(step: int, window: Tensor) -> dict[str, float]:
+    def losses(step: int, window: Tensor) -> Iterator[tuple[str, Tensor]]:
         chosen = np.random.default_rng([SEED, step]).choice(len(samples), plan.rows // 2, replace=False)
         batch = torch.cat([window, samples[torch.from_numpy(chosen)]])
         with torch.no_grad():
             log_p = log_softmax(logits_of(target, batch), dim=-1)
-        losses = {}
         for name, student in students.items():
             first = len(batch) - plan.rows if SAMPLES in name else 0
             rows = slice(first, first + plan.rows)
             objective = OBJECTIVES[objective_of(name.split(" at ")[0])]
-            loss = objective(logits_of(student.model, batch[rows]), log_p[rows], batch[rows, 1:])
-            losses[name] = student.learn(loss, rate(step, steps))
-        return losses
+            yield name, objective(logits_of(student.model, batch[rows]), log_p[rows], batch[rows, 1:])
 
-    training.train(students, windows(text, plan.rows, plan.length, SEED), steps, update, folder=folder)
+    training.train(students, windows(text, plan.rows, plan.length, SEED), steps, losses, folder, rate=rate)
 
 
 @torch.inference_mode()

@@ -23,7 +23,7 @@ Both with 95% intervals over files. `python -m studies.training.feature_drafts` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from studies import corpus, study
 from studies.training import training
 from studies.training.distillation import forward_kl, total_variation
 from studies.training.evaluation import OWN, PROMPT, TEXT, Files, held_out_windows, means, sampled
-from studies.training.training import Learner, add_note, build, encode, folder_of, rate, size_of, windows
+from studies.training.training import Learner, add_note, build, encode, folder_of, size_of, windows
 
 DEPTHS = 4  # draft tokens that a student learns to propose
 EVERY = 4  # heads learn from a draft that begins at every fourth position
@@ -227,20 +227,18 @@ def trained(pair: Pair, plan: Plan) -> dict[str, Student]:
     students = students_of(pair, plan)
     learners = {name: Learner(student, FACTOR) for name, student in students.items()}
     compiled = partial(torch.compile, dynamic=False) if plan.compiled else lambda function: function
-    losses, seen = {name: compiled(loss_of) for name in students}, compiled(features)
+    objectives, seen = {name: compiled(loss_of) for name in students}, compiled(features)
 
-    def update(step: int, window: Tensor) -> dict[str, float]:
+    def losses(step: int, window: Tensor) -> Iterator[tuple[str, Tensor]]:
         tokens = window[:, : plan.length]
         states, log_p = seen(pair.target, tokens)
         share = torch.tensor(min(1.0, max(0.0, step / (BEGIN * plan.steps) - 1)))
-        return {
-            name: learners[name].learn(losses[name](student, tokens, states, log_p, share), rate(step, plan.steps))
-            for name, student in students.items()
-        }
+        for name, student in students.items():
+            yield name, objectives[name](student, tokens, states, log_p, share)
 
     text = encode(pair.tokenizer, corpus.read("train"))
     batches = windows(text, plan.rows, plan.length, SEED)
-    training.train(learners, batches, plan.steps, update, folder=folder_of("features", plan))
+    training.train(learners, batches, plan.steps, losses, folder_of("features", plan))
     return students
 
 

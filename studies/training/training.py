@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -97,16 +96,18 @@ def train(
     learners: Mapping[str, Learner],
     batches: Iterable[Batch],
     steps: int,
-    update: Callable[[int, Batch], Mapping[str, float]],
+    losses: Callable[[int, Batch], Iterable[tuple[str, Tensor]]],
     folder: Path | None = None,
     save_every: int = 50,
+    rate: Callable[[int, int], float] = rate,
 ) -> None:
-    """Calls `update(step, batch)` for the first `steps` batches, which updates all learners and returns their losses.
+    """The first `steps` of `batches`: of each, `losses(step, batch)` yields names and losses, and each learner named
+    learns from its loss before the next is asked for, at `rate(step, steps)` of its learning rates.
 
     Begins after the last step that is saved in `folder`, and saves there every `save_every` steps and after the last.
-    The models are in evaluation mode afterwards.
+    The bar shows means of about the last 50 steps. The models are in evaluation mode afterwards.
     """
-    checkpoint, begin = folder and folder / "learners.pt", 0
+    checkpoint, begin, shown = folder and folder / "learners.pt", 0, dict[str, float]()
     if checkpoint and checkpoint.exists():
         begin, states = torch.load(checkpoint, weights_only=True)
         for name, learner in learners.items():
@@ -115,8 +116,10 @@ def train(
     left = islice(enumerate(islice(batches, steps)), begin, None)
     with tqdm(left, desc="training", initial=begin, total=steps, unit="step", mininterval=5) as bar:
         for step, batch in bar:
-            losses = update(step, batch)
-            bar.set_postfix({of: f"{value:.3f}" for of, value in losses.items()}, refresh=False)
+            for name, loss in losses(step, batch):
+                value = learners[name].learn(loss, rate(step, steps))
+                shown[name] = shown.get(name, value) + (value - shown.get(name, value)) / 50
+            bar.set_postfix({of: f"{value:.3f}" for of, value in shown.items()}, refresh=False)
             if checkpoint and ((step + 1) % save_every == 0 or step + 1 == steps):
                 checkpoint.parent.mkdir(parents=True, exist_ok=True)
                 states = {name: [part.state_dict() for part in learner.saved] for name, learner in learners.items()}
@@ -206,20 +209,11 @@ def loss_of(model: nn.Module, window: Tensor) -> Tensor:
 
 
 def fit(
-    model: LlamaForCausalLM,
-    batches: Iterator[Tensor],
-    steps: int,
-    *,
-    compiled: bool = True,
-    folder: Path | None = None,
+    model: LlamaForCausalLM, batches: Iterator[Tensor], steps: int, *, compiled: bool = True, folder: Path | None = None
 ) -> None:
     """Trains `model` on the first `steps` of `batches`, from what `folder` has; `compiled` needs a C++ compiler."""
-    learner, loss = Learner(model), torch.compile(loss_of, dynamic=False) if compiled else loss_of
-
-    def update(step: int, window: Tensor) -> dict[str, float]:
-        return {"bits per token": learner.learn(loss(model, window), rate(step, steps)) / math.log(2)}
-
-    train({"model": learner}, batches, steps, update, folder=folder)
+    loss = torch.compile(loss_of, dynamic=False) if compiled else loss_of
+    train({"model": Learner(model)}, batches, steps, lambda _, window: [("model", loss(model, window))], folder)
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, note: dict[str, Any]) -> None:

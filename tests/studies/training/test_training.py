@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specnb.models.loading import TRAINED_PAIR
 from studies.training import training
-from studies.training.training import ADAM_RATE, MUON_RATE, Budget, Learner, rate, train
+from studies.training.training import ADAM_RATE, MUON_RATE, Budget, Learner, train
 
 TEXTS = ["def f(x):\n    return x + 1\n" * 40, "class A:\n    pass\n" * 40]
 STEPS = 5
@@ -69,15 +69,13 @@ def trained(steps: list[int], folder: Path | None = None) -> dict[str, Learner]:
         torch.manual_seed(seed)
         learners[str(seed)] = Learner(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), factor)
 
-    def update(step: int, batch: Tensor) -> dict[str, float]:
+    def losses(step: int, batch: Tensor) -> Iterator[tuple[str, Tensor]]:
         if step in steps:
             raise InterruptedError
-        return {
-            name: one.learn((one.model(batch) - batch).square().mean(), rate(step, STEPS))
-            for name, one in learners.items()
-        }
+        for name, one in learners.items():
+            yield name, (one.model(batch) - batch).square().mean()
 
-    train(learners, batches(), STEPS, update, folder=folder, save_every=2)
+    train(learners, batches(), STEPS, losses, folder=folder, save_every=2)
     return learners
 
 
