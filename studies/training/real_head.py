@@ -188,7 +188,7 @@ def trained(target: PreTrainedModel, files: list[Path], steps: int, folder: Path
     head = AttentionHead(target.config.hidden_size, HIDDEN, HEADS, LAYERS, proposed=PROPOSED)
     head.choose(target, mass.topk(PROPOSED).indices.sort().values)
     student = Drafted(target.requires_grad_(False), begun(target, head, tokens[:200], states[:200], sampled[:200]))
-    rows = target.get_output_embeddings().weight[head.proposed]
+    output = target.get_output_embeddings().weight
 
     def batches() -> Iterator[Tensor]:
         order = np.random.default_rng(SEED)
@@ -197,6 +197,7 @@ def trained(target: PreTrainedModel, files: list[Path], steps: int, folder: Path
 
     def losses(step: int, at: Tensor) -> Iterator[tuple[str, Tensor]]:
         share = min(1.0, max(0.0, step / (BEGIN * steps) - 1))
+        rows = output[head.proposed]  # those of the checkpoint, where there is one
         yield "head", loss_of(student, rows, tokens[at], states[at].float(), sampled[at], share)
 
     train({"head": Plain(student)}, batches(), steps, losses, folder, rate=rate)
