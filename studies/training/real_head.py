@@ -69,7 +69,7 @@ class Recorded(Batch):
 
 def functions_of(texts: list[str]) -> list[str]:
     """Functions of 4 to 16 lines without a decorator, as they stand in `texts`."""
-    found = [part.rstrip() for text in texts for part in ("\n" + text).split("\n\n\n") if part.startswith("def ")]
+    found = [part.rstrip() for text in texts for part in text.split("\n\n\n") if part.startswith("def ")]
     return [code for code in found if 4 <= len(code.splitlines()) <= 16]
 
 

@@ -114,7 +114,7 @@ def test_parallel_heads_read_one_state_and_none_comes_after_the_last() -> None:
 @torch.no_grad()
 def test_a_head_of_some_tokens_drafts_those_of_its_own_target() -> None:
     """With the probabilities that the target's output head gives to them, and none of the others."""
-    drafter, context = attending_some(), random_context(4, [4, 2], 2 * WIDTH)
+    drafter, context = attending_some(), random_context(8, [4, 2], 2 * WIDTH)
     drafter.start(context)
     found = drafter.propose(context, uniforms(2, 2))
     state = drafter.first_state(context, 2)
