@@ -36,10 +36,12 @@ from specnb.drafting.base import ChainDrafter, Context, Proposal, padded
 from specnb.models.cache import RaggedCache
 from specnb.models.checkpoints import write_checksums
 from specnb.models.compilation import Compiled
+from specnb.models.packing import PackedLinear, pack
 from specnb.models.support import require_supported
 from specnb.number_checks import shown
 
 EPSILON = 1e-6
+KNOWN = 8  # rows of the target's output head by which a head that proposes some tokens only knows it again
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
@@ -90,6 +92,8 @@ class AttentionHead(SequentialHead):
     the head's own state is used. In place of positions, the distance to a token times a slope is subtracted from its
     attention score, with a slope for each of the `heads` (Press et al., arXiv:2108.12409); here `heads // 2` are 0.
 
+    With `proposed`, so many of the target's tokens can be drafted, those that `choose` was told; all others have q = 0.
+
     >>> head = AttentionHead(width=8, hidden=16, heads=2, layers=(1, -1))
     >>> states = head.combined(torch.ones(3, 5, 16))
     >>> head(states, torch.ones(3, 5, 8), lambda query, key, value: value).shape
@@ -97,10 +101,16 @@ class AttentionHead(SequentialHead):
     """
 
     slopes: Tensor
+    proposed: Tensor
+    known: Tensor
 
-    def __init__(self, width: int, hidden: int, heads: int, layers: Sequence[int]) -> None:
+    def __init__(self, width: int, hidden: int, heads: int, layers: Sequence[int], proposed: int = 0) -> None:
         super().__init__()
         self.settings = {"width": width, "hidden": hidden, "heads": heads, "layers": list(layers)}
+        if proposed:
+            self.settings["proposed"] = proposed
+            self.register_buffer("proposed", torch.zeros(proposed, dtype=torch.int64))
+            self.register_buffer("known", torch.zeros(min(KNOWN, proposed), width))
         self.heads, self.layers = heads, tuple(layers)
         self.states_projection = nn.Linear(len(layers) * width, width, bias=False)
         self.input_projection = nn.Linear(2 * width, width, bias=False)
@@ -115,6 +125,11 @@ class AttentionHead(SequentialHead):
         self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
         nn.init.zeros_(self.output_projection.weight)
         nn.init.zeros_(self.down.weight)
+
+    def choose(self, target: PreTrainedModel, tokens: Tensor) -> None:
+        """The tokens that can be drafted, and by what `target` is known again: its output rows of the first of them."""
+        self.proposed.copy_(tokens)
+        self.known.copy_(target.get_output_embeddings().weight[tokens[:KNOWN]])
 
     def combined(self, states: Tensor) -> Tensor:
         """One state `(..., width)` of the target's states `(..., layers * width)`."""
@@ -176,7 +191,8 @@ def save_head(head: Head, folder: Path) -> None:
     """Writes the weights in bfloat16, the settings, and their checksums."""
     folder.mkdir(parents=True, exist_ok=True)
     (kind,) = (name for name, made in KINDS.items() if isinstance(head, made))
-    save_file({name: weight.bfloat16() for name, weight in head.state_dict().items()}, folder / WEIGHTS)
+    weights = {name: weight if name == "proposed" else weight.bfloat16() for name, weight in head.state_dict().items()}
+    save_file(weights, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps({"kind": kind} | head.settings, indent=1) + "\n", encoding="utf-8")
     write_checksums(folder)
 
@@ -223,6 +239,24 @@ def require_head(target: PreTrainedModel, head: object, kind: type) -> None:
         )
 
 
+def rows_of(target: PreTrainedModel, head: Any) -> nn.Module:
+    """The output head of `target` for the tokens that `head` can propose, packed with the head if the target is.
+
+    Raises `ValueError` for a head that was trained for another target.
+    """
+    weight, proposed = target.get_output_embeddings().weight, head.proposed
+    few = int(proposed.max()) >= len(weight)
+    if few or not torch.allclose(weight[proposed[:KNOWN]].float(), head.known.float(), rtol=0.02):
+        raise ValueError(
+            f"the head was trained for another target than this {type(target).__name__}, whose output head differs; "
+            "give the head that was trained for it"
+        )
+    rows = nn.Linear(weight.shape[1], len(proposed), bias=False, device="meta")
+    rows.weight = nn.Parameter(weight[proposed], requires_grad=False)
+    both = nn.ModuleList([head, rows])
+    return (pack(both) if any(isinstance(layer, PackedLinear) for layer in target.modules()) else both)[1]
+
+
 class HeadDrafter(ChainDrafter):
     """Drafts with `head`, which was trained on the hidden states of `target`, as `sampling` says.
 
@@ -246,6 +280,9 @@ class HeadDrafter(ChainDrafter):
         self.sampling, self.compile = sampling, compile
         self.vocab = target.config.vocab_size
         self.embedding, self.output = target.get_input_embeddings(), target.get_output_embeddings()
+        self.proposed: Tensor | None = getattr(head, "proposed", None)
+        if self.proposed is not None:
+            self.output = rows_of(target, head)
         self.draft = self._draft()
         self.state: Any = None
         self.evaluated = 0  # draft tokens whose distribution was computed in the last step
@@ -299,7 +336,10 @@ class HeadDrafter(ChainDrafter):
 
     def q(self, features: Tensor) -> Tensor:
         """q of the input `features` `(..., width)` of the output head."""
-        return standardise(self.output(features), self.sampling, check=False)
+        q = standardise(self.output(features), self.sampling, check=False)
+        if self.proposed is None:
+            return q
+        return q.new_zeros(*q.shape[:-1], self.vocab).index_copy_(-1, self.proposed, q)
 
 
 class FeatureDrafter(HeadDrafter):

@@ -1,14 +1,16 @@
 """Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, at two temperatures.
 
 Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in turn on each prompt.
-The drafter copies from the text so far (prompt lookup), with each of `GAMMAS` draft tokens and with `gamma="auto"`.
+The drafter copies from the text so far (prompt lookup), with each of `GAMMAS` draft tokens and with `gamma="auto"`; a
+trained head drafts `OF_HEAD` tokens, alone and where nothing can be copied.
 Beside them transformers' own generation of the same model, plain and with its prompt lookup; for `COMPILED` items also
 compiled code, which takes some two minutes to compile for each number of draft tokens. One line a way:
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
 - `speed_up`: the time per token of the way `over`, plain decoding, over this one, with an interval over prompts
-- `tokens_per_step`, and `predicted`: all tokens over what their steps cost, v(n) for a step that verifies n tokens.
-  v is timed before the answers; the prompt's pass, which all ways make, drafting and sampling are left out
+- `tokens_per_step`, and `predicted`: all tokens over what their steps cost, v(n) for a step that verifies n tokens and
+  `c` for each token that the head drafts. v and c are timed before the answers; the prompt's pass, which all ways make,
+  copying and sampling are left out
 """
 
 from __future__ import annotations
@@ -24,8 +26,12 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
+from specnb.decoding.generate import Study as Timed
 from specnb.decoding.generate import generate
 from specnb.distributions import Sampling
+from specnb.drafting.base import Drafter
+from specnb.drafting.heads import AttentionDrafter, load_head
+from specnb.drafting.model import MixtureDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.cost import measure_costs
 from specnb.measure.statistics import bootstrap
@@ -38,6 +44,7 @@ from studies.study import Study, columns
 KINDS = ("chat", "summary", "quotation", "edit", "code")
 TEMPERATURES = (0.0, 1.0)
 GAMMAS = (2, 5)
+OF_HEAD = 2
 COMPILED = {"edit-0": 5, "chat-1": 5}  # draft tokens of compiled speculation
 CONTEXT = 192  # tokens before the forward passes that are timed alone
 LENGTHS = (1, 3, 6, 11)  # of the forward passes that are timed alone
@@ -53,9 +60,18 @@ def model_and_tokenizer(dtype: str) -> tuple[PreTrainedModel, Any]:
 def prompts_of(tokenizer: Any, kind: str, count: int) -> list[list[int]]:
     """The first `count` prompts of a kind, as the chat template writes them."""
     lines = map(json.loads, data_file("workloads.jsonl").read_text(encoding="utf-8").splitlines())
-    asked = [line["prompt"] for line in lines if line["kind"] == kind][:count]
-    turns = ([{"role": "user", "content": words}] for words in asked)
-    return [list(tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"]) for turn in turns]
+    return [as_chat(tokenizer, line["prompt"]) for line in lines if line["kind"] == kind][:count]
+
+
+def head_drafter(target: PreTrainedModel, sampling: Sampling) -> AttentionDrafter:
+    """Drafts with the head that was trained for the real model (`studies.training.real_head`)."""
+    return AttentionDrafter(target, load_head(data_file("smollm2-head"), target.dtype), sampling)
+
+
+def as_chat(tokenizer: Any, words: str) -> list[int]:
+    """The tokens of a user's turn, as the chat template writes it."""
+    turn = [{"role": "user", "content": words}]
+    return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"])
 
 
 def ways_of(
@@ -63,10 +79,12 @@ def ways_of(
 ) -> dict[str, Callable[[int, list[int]], Made]]:
     """Every way to continue prompt number `number`."""
     lookup = PromptLookupDrafter(target.config.vocab_size)
+    head = head_drafter(target, sampling)
+    mixed = MixtureDrafter(lookup, head)
 
-    def ours(gamma: Any, number: int, prompt: list[int], compile: bool = False) -> Made:
+    def ours(gamma: Any, number: int, prompt: list[int], drafter: Drafter = lookup, compile: bool = False) -> Made:
         made = generate(
-            target, [prompt], lookup if gamma else None, gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
+            target, [prompt], drafter if gamma else None, gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
             eos=eos, seed=number, compile=compile, progress=False,
         )  # fmt: skip
         verified = 1 + (made.record.draft_tokens[0] >= 0).sum(axis=-1)
@@ -87,7 +105,16 @@ def ways_of(
     others = {name: partial(theirs, settings) for name, settings in lookups.items()}
     fast = {"plain, compiled": 0, f"gamma {compiled}, compiled": compiled} if compiled else {}
     faster = {name: partial(ours, gamma, compile=True) for name, gamma in fast.items()}
-    return {"plain": partial(ours, 0), **fixed, "auto": partial(ours, "auto"), **others, **faster}
+    heads = {f"head {OF_HEAD}": head, f"copies or head {OF_HEAD}": mixed}
+    drafting = {name: partial(ours, OF_HEAD, drafter=drafter) for name, drafter in heads.items()}
+    return {"plain": partial(ours, 0), **fixed, "auto": partial(ours, "auto"), **drafting, **others, **faster}
+
+
+def head_cost(target: PreTrainedModel, prompt: list[int], plain: float) -> float:
+    """c: the time that the head needs for a draft token, over that of a forward pass of the target, `plain` seconds."""
+    drafter, gamma = head_drafter(target, Sampling()), OF_HEAD
+    timed = generate(target, [prompt], drafter, gamma=gamma, max_new_tokens=48, study=Timed(timed=True), progress=False)
+    return float(np.median(timed.record.seconds["draft"])) / gamma / plain
 
 
 def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) -> pd.DataFrame:
@@ -99,6 +126,7 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) 
     ways = ways_of(target, Sampling(float(temperature)), tokenizer.eos_token_id, new_tokens, COMPILED.get(item, 0))
     pair = Pair(target, target, tokenizer)  # nothing is drafted by a model
     costs = measure_costs(pair, context=CONTEXT, lengths=LENGTHS, repetitions=7, progress=False)
+    c = head_cost(target, asked[0], float(np.median(costs.target[:, 0])))
     made: dict[tuple[str, int], Made] = {}
 
     def run(name: str, number: int) -> None:
@@ -117,7 +145,9 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) 
         if verified:
             found["tokens_per_step"] = found["tokens"] / len(verified)
         if verified and "compiled" not in name:
-            found["predicted"] = found["tokens"] / costs.verify_cost(verified).sum()
+            found["c"] = c * ("head" in name)
+            drafting = found["c"] * OF_HEAD * len(verified)
+            found["predicted"] = found["tokens"] / (costs.verify_cost(verified).sum() + drafting)
         lines.append(about | {"way": name, "over": over} | found)
     return pd.DataFrame(lines)
 

@@ -120,6 +120,8 @@ class Parallel(Student):
 class Attention(Student):
     """`AttentionHead` on the states of several layers: its own states stand in for those of the tokens drafted."""
 
+    depths = DEPTHS
+
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
         embedding, output = self.frozen
         embedded, slots = embedding(tokens), torch.arange(tokens.shape[1])
@@ -128,7 +130,7 @@ class Attention(Student):
         seen = Seen(self.head, slots)
         state = self.head(state, embedded, partial(seen.attend, slots))[:, 1::every]
         found = []
-        for depth, at in enumerate(drafted(every)):
+        for depth, at in enumerate(drafted(every, self.depths)):
             if depth:
                 state = self.head(state[:, : len(slots[at])], embedded[:, at], partial(seen.attend, slots[at]))
             found.append(Part(output(self.head.features(state)), at))
@@ -175,13 +177,13 @@ class Seen:
         return found
 
 
-def drafted(every: int) -> list[slice]:
+def drafted(every: int, depths: int = DEPTHS) -> list[slice]:
     """The positions of each draft token, depth by depth, of drafts after every `every`th token from the second on.
 
     >>> drafted(4)
     [slice(1, None, 4), slice(2, None, 4), slice(3, None, 4), slice(4, None, 4)]
     """
-    return [slice(depth, None, every) for depth in range(1, DEPTHS + 1)]
+    return [slice(depth, None, every) for depth in range(1, depths + 1)]
 
 
 def students_of(pair: Pair, plan: Plan) -> dict[str, Student]:

@@ -126,6 +126,7 @@ def train(
     losses: Callable[[int, Batch], Iterable[tuple[str, Tensor]]],
     folder: Path | None = None,
     save_every: int = 50,
+    rate: Callable[[int, int], float] = rate,
 ) -> None:
     """The first `steps` of `batches`: of each, `losses(step, batch)` yields names and losses, and each learner named
     learns from its loss before the next is asked for, at `rate(step, steps)` of its learning rates.

@@ -103,6 +103,13 @@ def attending(layers: tuple[int, ...] = (0, -1)) -> AttentionDrafter:
     return AttentionDrafter(near_model("llama"), random_head(AttentionHead(WIDTH, 16, 2, layers)))
 
 
+def attending_some() -> AttentionDrafter:
+    """Drafts two of the four tokens."""
+    target, head = near_model("llama"), AttentionHead(WIDTH, 16, 2, (0, -1), proposed=2)
+    head.choose(target, torch.tensor([3, 1]))
+    return AttentionDrafter(target, random_head(head))
+
+
 def parallel(count: int = 2) -> ParallelHeadsDrafter:
     return ParallelHeadsDrafter(near_model("llama"), random_head(ParallelHeads(WIDTH, 16, count)))
 
@@ -131,6 +138,7 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
     "recurrent head": recurrent,
     "attention head": attending,
+    "attention head of some tokens": attending_some,
     "parallel heads": parallel,
     "copy, otherwise a model": lambda: FallbackDrafter(lookup(shortest=2), near("llama")),
     "copy, otherwise another model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, longest=1), far("gpt2")),

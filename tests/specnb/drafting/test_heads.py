@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafter_kinds import VOCAB, WIDTH, attending, near_model, parallel, random_head, recurrent
+from drafter_kinds import VOCAB, WIDTH, attending, attending_some, near_model, parallel, random_head, recurrent
 from torch import Tensor
 
 from specnb.distributions import Sampling, standardise
 from specnb.drafting.base import ChainDrafter, Context
 from specnb.drafting.heads import (
+    AttentionDrafter,
     AttentionHead,
     FeatureDrafter,
     Head,
@@ -110,6 +111,26 @@ def test_parallel_heads_read_one_state_and_none_comes_after_the_last() -> None:
     assert (found.q[:, 2:] == 0).all()
 
 
+@torch.no_grad()
+def test_a_head_of_some_tokens_drafts_those_of_its_own_target() -> None:
+    """With the probabilities that the target's output head gives to them, and none of the others."""
+    drafter, context = attending_some(), random_context(8, [4, 2], 2 * WIDTH)
+    drafter.start(context)
+    found = drafter.propose(context, uniforms(2, 2))
+    state = drafter.first_state(context, 2)
+    logits = near_model("llama").get_output_embeddings()(drafter.head.features(state))
+    expected = torch.zeros(2, VOCAB)
+    expected[:, [1, 3]] = torch.softmax(logits[:, [1, 3]], dim=-1)
+    assert torch.allclose(found.q[:, 0], expected.to(found.q.dtype), atol=1e-6)
+    other = near_model("llama")
+    other.get_output_embeddings().weight.mul_(1.1)
+    with pytest.raises(ValueError, match=r"trained for another target than this LlamaForCausalLM, .* give the head"):
+        AttentionDrafter(other, drafter.head)
+    drafter.head.proposed += VOCAB
+    with pytest.raises(ValueError, match="trained for another target"):
+        AttentionDrafter(near_model("llama"), drafter.head)
+
+
 def test_a_new_head_leaves_the_state_as_it_is() -> None:
     state = torch.randn(3, WIDTH)
     assert torch.equal(RecurrentHead(WIDTH, HIDDEN)(state, torch.randn(3, WIDTH)), state)
@@ -117,7 +138,7 @@ def test_a_new_head_leaves_the_state_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     "head",
-    [RecurrentHead(WIDTH, HIDDEN, 1), AttentionHead(WIDTH, HIDDEN, 2, (1, -1)), ParallelHeads(WIDTH, HIDDEN, 3)],
+    [RecurrentHead(WIDTH, HIDDEN, 1), AttentionHead(WIDTH, HIDDEN, 2, (1, -1), 2), ParallelHeads(WIDTH, HIDDEN, 3)],
     ids=lambda head: type(head).__name__,
 )
 def test_a_head_is_saved_and_loaded(head: Head, tmp_path: Path) -> None:
@@ -126,7 +147,7 @@ def test_a_head_is_saved_and_loaded(head: Head, tmp_path: Path) -> None:
     assert type(found) is type(head)
     assert found.settings == head.settings
     for name, weight in head.state_dict().items():
-        assert torch.equal(found.state_dict()[name], weight.bfloat16().float())
+        assert torch.equal(found.state_dict()[name], weight.bfloat16().to(weight.dtype))
     (tmp_path / "config.json").write_text('{"kind": "other"}')
     with pytest.raises(ValueError, match="a head of kind 'other'; it must be one of recurrent, attention, parallel"):
         load_head(tmp_path)

@@ -1,0 +1,90 @@
+"""The head of the real model, on a tiny target: prompts, samples, what it learns from, and where it begins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny import llama
+
+from specnb.distributions import overlap
+from specnb.drafting.heads import AttentionHead
+from specnb.notebook.findings import data_file
+from studies import corpus
+from studies.training import real_head
+from studies.training.real_head import ASKED, FOLDER, Drafted, asked, begun, functions_of, loss_of, trained, windows
+
+VOCAB, ROWS, BEFORE, NEW = 12, 3, 3, 5
+FUNCTION = 'def twice(values):\n    """Doubles."""\n    found = [2 * value for value in values]\n    return found'
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Two chunks of samples of a tiny target; prompts have five tokens, and 0 ends a text."""
+    sizes = {"LAYERS": (1, -1), "HIDDEN": 8, "HEADS": 2, "PROPOSED": 4, "BATCH": 2, "ROWS": ROWS}
+    for name, value in (sizes | {"BEFORE": BEFORE, "NEW_TOKENS": NEW}).items():
+        monkeypatch.setattr(real_head, name, value)
+    tokenizer = SimpleNamespace(eos_token_id=0, batch_decode=lambda rows, **_: [str(row) for row in rows])
+    monkeypatch.setattr(real_head, "model_and_tokenizer", lambda _: (llama(VOCAB), tokenizer))
+    monkeypatch.setattr(real_head, "as_chat", lambda _, words: [1 + ord(word[-1]) % 11 for word in words.split()[-5:]])
+    monkeypatch.setattr(corpus, "read", lambda _: [FUNCTION])
+    return real_head.sample(2, tmp_path)
+
+
+def test_prompts_are_none_of_those_measured_on() -> None:
+    words = json.loads((FOLDER / "prompts.json").read_text(encoding="utf-8"))
+    made = [asked(number, words, ["One. Two."], [FUNCTION]) for number in range(len(ASKED))]
+    assert made[0] == asked(0, words, ["Others."], [FUNCTION])
+    measured = {json.loads(line)["prompt"] for line in data_file("workloads.jsonl").read_text("utf-8").splitlines()}
+    assert not measured & {prompt for prompts in made for prompt in prompts}
+    assert not any("{" in prompt for prompts in made for prompt in prompts)
+    assert functions_of([f"import math\n\n\n{FUNCTION}\n\n\ndef short(x):\n    return x\n"]) == [FUNCTION]
+
+
+def test_samples_are_kept_with_the_states_and_made_once(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    target, chunk = llama(VOCAB), torch.load(files[0])
+    for row, (start, length) in enumerate(zip(chunk["starts"].tolist(), chunk["lengths"].tolist(), strict=True)):
+        tokens = chunk["tokens"][row, :length].long()
+        seen = target(tokens[None], output_hidden_states=True)
+        states = torch.cat([seen.hidden_states[layer][0] for layer in (1, -1)], dim=-1)
+        assert torch.allclose(chunk["states"][row, : length - 1].float(), states[:-1], rtol=0.01, atol=0.01)
+        assert (tokens[start:-1] != 0).all()
+        chunk["mass"] -= torch.softmax(seen.logits[0, start - 1 : -1], dim=-1).sum(dim=0).detach()
+    assert chunk["mass"].abs().max() < 1e-4
+    monkeypatch.setattr(real_head, "generate", None)
+    assert real_head.sample(2, files[0].parent) == files
+
+
+@torch.no_grad()
+def test_the_loss_is_the_rejected_part_of_the_drafts_after_each_token(files: list[Path]) -> None:
+    target = llama(VOCAB)
+    tokens, states, sampled = windows(files)
+    chunks = [torch.load(file) for file in files]
+    assert tokens.shape == sampled.shape == (2 * ROWS, BEFORE + NEW)
+    assert sampled.sum() == sum((chunk["lengths"] - chunk["starts"]).sum() for chunk in chunks)
+    torch.manual_seed(0)
+    head = AttentionHead(8, 8, 2, (1, -1), proposed=4)
+    head.choose(target, torch.tensor([1, 3, 5, 7]))
+    rows = target.get_output_embeddings().weight[head.proposed]
+    student = Drafted(target, begun(target, head, tokens, states, sampled))
+    states = states.float()
+    found = float(loss_of(student, rows, tokens, states, sampled, 1.0))
+    betas: list[list[float]] = []
+    for features, at in student(tokens, states):
+        p, q = torch.softmax(states[:, at, -8:] @ rows.T, dim=-1), torch.softmax(features @ rows.T, dim=-1)
+        betas.append(overlap(p, q)[sampled[:, at]].tolist())
+    assert len(betas) == real_head.DEPTHS
+    assert found == pytest.approx(1 - sum(sum(beta) / len(beta) for beta in betas) / len(betas), abs=1e-5)
+
+
+def test_training_goes_on_from_its_checkpoint(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    target: Any = llama(VOCAB)
+    first = trained(target, files, 3, files[0].parent)
+    monkeypatch.setattr(real_head, "loss_of", None)
+    again = trained(target, files, 3, files[0].parent)
+    assert all(torch.equal(one, other) for one, other in zip(first.parameters(), again.parameters(), strict=True))
+    assert first.proposed.tolist() == sorted(set(first.proposed.tolist()))
