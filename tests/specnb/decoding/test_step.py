@@ -76,8 +76,7 @@ def batch_without_values(make: Callable[..., PreTrainedModel], rule: Rule = toke
                         kept[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="elsewhere")
         drafter = ModelDrafter(draft)
         batch = batch_of(target, drafter, rule=rule, eos=[1])
-        drafter.runner = drafter.runner_class(draft, batch.state.tokens.shape[1])
-        drafter.draft_tokens = drafter._sample_tokens
+        drafter.allocate(batch.state.tokens.shape[1])
         yield batch
 
 
