@@ -136,27 +136,17 @@ def generate(
     [6, 6]
     """
     drafter = as_drafter(draft, sampling, compile=compile is True)
-    auto = Auto() if gamma == "auto" else gamma if isinstance(gamma, Auto) else None
+    auto, drafted = Auto() if gamma == "auto" else gamma if isinstance(gamma, Auto) else None, gamma
     if auto is not None:
         require_models(target, drafter, encoder_decoder=not compile)
-        gamma = len(auto.costs) - 1 if auto.costs else LARGEST
+        drafted = len(auto.costs) - 1 if auto.costs else LARGEST
         if drafter is None or not varies(target, drafter, compile, study.batch_class):
-            auto, gamma = None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
+            auto, drafted = None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
     request = Request(
-        target,
-        token_lists(prompts),
-        drafter,
-        gamma=gamma,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        rule=rule,
-        eos=as_list(eos),
-        seed=seed,
-        batch_size=batch_size,
-        compile=compile,
-        numbers=() if study.rows is None else list(study.rows),
-        keep_probs=study.keep_probs,
-    )
+        target, token_lists(prompts), drafter, gamma=drafted, max_new_tokens=max_new_tokens, sampling=sampling,
+        rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
+        numbers=() if study.rows is None else list(study.rows), keep_probs=study.keep_probs,
+    )  # fmt: skip
     batch_class = study.batch_class or Batch
     if compile:
         batch = _compiled(request, draft, batch_class, study.timed and target.device.type == "cuda", progress)
@@ -198,11 +188,7 @@ _kept: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
 
 
 def _compiled(
-    request: Request,
-    draft: PreTrainedModel | Drafter | None,
-    batch_class: type[Batch],
-    in_parts: bool,
-    progress: bool,
+    request: Request, draft: PreTrainedModel | Drafter | None, batch_class: type[Batch], in_parts: bool, progress: bool
 ) -> Batch:
     """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
     sizes = (request.rows, request.gamma, request.slots, len(request.eos))

@@ -16,27 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafting.base import (
-    ChainDrafter,
-    Context,
-    Drafter,
-    Proposal,
-    require_equal_vocabularies,
-    require_part,
-)
+from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal, require_equal_vocabularies, require_part
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.encoder_decoder import cached_model
 from specnb.models.support import require_supported
 from specnb.number_checks import require_number
 from specnb.rules import Outcome
-from specnb.trees import (
-    SCHEMES,
-    Scheme,
-    TokenTree,
-    distinct_children,
-    top_children,
-)
+from specnb.trees import SCHEMES, Scheme, TokenTree, distinct_children, top_children
 
 
 class ModelDrafter(ChainDrafter):
