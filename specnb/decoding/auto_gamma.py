@@ -151,8 +151,7 @@ class AutoBatch(Batch):
         self.chosen = self.auto.choose() * going
         self.asked = self.width = int(self.chosen.max())
         super().step_in_parts(mark)
-        drafted, accepted = self.fate
-        self.auto.learn(drafted, accepted)
+        self.auto.learn(*self.fate)
 
     def propose(self, uniforms: Tensor) -> Proposal:
         if self.asked == 0:

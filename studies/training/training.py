@@ -206,12 +206,7 @@ def loss_of(model: nn.Module, window: Tensor) -> Tensor:
 
 
 def fit(
-    model: LlamaForCausalLM,
-    batches: Iterator[Tensor],
-    steps: int,
-    *,
-    compiled: bool = True,
-    folder: Path | None = None,
+    model: LlamaForCausalLM, batches: Iterator[Tensor], steps: int, *, compiled: bool = True, folder: Path | None = None
 ) -> None:
     """Trains `model` on the first `steps` of `batches`, from what `folder` has; `compiled` needs a C++ compiler."""
     learner, loss = Learner(model), torch.compile(loss_of, dynamic=False) if compiled else loss_of

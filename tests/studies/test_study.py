@@ -14,7 +14,7 @@ from studies.__main__ import main
 from studies.study import Study, find, names, run
 
 RESULTS = ROOT / "data" / "results"
-NOT_MEASURED = {"gpu"}
+NOT_MEASURED = {"gpu", "never_slower"}
 FIELDS = {"study", "commit", "date", "settings", "processor", "threads", "device", "system", "python", "packages"}
 
 

@@ -28,14 +28,7 @@ from specnb.decoding.step import Batch, State
 from specnb.distributions import Sampling, Uniforms
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
-from specnb.rules import (
-    Outcome,
-    Rule,
-    exact_match,
-    greedy_verification,
-    rejection_sampling,
-    token_verification,
-)
+from specnb.rules import Outcome, Rule, exact_match, greedy_verification, rejection_sampling, token_verification
 from studies.drafters.stopping_rules import TableDrafter
 
 # A device of which torch knows nothing but that it is another one.
