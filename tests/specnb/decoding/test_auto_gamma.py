@@ -67,6 +67,7 @@ def _widths(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
     monkeypatch.setattr(AutoGamma, "choose", choose)
 
 
+CHEAP = Auto(costs=[1 + 0.1 * width for width in range(6)])  # by its size a near copy is never asked
 TARGET, DRAFT = llama(VOCAB), near_copy(llama(VOCAB), 0.5)
 
 
@@ -89,7 +90,7 @@ def test_completions_have_the_target_s_distribution(
     prompt, new, rows = [1, 0, 1], 4, 6000
     sampling = Sampling()
     made = generate(
-        TARGET, [prompt] * rows, _drafters()[name], gamma="auto", max_new_tokens=new, batch_size=500, progress=False,
+        TARGET, [prompt] * rows, _drafters()[name], gamma=CHEAP, max_new_tokens=new, batch_size=500, progress=False,
         sampling=sampling, seed=3,
     )  # fmt: skip
     counts = torch.zeros((VOCAB,) * new)
@@ -104,7 +105,7 @@ def test_models_catch_up_on_the_tokens_of_plain_steps(monkeypatch: pytest.Monkey
     _widths(monkeypatch, 2, 0, 0, 0, 3, 0, 1)
     target = llama(VOCAB, dtype=torch.float64)
     for drafter in (ModelDrafter(target), MixtureDrafter(ModelDrafter(target), ModelDrafter(target), weight=0.5)):
-        record = generate(target, [[1], [2, 3]], drafter, gamma="auto", max_new_tokens=12, progress=False).record
+        record = generate(target, [[1], [2, 3]], drafter, gamma=CHEAP, max_new_tokens=12, progress=False).record
         drafted = (record.draft_tokens >= 0).sum(-1)
         assert (record.accepted == drafted)[record.emitted > 0].all()
         assert set(drafted[record.emitted > 0].tolist()) >= {0, 1, 2, 3}
@@ -115,7 +116,7 @@ def test_greedy_tokens_are_those_of_plain_decoding() -> None:
     prompts = [[1, 0, 1, 0], [2], [3, 3, 1]]
     plain = generate(TARGET, prompts, max_new_tokens=10, sampling=sampling, progress=False)
     for drafter in _drafters().values():
-        made = generate(TARGET, prompts, drafter, gamma="auto", max_new_tokens=10, sampling=sampling, batch_size=2)
+        made = generate(TARGET, prompts, drafter, gamma=CHEAP, max_new_tokens=10, sampling=sampling, batch_size=2)
         assert made.tokens == plain.tokens
 
 
@@ -136,14 +137,14 @@ def test_a_step_without_draft_tokens_is_a_plain_pass(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", _drafters())
 def test_the_steps_of_a_prompt_do_not_depend_on_the_batch(name: str) -> None:
-    """Not even their numbers of draft tokens, and left out gamma is "auto"."""
+    """Not even their numbers of draft tokens."""
     target = llama(VOCAB, dtype=torch.float64)
     prompts = [[1, 0, 1, 0, 1, 0], [2], [3, 3, 1], [0, 2]]
-    asked: dict[str, Any] = {"max_new_tokens": 30, "seed": 4, "progress": False}
+    asked: dict[str, Any] = {"gamma": CHEAP, "max_new_tokens": 10, "seed": 4, "progress": False}
     made = generate(target, prompts, _drafters()[name], batch_size=3, **asked)
     assert len({*(made.record.draft_tokens >= 0).sum(-1)[:, 1:].flat}) > 2
     for number, prompt in enumerate(prompts):
-        alone = generate(target, [prompt], _drafters()[name], gamma="auto", study=Study(rows=[number]), **asked)
+        alone = generate(target, [prompt], _drafters()[name], study=Study(rows=[number]), **asked)
         assert alone.tokens == [made.tokens[number]]
         steps = alone.record.draft_tokens.shape[1]
         assert (alone.record.draft_tokens[0] == made.record.draft_tokens[number, :steps]).all()
@@ -152,6 +153,15 @@ def test_the_steps_of_a_prompt_do_not_depend_on_the_batch(name: str) -> None:
 def test_without_a_drafter_it_decodes_alone() -> None:
     made = generate(TARGET, [[1]], gamma="auto", max_new_tokens=3, progress=False)
     assert made.tokens == generate(TARGET, [[1]], gamma=0, max_new_tokens=3, progress=False).tokens
+
+
+def test_left_out_it_is_chosen() -> None:
+    made = [
+        generate(TARGET, [[1, 2, 1]], PromptLookupDrafter(VOCAB), max_new_tokens=9, **more)
+        for more in ({}, {"gamma": "auto"})
+    ]
+    assert (made[0].record.draft_tokens == made[1].record.draft_tokens).all()
+    assert made[0].record.gamma == 10
 
 
 def test_costs_decide_what_is_drafted() -> None:
