@@ -17,16 +17,7 @@ from transformers import PreTrainedModel
 from specnb.decoding.generate import generate
 from specnb.distributions import Sampling, sample
 from specnb.rules import Outcome, token_verification
-from specnb_audit import (
-    Aim,
-    Auditor,
-    Engine,
-    api,
-    assert_exact,
-    audit,
-    audit_distributions,
-    run,
-)
+from specnb_audit import Aim, Auditor, Engine, api, assert_exact, audit, audit_distributions, run
 from specnb_audit.alternatives import ALTERNATIVES
 from specnb_audit.bets import Row
 from specnb_audit.numerics import Numerics
