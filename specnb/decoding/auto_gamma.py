@@ -55,7 +55,7 @@ class Auto:
     lately: float = 0.85
     long: float = 0.98
     accepted: float = 0.5
-    weight: float = 1.5
+    weight: float = 3.0
 
     def __post_init__(self) -> None:
         if self.costs is not None:
