@@ -71,7 +71,7 @@ def assumed_costs(target: PreTrainedModel, drafter: Drafter) -> tuple[float, ...
     >>> from specnb.drafting.model import ModelDrafter
     >>> pair = load_pair(packed=False)
     >>> [round(cost, 2) for cost in assumed_costs(pair.target, ModelDrafter(pair.draft))[:3]]
-    [1.0, 1.18, 1.35]
+    [1.0, 1.2, 1.4]
     """
     model = drafter.draft_model
     cost_ratio = 0.0 if model is None else (model.num_parameters() / target.num_parameters()) ** EXPONENT
