@@ -15,6 +15,7 @@ interface. The files, each of which imports only from those before it:
     decoding/          `generate`: the request, the batched step, the scheduler of batch rows, the record
     beam.py            beam search and its speculative version
     measure/           statistics, timing, acceptance, cost, speed, the recommended gamma, predicted speeds
+    demo.py            `specnb demo`: a real model with and without speculation
     notebook/          findings and figures of notebooks
 
 >>> import specnb

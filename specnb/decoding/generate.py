@@ -17,9 +17,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.auto_gamma import LARGEST, AutoBatch, fixed_width
+from specnb.decoding.auto_gamma import LARGEST, Auto, AutoBatch, varies
 from specnb.decoding.record import StepRecord, StepTimer, merge_rows
-from specnb.decoding.request import Request, Tokens, as_list, require_memory, token_lists
+from specnb.decoding.request import Request, Tokens, as_list, require_memory, require_models, token_lists
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
@@ -28,6 +28,8 @@ from specnb.drafting.model import as_drafter
 from specnb.models.compilation import Captured, Compiled
 from specnb.rules import Rule
 
+FIXED = 4
+"""Draft tokens of a step where `gamma="auto"` cannot choose."""
 COMPILED_SETTINGS = 8
 """So many compiled batches are kept, each with its own weights."""
 
@@ -79,7 +81,7 @@ def generate(
     prompts: Collection[Collection[int]],
     draft: PreTrainedModel | Drafter | None = None,
     *,
-    gamma: int | Literal["auto"] = 4,
+    gamma: int | Literal["auto"] | Auto = "auto",
     max_new_tokens: int = 64,
     sampling: Sampling = Sampling(),
     rule: Rule | None = None,
@@ -98,9 +100,10 @@ def generate(
                 the target decodes alone
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
-                "auto" chooses it before each step, 0 to 10, so that drafting does not cost more than it gains
-                (`specnb.decoding.auto_gamma`); above temperature 0 the tokens then depend on measured times, too, and
-                not on `seed` alone
+                "auto" chooses it for each row before each step, 0 to 10, so that drafting does not cost more than it
+                gains, by costs that follow from the sizes of the models; `Auto(costs=...)` by others, such as measured
+                ones (`specnb.decoding.auto_gamma`). Where steps cannot differ in width (a tree, a drafter that reads
+                hidden states, `compile`, a GPU, a `batch_class`) both stand for 4, or the nodes of the tree
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
                 siblings: then completions have exactly the target's distribution, whatever the drafter
     seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
@@ -133,29 +136,23 @@ def generate(
     [6, 6]
     """
     drafter = as_drafter(draft, sampling, compile=compile is True)
-    if gamma == "auto" and drafter is not None and (fixed := fixed_width(target, drafter, compile, study.batch_class)):
-        raise ValueError(f"gamma is 'auto', but {fixed}; give gamma as a number")
+    auto, drafted = Auto() if gamma == "auto" else gamma if isinstance(gamma, Auto) else None, gamma
+    if auto is not None:
+        require_models(target, drafter, encoder_decoder=not compile)
+        drafted = len(auto.costs) - 1 if auto.costs else LARGEST
+        if drafter is None or not varies(target, drafter, compile, study.batch_class):
+            auto, drafted = None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
     request = Request(
-        target,
-        token_lists(prompts),
-        drafter,
-        gamma=LARGEST if gamma == "auto" else gamma,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        rule=rule,
-        eos=as_list(eos),
-        seed=seed,
-        batch_size=batch_size,
-        compile=compile,
-        numbers=() if study.rows is None else list(study.rows),
-        keep_probs=study.keep_probs,
-    )
-    batch_class = study.batch_class or (AutoBatch if gamma == "auto" and drafter is not None else Batch)
+        target, token_lists(prompts), drafter, gamma=drafted, max_new_tokens=max_new_tokens, sampling=sampling,
+        rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
+        numbers=() if study.rows is None else list(study.rows), keep_probs=study.keep_probs,
+    )  # fmt: skip
+    batch_class = study.batch_class or Batch
     if compile:
         batch = _compiled(request, draft, batch_class, study.timed and target.device.type == "cuda", progress)
     else:
         require_memory(request)
-        batch = batch_class(request)
+        batch = batch_class(request) if auto is None else AutoBatch(request, auto)
     batch.clear(request.eos)
     return _run_to_completion(batch, Scheduler(request, batch), study.timed, progress)
 
@@ -191,11 +188,7 @@ _kept: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
 
 
 def _compiled(
-    request: Request,
-    draft: PreTrainedModel | Drafter | None,
-    batch_class: type[Batch],
-    in_parts: bool,
-    progress: bool,
+    request: Request, draft: PreTrainedModel | Drafter | None, batch_class: type[Batch], in_parts: bool, progress: bool
 ) -> Batch:
     """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
     sizes = (request.rows, request.gamma, request.slots, len(request.eos))

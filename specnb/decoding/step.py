@@ -257,10 +257,12 @@ class Batch:
             return Proposal(self.state.lengths.new_zeros(nothing.shape[:2]), nothing)
         proposal = self.drafter.propose(self.context, uniforms)
         require_shapes(proposal, len(uniforms), uniforms.shape[1], self.vocab)
-        if not self.narrows:
-            return proposal
+        return self.narrowed(proposal) if self.narrows else proposal
+
+    def narrowed(self, proposal: Proposal) -> Proposal:
+        """`proposal` up to the last position at which some row proposes something."""
         used = (proposal.draft_tokens != -1) | (proposal.q.sum(dim=-1) != 0)
-        self.width = int((used.any(dim=0) * self.state.offsets[1 : uniforms.shape[1] + 1]).amax())
+        self.width = int((used.any(dim=0) * self.state.offsets[1 : used.shape[1] + 1]).amax())
         return Proposal(*(part[:, : self.width] for part in proposal))
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:

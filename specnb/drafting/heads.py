@@ -369,14 +369,9 @@ class AttentionDrafter(HeadDrafter):
     cache: RaggedCache
 
     def __init__(
-        self,
-        target: PreTrainedModel,
-        head: Head,
-        sampling: Sampling = Sampling(),
-        *,
-        compile: bool = False,
+        self, target: PreTrainedModel, head: Head, sampling: Sampling = Sampling(), *, compile: bool = False,
         capturable: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(target, head, sampling, compile=compile)
         self.hidden_layers, self.capturable = self.head.layers, capturable
         self.allocated: tuple[Any, ...] = ()

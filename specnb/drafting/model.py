@@ -16,27 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafting.base import (
-    ChainDrafter,
-    Context,
-    Drafter,
-    Proposal,
-    require_equal_vocabularies,
-    require_part,
-)
+from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal, require_equal_vocabularies, require_part
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.encoder_decoder import cached_model
 from specnb.models.support import require_supported
 from specnb.number_checks import require_number
 from specnb.rules import Outcome
-from specnb.trees import (
-    SCHEMES,
-    Scheme,
-    TokenTree,
-    distinct_children,
-    top_children,
-)
+from specnb.trees import SCHEMES, Scheme, TokenTree, distinct_children, top_children
 
 
 class ModelDrafter(ChainDrafter):
@@ -77,6 +64,11 @@ class ModelDrafter(ChainDrafter):
         # last two tokens serves both cases with one shape. A drafter that skips steps of this one sets more.
         self.unseen = 2
 
+    def allocate(self, slots: int, input_slots: int = 0) -> None:
+        """Makes an empty cache of so many slots, as in `Context`, and the function that samples a step's tokens."""
+        self.runner = cached_model(self.model, slots, input_slots, self.runner_class)
+        self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
+
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         """Fills the cache with the prompts."""
         tokens, lengths = context.tokens, context.lengths
@@ -84,8 +76,7 @@ class ModelDrafter(ChainDrafter):
             sizes = (*tokens.shape, context.input_slots, self.model.dtype, self.model.device)
             if self.allocated != sizes:  # the cache is kept for later batches: compiled functions belong to it
                 self.allocated = sizes
-                self.runner = cached_model(self.model, tokens.shape[1], context.input_slots, self.runner_class)
-                self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
+                self.allocate(tokens.shape[1], context.input_slots)
             self.runner.clear()
         prefill(self.runner, tokens, lengths, rows)
 

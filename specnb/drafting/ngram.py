@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specnb.distributions import Sampling, one_hot, standardise_probs
 from specnb.drafting.base import ChainDrafter, Context
@@ -201,15 +202,12 @@ def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
     >>> match_lengths(torch.tensor([[1, 2, 3, 1, 2]]), torch.tensor([5]), longest=4)
     tensor([[0, 0, 2, 0, 0]])
     """
-    slots = torch.arange(tokens.shape[1], device=tokens.device)
-    agree = ((slots >= 1) & (slots < lengths[:, None])).to(torch.int64)
-    matched = torch.zeros_like(tokens)
-    for back in range(1, min(longest, tokens.shape[1]) + 1):
-        newest = tokens.gather(1, (lengths - back).clamp_min(0)[:, None])
-        earlier = tokens.roll(back, dims=1)  # at each slot, the token `back` slots before it
-        agree = agree * ((earlier == newest) & (slots >= back) & (lengths[:, None] >= back))
-        matched = matched + agree
-    return matched
+    longest = min(longest, tokens.shape[1])
+    after = pad(tokens, (longest, 0), value=-1)  # at each slot, the `longest` tokens before it begin
+    newest = after.gather(1, lengths[:, None] + torch.arange(longest, device=tokens.device))[:, None]
+    agree = (after.unfold(1, longest, 1)[:, :-1] == newest) & (newest >= 0)
+    matched = agree.flip(-1).cumprod(dim=-1).sum(dim=-1)
+    return matched.where(torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None], 0)
 
 
 class UniformDrafter(ChainDrafter):

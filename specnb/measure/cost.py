@@ -140,17 +140,9 @@ class CostMeter:
 
     @torch.inference_mode()
     def __init__(
-        self,
-        pair: Pair,
-        context: int,
-        lengths: Sequence[int],
-        *,
-        draft_lengths: Sequence[int] = (1,),
-        slots: int | None = None,
-        rows: int = 1,
-        compile: bool | str = False,
-        seed: int = 0,
-    ) -> None:
+        self, pair: Pair, context: int, lengths: Sequence[int], *, draft_lengths: Sequence[int] = (1,),
+        slots: int | None = None, rows: int = 1, compile: bool | str = False, seed: int = 0,
+    ) -> None:  # fmt: skip
         if context < 1 or rows < 1:
             raise ValueError(f"context and rows are {context} and {rows}; they must be at least 1")
         for one in (lengths, draft_lengths):

@@ -191,17 +191,9 @@ LAYOUTS: dict[str, Layout] = {"padding": PaddedBatch, "packing": PackedBatch, "p
 
 @torch.inference_mode()
 def generate(
-    layout: Layout,
-    target: PreTrainedModel,
-    prompts: Sequences,
-    draft: PreTrainedModel,
-    *,
-    gamma: int = 4,
-    max_new_tokens: int = 64,
-    sampling: Sampling = Sampling(),
-    rule: Rule = token_verification,
-    seed: int = 0,
-) -> list[list[int]]:
+    layout: Layout, target: PreTrainedModel, prompts: Sequences, draft: PreTrainedModel, *, gamma: int = 4,
+    max_new_tokens: int = 64, sampling: Sampling = Sampling(), rule: Rule = token_verification, seed: int = 0,
+) -> list[list[int]]:  # fmt: skip
     """The new tokens of each prompt: speculative decoding of a batch, the same tokens in every layout from one seed.
 
     Settings as in `specnb.decoding.generate.generate`.

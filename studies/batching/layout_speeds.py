@@ -83,8 +83,5 @@ def measure(item: str, largest: int, new_tokens: int) -> pd.DataFrame:
 
 
 STUDY = Study(
-    measure,
-    settings={"largest": 16, "new_tokens": 64},
-    small={"largest": 2, "new_tokens": 8},
-    items=tuple(LENGTHS),
+    measure, settings={"largest": 16, "new_tokens": 64}, small={"largest": 2, "new_tokens": 8}, items=tuple(LENGTHS)
 )

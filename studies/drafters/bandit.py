@@ -1,6 +1,6 @@
 """A draft length chosen for each step by a bandit, from the acceptance of earlier steps and a given cost ratio.
 
-`generate(gamma="auto")` chooses from measured times as well, and can choose not to draft; notebooks compare both.
+`generate(gamma="auto")` forgets old steps, and can choose not to draft; notebooks compare both.
 """
 
 from __future__ import annotations

@@ -144,9 +144,5 @@ def measure(item: str, completions: int | None) -> list[dict[str, Any]]:
 
 
 STUDY = Study(
-    measure,
-    settings={"completions": None},
-    small={"completions": 2},
-    items=collected(),
-    small_items=collected()[:2],
+    measure, settings={"completions": None}, small={"completions": 2}, items=collected(), small_items=collected()[:2]
 )

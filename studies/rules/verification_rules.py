@@ -227,9 +227,7 @@ def _of_steps(
 
 
 def selection_rows(
-    pairs: int = PAIRS,
-    drafts: Mapping[int, Sequence[int]] = DRAFTS,
-    families: Sequence[str] = (*FAMILIES, TRAINED),
+    pairs: int = PAIRS, drafts: Mapping[int, Sequence[int]] = DRAFTS, families: Sequence[str] = (*FAMILIES, TRAINED)
 ) -> Iterator[dict[str, object]]:
     """A line for each rule for several draft tokens, each number of them, vocabulary and family, and each example."""
     for example, (p, q, k) in EXAMPLES.items():

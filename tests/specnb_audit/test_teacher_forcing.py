@@ -14,12 +14,7 @@ from transformers import PreTrainedModel
 from specnb.distributions import Sampling
 from specnb_audit import teacher_forcing
 from specnb_audit.bets import Row
-from specnb_audit.teacher_forcing import (
-    Completion,
-    Models,
-    require_completions,
-    teacher_forced_rows,
-)
+from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows
 
 TEXTS = [Completion([1], [0, 2, 3, 1]), Completion([2, 3, 0], [1]), Completion([0, 0], [3, 2, 1, 0, 2])]
 SHARP = Sampling(0.7, top_k=3, top_p=0.9)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tiny import llama, near_copy, next_distributions
 
 from specnb import ModelDrafter, PromptLookupDrafter, Sampling, generate
-from specnb.decoding import auto_gamma
-from specnb.decoding.auto_gamma import AutoBatch, AutoGamma
+from specnb.decoding.auto_gamma import Auto, AutoBatch, AutoGamma, varies
 from specnb.decoding.generate import Study
 from specnb.decoding.step import Batch
 from specnb.drafting.base import Drafter
@@ -25,52 +25,49 @@ VOCAB = 4
 LEVEL = 1e-7
 
 
-def _steps(accepted: Callable[[int], float], cost: Callable[[int], float], tokens: int) -> tuple[float, list[int]]:
+def _steps(accepted: Callable[[int], float], costs: Sequence[float], tokens: int) -> tuple[float, list[int]]:
     """Tokens per unit of time and the widths of a simulated generation, with the acceptance at each token's place."""
     rng = np.random.default_rng(1)
-    choice, done, spent, widths = AutoGamma(rows=1, gamma=10), 0, 0.0, list[int]()
+    choice, done, widths = AutoGamma(rows=1, costs=costs), 0, list[int]()
     while done < tokens:
-        width = choice.choose(np.array([True]))
+        (width,) = choice.choose()
         count = int((rng.random(width) < accepted(done)).cumprod().sum())
-        seconds = cost(width) * float(np.exp(0.03 * rng.standard_normal()))
-        choice.learn(width, seconds, np.array([width]), np.array([count]))
-        done, spent, widths = done + count + 1, spent + seconds, [*widths, width]
-    return done / spent, widths
+        choice.learn(np.array([width]), np.array([count]))
+        done, widths = done + count + 1, [*widths, width]
+    return done / sum(costs[width] for width in widths), widths
 
 
 @pytest.mark.parametrize("slope", [0.02, 0.1])
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.4, 0.7, 0.95])
 def test_it_comes_close_to_the_best_fixed_gamma(alpha: float, slope: float) -> None:
-    def cost(width: int) -> float:
-        return 1 + slope * width
-
-    reached, _ = _steps(lambda place: alpha, cost, tokens=3000)
-    best = max(sum(alpha**k for k in range(gamma + 1)) / cost(gamma) for gamma in range(11))
+    costs = [1 + slope * width for width in range(11)]
+    reached, _ = _steps(lambda place: alpha, costs, tokens=3000)
+    best = max(sum(alpha**k for k in range(gamma + 1)) / cost for gamma, cost in enumerate(costs))
     assert reached > 0.96 * best
     assert reached > 0.97  # of plain decoding, which makes one token in a unit of time
 
 
 def test_it_follows_a_text_that_changes() -> None:
     """300 tokens in which nothing is accepted, then 300 in which nearly all is."""
-    _, widths = _steps(lambda place: 0.95 if place >= 300 else 0.0, lambda width: 1 + 0.1 * width, tokens=600)
+    _, widths = _steps(
+        lambda place: 0.95 if place >= 300 else 0.0, [1 + 0.1 * width for width in range(11)], tokens=600
+    )
     before = widths[5 : next(i for i, w in enumerate(widths) if sum(x + 1 for x in widths[: i + 1]) > 299)]
     assert np.mean([width == 0 for width in before]) > 0.8
     assert np.mean(widths[-20:]) > 6
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at the clock is a second later, so that runs are equal; the choice is then by acceptance alone."""
-    ticks: Iterator[int] = itertools.count()
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
-
-
 def _widths(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
-    """Steps have these widths in turn, again and again."""
-    turn = itertools.cycle(widths)
-    monkeypatch.setattr(AutoGamma, "choose", lambda self, going: next(turn))
+    """Steps have these widths in turn, again and again; each row after the first is a step ahead of the one before."""
+    step = itertools.count()
+
+    def choose(self: AutoGamma) -> NDArray[np.int64]:
+        return np.take(widths, self.rows + next(step), mode="wrap")
+
+    monkeypatch.setattr(AutoGamma, "choose", choose)
 
 
+CHEAP = Auto(costs=[1 + 0.1 * width for width in range(6)])  # by its size a near copy is never asked
 TARGET, DRAFT = llama(VOCAB), near_copy(llama(VOCAB), 0.5)
 
 
@@ -86,14 +83,14 @@ def _drafters() -> dict[str, Drafter]:
 @pytest.mark.parametrize("name", _drafters())
 @pytest.mark.parametrize("widths", [None, (0, 3, 1, 0, 0, 2)], ids=["chosen", "given"])
 def test_completions_have_the_target_s_distribution(
-    name: str, widths: tuple[int, ...] | None, clock: None, monkeypatch: pytest.MonkeyPatch
+    name: str, widths: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if widths:
         _widths(monkeypatch, *widths)
     prompt, new, rows = [1, 0, 1], 4, 6000
     sampling = Sampling()
     made = generate(
-        TARGET, [prompt] * rows, _drafters()[name], gamma="auto", max_new_tokens=new, batch_size=500, progress=False,
+        TARGET, [prompt] * rows, _drafters()[name], gamma=CHEAP, max_new_tokens=new, batch_size=500, progress=False,
         sampling=sampling, seed=3,
     )  # fmt: skip
     counts = torch.zeros((VOCAB,) * new)
@@ -108,18 +105,18 @@ def test_models_catch_up_on_the_tokens_of_plain_steps(monkeypatch: pytest.Monkey
     _widths(monkeypatch, 2, 0, 0, 0, 3, 0, 1)
     target = llama(VOCAB, dtype=torch.float64)
     for drafter in (ModelDrafter(target), MixtureDrafter(ModelDrafter(target), ModelDrafter(target), weight=0.5)):
-        record = generate(target, [[1], [2, 3]], drafter, gamma="auto", max_new_tokens=12, progress=False).record
+        record = generate(target, [[1], [2, 3]], drafter, gamma=CHEAP, max_new_tokens=12, progress=False).record
         drafted = (record.draft_tokens >= 0).sum(-1)
         assert (record.accepted == drafted)[record.emitted > 0].all()
         assert set(drafted[record.emitted > 0].tolist()) >= {0, 1, 2, 3}
 
 
-def test_greedy_tokens_are_those_of_plain_decoding(clock: None) -> None:
+def test_greedy_tokens_are_those_of_plain_decoding() -> None:
     sampling = Sampling(temperature=0)
     prompts = [[1, 0, 1, 0], [2], [3, 3, 1]]
     plain = generate(TARGET, prompts, max_new_tokens=10, sampling=sampling, progress=False)
     for drafter in _drafters().values():
-        made = generate(TARGET, prompts, drafter, gamma="auto", max_new_tokens=10, sampling=sampling, batch_size=2)
+        made = generate(TARGET, prompts, drafter, gamma=CHEAP, max_new_tokens=10, sampling=sampling, batch_size=2)
         assert made.tokens == plain.tokens
 
 
@@ -138,20 +135,54 @@ def test_a_step_without_draft_tokens_is_a_plain_pass(monkeypatch: pytest.MonkeyP
     assert passes[0] == 1
 
 
+@pytest.mark.parametrize("name", _drafters())
+def test_the_steps_of_a_prompt_do_not_depend_on_the_batch(name: str) -> None:
+    """Not even their numbers of draft tokens."""
+    target = llama(VOCAB, dtype=torch.float64)
+    prompts = [[1, 0, 1, 0, 1, 0], [2], [3, 3, 1], [0, 2]]
+    asked: dict[str, Any] = {"gamma": CHEAP, "max_new_tokens": 10, "seed": 4, "progress": False}
+    made = generate(target, prompts, _drafters()[name], batch_size=3, **asked)
+    assert len({*(made.record.draft_tokens >= 0).sum(-1)[:, 1:].flat}) > 2
+    for number, prompt in enumerate(prompts):
+        alone = generate(target, [prompt], _drafters()[name], study=Study(rows=[number]), **asked)
+        assert alone.tokens == [made.tokens[number]]
+        steps = alone.record.draft_tokens.shape[1]
+        assert (alone.record.draft_tokens[0] == made.record.draft_tokens[number, :steps]).all()
+
+
 def test_without_a_drafter_it_decodes_alone() -> None:
     made = generate(TARGET, [[1]], gamma="auto", max_new_tokens=3, progress=False)
     assert made.tokens == generate(TARGET, [[1]], gamma=0, max_new_tokens=3, progress=False).tokens
 
 
-def test_where_the_width_cannot_change_it_says_so() -> None:
-    with pytest.raises(ValueError, match=r"TreeDrafter proposes a tree of a fixed shape; give gamma as a number"):
-        generate(TARGET, [[1]], TreeDrafter(DRAFT, (-1, -1)), gamma="auto")
-    with pytest.raises(ValueError, match=r"on the CPU without compilation only, not with compile=True on cpu"):
-        generate(TARGET, [[1]], DRAFT, gamma="auto", compile=True)
-    with pytest.raises(ValueError, match=r"the study makes its own steps \(Batch\)"):
-        generate(TARGET, [[1]], DRAFT, gamma="auto", study=Study(batch_class=Batch))
+def test_left_out_it_is_chosen() -> None:
+    made = [
+        generate(TARGET, [[1, 2, 1]], PromptLookupDrafter(VOCAB), max_new_tokens=9, **more)
+        for more in ({}, {"gamma": "auto"})
+    ]
+    assert (made[0].record.draft_tokens == made[1].record.draft_tokens).all()
+    assert made[0].record.gamma == 10
+
+
+def test_costs_decide_what_is_drafted() -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 12, "progress": False}
+    never = generate(TARGET, [[1]], TARGET, gamma=Auto(costs=(1, 100)), **asked).record
+    assert never.gamma == 1
+    assert not (never.draft_tokens >= 0).any()
+    always = generate(TARGET, [[1]], TARGET, gamma=Auto(costs=(1, 1, 1)), **asked).record
+    assert ((always.draft_tokens >= 0).sum(-1) == 2).all()
+    with pytest.raises(ValueError, match=r"costs is \(1.0, 0.0\); it must be times of steps with 0, 1, ..."):
+        Auto(costs=(1, 0))
+
+
+def test_where_the_width_cannot_change_it_is_fixed() -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 3, "progress": False}
+    assert generate(TARGET, [[1]], TreeDrafter(DRAFT, (-1, -1)), **asked).record.gamma == 2
+    assert generate(TARGET, [[1]], DRAFT, gamma=Auto(), study=Study(batch_class=Batch), **asked).record.gamma == 4
     hidden = PromptLookupDrafter(vocab=VOCAB)
     hidden.hidden_layers = (-1,)
-    assert "reads hidden states, so it must draft in every step" in auto_gamma.fixed_width(TARGET, hidden, False, None)
+    assert varies(TARGET, PromptLookupDrafter(VOCAB), False, None)
+    assert not varies(TARGET, hidden, False, None)
+    assert not varies(TARGET, PromptLookupDrafter(VOCAB), True, None)
     with pytest.raises((TypeError, ValueError), match=r"gamma"):
         generate(TARGET, [[1]], DRAFT, gamma="fast")  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": TableDrafter}, "draft is the class TableDrafter; it must be a model, a Drafter, or None: give TableD"),
     ({"draft": Deep(table())}, "hidden layers (7,) are asked for, and LlamaForCausalLM has the hidden states -3 to 2"),
     ({"draft": Restarting(DRAFT), "batch_size": 2}, "3 prompts take turns in 2 rows, and Restarting cannot restart"),
-    ({"draft": TREE}, "gamma is 4, and the tree of TableTreeDrafter has 2 nodes; give gamma=2, or 0 to decode without"),
+    ({"draft": TREE, "gamma": 4}, "gamma is 4, and the tree of TableTreeDrafter has 2 nodes; give gamma=2, or 0"),
     ({"draft": TableTreeDrafter((1, -1)), "gamma": 2}, "node 0 has the parent 1; it must be an earlier node"),
     ({"rule": "token"}, "rule is 'token'; it must be an acceptance rule of specnb.rules, or such a function"),
     (

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from implementation_distribution import (
-    FALSE_ALARMS,
-    PROMPTS,
-    completions_p_value,
-    eager,
-    refilled,
-)
+from implementation_distribution import FALSE_ALARMS, PROMPTS, completions_p_value, eager, refilled
 from tape import taped
 from tiny import llama, near_copy
 from transformers import PreTrainedModel
@@ -34,13 +28,7 @@ from specnb.rules import (
     recursive_rejection,
     traversal_verification,
 )
-from specnb.trees import (
-    Scheme,
-    distinct_children,
-    hub_children,
-    independent_children,
-    top_children,
-)
+from specnb.trees import Scheme, distinct_children, hub_children, independent_children, top_children
 from studies.rules.best_draft import best_path_block
 from studies.rules.selection import k_sequential_tree
 from studies.rules.spechub import spechub_tree

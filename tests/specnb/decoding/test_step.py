@@ -28,14 +28,7 @@ from specnb.decoding.step import Batch, State
 from specnb.distributions import Sampling, Uniforms
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
-from specnb.rules import (
-    Outcome,
-    Rule,
-    exact_match,
-    greedy_verification,
-    rejection_sampling,
-    token_verification,
-)
+from specnb.rules import Outcome, Rule, exact_match, greedy_verification, rejection_sampling, token_verification
 from studies.drafters.stopping_rules import TableDrafter
 
 # A device of which torch knows nothing but that it is another one.
@@ -76,8 +69,7 @@ def batch_without_values(make: Callable[..., PreTrainedModel], rule: Rule = toke
                         kept[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="elsewhere")
         drafter = ModelDrafter(draft)
         batch = batch_of(target, drafter, rule=rule, eos=[1])
-        drafter.runner = drafter.runner_class(draft, batch.state.tokens.shape[1])
-        drafter.draft_tokens = drafter._sample_tokens
+        drafter.allocate(batch.state.tokens.shape[1])
         yield batch
 
 

@@ -9,14 +9,7 @@ import pytest
 import torch
 from distributions_for_tests import distribution_pair
 from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, gamma_of
-from implementation_distribution import (
-    FALSE_ALARMS,
-    PROMPTS,
-    acceptance_p_value,
-    completions_p_value,
-    eager,
-    refilled,
-)
+from implementation_distribution import FALSE_ALARMS, PROMPTS, acceptance_p_value, completions_p_value, eager, refilled
 from tiny import llama
 from torch import Tensor
 
