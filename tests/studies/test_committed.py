@@ -2,7 +2,7 @@
 
 Not computed again: `false_alarms` and `block_against_token`, whose rows are sums over hundreds of audits and of
 completions; `distillation` and `feature_drafts`, which come from an hour of training; and the columns of times (all of
-`bench_*`, `audit_cost`, `recommendation`, `layout_speeds`), which only say on what and when they were measured. Counts
+`bench_*`, `audit_cost`, `recommendation`), which only say on what and when they were measured. Counts
 and evidence of decoding in float32 have a tolerance: another processor rounds in other ways.
 """
 
@@ -110,7 +110,7 @@ def test_drafters(pair: Pair) -> None:
     text, size = "repetitive", find("drafters").settings
     entry = drafters.Entry(lambda _: UniformDrafter(pair.target.config.vocab_size), 1)
     prompts = drafters.prompts_of(pair, text, size["sequences"])
-    counts = drafters.counts_of(drafters._made(pair, prompts, entry, Sampling(), size["new_tokens"]).record)
+    counts = drafters.counts_of(drafters.made(pair.target, prompts, entry, Sampling(), size["new_tokens"]).record)
     (row,) = committed("drafters", text=text, drafter="random").to_dict("records")
     for name, estimate in counts.items():
         assert estimate.value == rounded(row[name]), name
