@@ -22,8 +22,8 @@ TREE = (-1, -1, -1, 0, 0, 1, 3, 3, 6)  # 9 tokens, 4 deep: more children where a
 class HeadTreeDrafter(ParallelHeadsDrafter):
     """A tree of the shape `parents` from `ParallelHeads`; the children of all nodes of one depth are of one head.
 
-    `scheme` says how children are sampled from the head's distribution: `top_children` takes the most probable tokens,
-    as Medusa does. Raises what `HeadDrafter` does, and `ValueError` for a tree deeper than there are heads.
+    `scheme` says how children are sampled from the head's distribution. `top_children` takes the most probable tokens,
+    as Medusa does, whatever `sampling` is. Raises what `HeadDrafter` does, and `ValueError` for a tree deeper than there are heads.
     """
 
     def __init__(
@@ -34,7 +34,8 @@ class HeadTreeDrafter(ParallelHeadsDrafter):
         sampling: Sampling = Sampling(),
         scheme: Scheme = top_children,
     ) -> None:
-        super().__init__(target, head, sampling)  # type: ignore[arg-type]  # checked there
+        own = Sampling() if scheme is top_children else sampling
+        super().__init__(target, head, own)  # type: ignore[arg-type]  # checked there
         self.parents, self.scheme, self.depths = tuple(parents), scheme, node_depths(parents)
         if max(self.depths) > self.head.settings["count"]:
             raise ValueError(f"the tree is {max(self.depths)} deep, and there are {self.head.settings['count']} heads")
