@@ -23,7 +23,8 @@ class HeadTreeDrafter(ParallelHeadsDrafter):
     """A tree of the shape `parents` from `ParallelHeads`; the children of all nodes of one depth are of one head.
 
     `scheme` says how children are sampled from the head's distribution. `top_children` takes the most probable tokens,
-    as Medusa does, whatever `sampling` is. Raises what `HeadDrafter` does, and `ValueError` for a tree deeper than there are heads.
+    as Medusa does, whatever `sampling` is. Raises what `HeadDrafter` does, and `ValueError` for a tree deeper than
+    there are heads.
     """
 
     def __init__(
