@@ -75,7 +75,8 @@ class LookaheadDrafter(OnePassDrafter):
 
     def extra_tokens(self, context: Context) -> Tensor:
         """The guesses, round by round, the oldest first."""
-        return self.guesses.flatten(1)
+        guesses: Tensor = self.guesses.flatten(1)
+        return guesses
 
     def read(self, logits: Tensor) -> None:
         """Keeps an n-gram for each position of the window, and goes on to the next round of guesses."""

@@ -51,8 +51,8 @@ def rows() -> Iterator[dict[str, Any]]:
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=32, max_position_embeddings=32, **sizes)).double().eval()
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=32, num_attention_heads=2, **sizes)).double().eval()
     tokens = torch.randint(32, (1, TOKENS))
     source = hashlib.sha256(inspect.getsource(prune_dynamic_cache).encode()).hexdigest()
     for removed in range(MOST + 1):

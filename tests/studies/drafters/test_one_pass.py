@@ -44,7 +44,8 @@ def asked(drafter: Drafter, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_at_temperature_0_the_tokens_are_the_target_s_own(name: str, architecture: str) -> None:
     target = with_vectors(ARCHITECTURES[architecture](VOCAB, dtype=torch.float64))
-    drafter, how = made(name), {"max_new_tokens": 12, "sampling": Sampling(0), "progress": False}
+    drafter = made(name)
+    how: dict[str, Any] = {"max_new_tokens": 12, "sampling": Sampling(0), "progress": False}
     found = generate(target, PROMPTS, drafter, **asked(drafter, **how))
     assert found.tokens == generate(target, PROMPTS, **how).tokens
     assert found.record.target_passes.sum() < 12 * len(PROMPTS)
