@@ -82,6 +82,7 @@ def entries(pair: Pair) -> dict[str, Entry]:
         "recurrent head": Entry(partial(FeatureDrafter, pair.target, heads["recurrent"]), 4),
         "attention head": Entry(partial(AttentionDrafter, pair.target, heads["attention"]), 4),
         "parallel heads": Entry(partial(ParallelHeadsDrafter, pair.target, heads["parallel"]), 4),
+        "parallel heads, 2 tokens": Entry(partial(ParallelHeadsDrafter, pair.target, heads["parallel"]), 2),
         "parallel heads, tree": Entry(tree, len(TREE)),
         "parallel heads, tree, typical": Entry(partial(tree, typical=True), len(TREE), None, typical_verification),
         "look-ahead embeddings": Entry(lambda s: PassDrafter(vocab, count, s), count, OnePassBatch),
