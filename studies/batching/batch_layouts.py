@@ -11,7 +11,8 @@ to its own. `generate` is one readable loop for all three; `specnb.decoding.gene
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from specnb.decoding.record import StepRecord
 from specnb.distributions import Sampling, sample, standardise, uniforms
 from specnb.models.cache import additive_mask, crop
 from specnb.models.cached_model import CachedModel
@@ -252,3 +254,27 @@ def mask_needed(layout: str, lengths: Sequence[int], longest: int, n: int) -> in
     """
     rows_seen = len(lengths) if layout == "packing" else 1  # every token has entries for all other rows too
     return n * rows_seen * slots_needed(layout, lengths, longest)
+
+
+def steps_of(
+    layout: Layout, model: PreTrainedModel, prompts: Sequences, record: StepRecord, new_tokens: int
+) -> Iterator[Callable[[], None]]:
+    """Of each step of `record` in which no row has ended, `model`'s forward pass and the crop, as a function.
+
+    `record` is of a generation of `new_tokens` tokens after `prompts` and perhaps more prompts behind them.
+    """
+    newest = torch.tensor([prompt[-1:] for prompt in prompts], device=model.device)
+    most = max(map(len, prompts)) + new_tokens + record.gamma
+    rows = layout(model, [prompt[:-1] for prompt in prompts], most)
+    for step in range(int(record.active.all(axis=0).sum())):
+        draft_tokens, token, emitted = (
+            torch.from_numpy(own[: len(prompts), step]).to(model.device)
+            for own in (record.draft_tokens, record.token, record.emitted)
+        )
+        yield partial(_pass_and_crop, rows, torch.cat([newest, draft_tokens], dim=1), record.gamma + 1 - emitted)
+        newest = token[:, None]
+
+
+def _pass_and_crop(rows: Rows, tokens: Tensor, counts: Tensor) -> None:
+    rows.run(tokens)
+    rows.crop(counts)

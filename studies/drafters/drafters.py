@@ -18,15 +18,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
+from transformers import PreTrainedModel
 
 from specnb.decoding.generate import Generation, Study, generate
 from specnb.decoding.record import StepRecord
+from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter, load_head
@@ -36,6 +39,7 @@ from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter,
 from specnb.measure.statistics import Estimate, ratio_of_medians, ratio_of_sums
 from specnb.measure.timing import machine
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.rules import Rule
 from studies import corpus, study
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.fallback import FallbackDrafter
@@ -52,10 +56,12 @@ ENTRIES = 8
 
 
 class Entry(NamedTuple):
-    """A drafter in the league table: how it is made for a temperature, and its gamma."""
+    """A drafter in the league table: how it is made for a temperature, its gamma, and what else `generate` is given."""
 
     make: Callable[[Sampling], Drafter | None]
     gamma: int
+    batch_class: type[Batch] | None = None
+    rule: Rule | None = None
 
 
 def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
@@ -132,12 +138,24 @@ def measure(item: str, sequences: int, timed_sequences: int, new_tokens: int, co
     pair = load_pair(packed=False)
     prompts, entries = prompts_of(pair, item, sequences), league(pair, counted_files)
     sampling = Sampling()
-    timed = _times(pair, prompts[:timed_sequences], entries, sampling, new_tokens) if timed_sequences else {}
+    return table(pair.target, prompts, entries, sampling, timed_sequences, new_tokens, counts_of).assign(text=item)
+
+
+def table(
+    target: PreTrainedModel,
+    prompts: list[list[int]],
+    entries: dict[str, Entry],
+    sampling: Sampling,
+    timed_sequences: int,
+    new_tokens: int,
+    counted: Callable[[StepRecord], dict[str, Estimate]],
+) -> pd.DataFrame:
+    """A line for each of `entries`, the first of which is "none": what is `counted`, and costs if any are timed."""
+    timed = _times(target, prompts[:timed_sequences], entries, sampling, new_tokens) if timed_sequences else {}
     lines: list[dict[str, object]] = []
     for name, entry in entries.items():
-        counts = counts_of(_made(pair, prompts, entry, sampling, new_tokens).record)
-        lines.append({"text": item, "drafter": name, "gamma": entry.gamma, "sequences": len(prompts)})
-        lines[-1]["new_tokens"] = new_tokens
+        counts = counted(made(target, prompts, entry, sampling, new_tokens).record)
+        lines.append({"drafter": name, "gamma": entry.gamma, "sequences": len(prompts), "new_tokens": new_tokens})
         for quantity, estimate in counts.items():
             lines[-1] |= columns(quantity, estimate)
         if timed:
@@ -146,10 +164,18 @@ def measure(item: str, sequences: int, timed_sequences: int, new_tokens: int, co
     return pd.DataFrame(lines)
 
 
-def _made(pair: Pair, prompts: list[list[int]], entry: Entry, sampling: Sampling, new: int, **more: Any) -> Generation:
+def made(
+    target: PreTrainedModel,
+    prompts: list[list[int]],
+    entry: Entry,
+    sampling: Sampling,
+    new_tokens: int,
+    study: Study = Study(),
+) -> Generation:
+    """`prompts` continued with the drafter of `entry`."""
     return generate(
-        pair.target, prompts, entry.make(sampling), gamma=entry.gamma, max_new_tokens=new, sampling=sampling,
-        progress=False, **more,
+        target, prompts, entry.make(sampling), gamma=entry.gamma, max_new_tokens=new_tokens, sampling=sampling,
+        rule=entry.rule, progress=False, study=replace(study, batch_class=entry.batch_class),
     )  # fmt: skip
 
 
@@ -168,14 +194,14 @@ def counts_of(record: StepRecord) -> dict[str, Estimate]:
 
 
 def _times(
-    pair: Pair, prompts: list[list[int]], entries: dict[str, Entry], sampling: Sampling, new_tokens: int
+    target: PreTrainedModel, prompts: list[list[int]], entries: dict[str, Entry], sampling: Sampling, new_tokens: int
 ) -> dict[str, pd.DataFrame]:
     """For each drafter, a line per prompt: seconds per token of a whole call; of drafting and the rest of a step."""
     parts: dict[str, list[dict[str, float]]] = {name: [] for name in entries}
 
     def call(name: str, prompt: list[int], row: int) -> None:
         how = Study(rows=[row], timed=True)
-        seconds = _made(pair, [prompt], entries[name], sampling, new_tokens, study=how).record.seconds
+        seconds = made(target, [prompt], entries[name], sampling, new_tokens, how).record.seconds
         rest = np.median(seconds["target"] + seconds["rest"])
         parts[name].append({"draft": float(np.median(seconds["draft"])), "rest": float(rest)})
 

@@ -29,7 +29,7 @@ def early_exit(target: PreTrainedModel, layers: int) -> PreTrainedModel:
     True
     """
     depth = target.config.num_hidden_layers
-    draft, body = _shallow(target), _shallow(cast(PreTrainedModel, target.base_model))
+    draft, body = shallow(target), shallow(cast(PreTrainedModel, target.base_model))
     names = [name for name, child in body.named_children() if isinstance(child, nn.ModuleList) and len(child) == depth]
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = layers
@@ -41,7 +41,7 @@ def early_exit(target: PreTrainedModel, layers: int) -> PreTrainedModel:
     return draft
 
 
-def _shallow(module: PreTrainedModel) -> PreTrainedModel:
+def shallow(module: PreTrainedModel) -> PreTrainedModel:
     """The same module with a list of children of its own."""
     other = copy.copy(module)
     other._modules = dict(module._modules)

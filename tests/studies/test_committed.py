@@ -2,7 +2,7 @@
 
 Not computed again: `false_alarms` and `block_against_token`, whose rows are sums over hundreds of audits and of
 completions; `distillation` and `feature_drafts`, which come from an hour of training; and the columns of times (all of
-`bench_*`, `recommendation`, `layout_speeds`), which only say on what and when they were measured. Counts
+`bench_*`, `recommendation`), which only say on what and when they were measured. Counts
 and evidence of decoding in float32 have a tolerance: another processor rounds in other ways.
 """
 
@@ -23,13 +23,14 @@ from studies.audit_power import audit_comparison, bug_suite, engine_checks
 from studies.audit_power.compared_samples import LENGTH, greedy_mismatch
 from studies.audit_power.random_pair import random_pair
 from studies.beams import beam_speeds
-from studies.drafters import drafters
+from studies.drafters import drafter_choice, drafters
 from studies.engines import engines
 from studies.rules import rules_in_the_loop, verification_rules
 from studies.rules.rules_in_the_loop import Method
 from studies.speed import pair_speeds
 from studies.speed.pairs import prompts_of
 from studies.study import find
+from studies.training.evaluation import held_out_windows
 
 
 def rounded(value: float) -> Any:
@@ -110,9 +111,21 @@ def test_drafters(pair: Pair) -> None:
     text, size = "repetitive", find("drafters").settings
     entry = drafters.Entry(lambda _: UniformDrafter(pair.target.config.vocab_size), 1)
     prompts = drafters.prompts_of(pair, text, size["sequences"])
-    counts = drafters.counts_of(drafters._made(pair, prompts, entry, Sampling(), size["new_tokens"]).record)
+    counts = drafters.counts_of(drafters.made(pair.target, prompts, entry, Sampling(), size["new_tokens"]).record)
     (row,) = committed("drafters", text=text, drafter="random").to_dict("records")
     for name, estimate in counts.items():
+        assert estimate.value == rounded(row[name]), name
+
+
+def test_drafter_choice() -> None:
+    """Lookahead at temperature 0, where each step depends on every pass before."""
+    pair, size = load_pair(packed=False), find("drafter_choice").settings
+    windows, _ = held_out_windows(pair, drafter_choice.PROMPT, per_file=2)
+    entry = drafter_choice.without_training(pair.target.config.vocab_size)["lookahead"]
+    prompts = windows[: size["sequences"]["trained"]].tolist()
+    made = drafters.made(pair.target, prompts, entry, Sampling(0.0), size["new_tokens"])
+    (row,) = committed("drafter_choice", target="trained", temperature=0, drafter="lookahead").to_dict("records")
+    for name, estimate in drafter_choice.counts_of(made.record).items():
         assert estimate.value == rounded(row[name]), name
 
 

@@ -24,10 +24,11 @@ from specnb.drafting.heads import (
 from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
-from specnb.trees import independent_children
+from specnb.trees import distinct_children, independent_children
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.early_exit import early_exit
 from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.head_tree import HeadTreeDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 from studies.drafters.stopping_rules import Discarding, TableDrafter, UnlikelySoFar
@@ -176,6 +177,10 @@ TREES: dict[str, Callable[[], Drafter]] = {
     "tree of depth 2": lambda: TableTreeDrafter(DEPTH_2),
     "tree of a model": lambda: TreeDrafter(near_model("llama"), DEPTH_2, scheme=independent_children),
     "deep tree of a model": lambda: TreeDrafter(near_model("llama"), DEEP),
+    "tree of heads": lambda: HeadTreeDrafter(near_model("llama"), random_head(ParallelHeads(WIDTH, 16, 2)), DEPTH_2),
+    "sampled tree of heads": lambda: HeadTreeDrafter(
+        near_model("llama"), random_head(ParallelHeads(WIDTH, 16, 2)), DEPTH_2, scheme=distinct_children
+    ),
 }
 """Name -> makes a drafter of trees."""
 

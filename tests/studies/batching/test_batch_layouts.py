@@ -13,9 +13,8 @@ from specnb.decoding.generate import generate as plain_generate
 from specnb.distributions import Sampling
 from specnb.rules import exact_match
 from studies.batching import batch_layouts
-from studies.batching.batch_layouts import LAYOUTS, generate, mask_needed, slots_needed
+from studies.batching.batch_layouts import LAYOUTS, generate, mask_needed, slots_needed, steps_of
 from studies.batching.layout_bugs import LAYOUT_BUGS, max_logit_difference
-from studies.batching.layout_speeds import steps_of
 
 MAKERS = [llama, gpt2, neox, qwen2]
 PROMPTS = [[1], [2, 3, 1], [0, 1, 2, 3, 3]]

@@ -1,0 +1,146 @@
+"""Drafting and verification in one pass of the target: lookahead decoding and PaSS; and Medusa's inexact rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from distributions_for_tests import distribution_pair
+from drafter_kinds import VOCAB, WIDTH
+from implementation_distribution import FALSE_ALARMS, PROMPTS, completions_p_value, eager, refilled
+from tiny import ARCHITECTURES, llama, next_distributions
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.decoding.generate import generate
+from specnb.decoding.request import Request
+from specnb.distributions import Sampling, Uniforms, overlap
+from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.enumeration import completed, drafter_step_distribution, joint_distribution, step_distribution
+from specnb.trees import chain
+from studies.drafters.head_tree import typical_verification
+from studies.drafters.lookahead import LookaheadDrafter
+from studies.drafters.lookahead_embeddings import PassDrafter, extended, losses, train
+from studies.drafters.one_pass import ONE_PASS, OnePassBatch, OnePassDrafter
+
+NAMES, COUNT = ("lookahead", "PaSS"), 2
+
+
+def made(name: str) -> OnePassDrafter:
+    return LookaheadDrafter(VOCAB, window=3, ngram=3) if name == "lookahead" else PassDrafter(VOCAB, COUNT)
+
+
+def with_vectors(target: PreTrainedModel) -> PreTrainedModel:
+    return extended(target, 2 * torch.randn(COUNT, WIDTH, generator=torch.Generator().manual_seed(0)))
+
+
+def asked(drafter: Drafter, **more: Any) -> dict[str, Any]:
+    return {"gamma": len(drafter.parents or ()), "progress": False, "study": ONE_PASS} | more
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
+def test_at_temperature_0_the_tokens_are_the_target_s_own(name: str, architecture: str) -> None:
+    target = with_vectors(ARCHITECTURES[architecture](VOCAB, dtype=torch.float64))
+    drafter = made(name)
+    how: dict[str, Any] = {"max_new_tokens": 12, "sampling": Sampling(0), "progress": False}
+    found = generate(target, PROMPTS, drafter, **asked(drafter, **how))
+    assert found.tokens == generate(target, PROMPTS, **how).tokens
+    assert found.record.target_passes.sum() < 12 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loop_has_the_target_s_distribution(name: str) -> None:
+    drafter = made(name)
+    more = {"gamma": len(drafter.parents), "study": ONE_PASS}
+    found = refilled(with_vectors(eager("llama")), drafter, 1_500, seed=8, eos=1, **more)
+    assert completions_p_value(found, "llama", 1) > FALSE_ALARMS / 4
+    assert found.record.accepted.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in(name: str) -> None:
+    target, drafter = with_vectors(llama(dtype=torch.float64)), made(name)
+    together = generate(target, PROMPTS * 3, drafter, **asked(drafter, max_new_tokens=12))
+    for batch_size in (2, 1):
+        again = generate(target, PROMPTS * 3, drafter, **asked(drafter, max_new_tokens=12, batch_size=batch_size))
+        assert again.tokens == together.tokens
+        assert np.array_equal(again.record.draft_tokens, together.record.draft_tokens)
+
+
+class SecondStep(Drafter):
+    """What `drafter` proposes in the step after one whose pass ended with the token before the newest."""
+
+    vocab = VOCAB
+
+    def __init__(self, target: PreTrainedModel, drafter: OnePassDrafter) -> None:
+        self.target, self.drafter = target, drafter
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        count, zeros = len(context.lengths), torch.zeros(len(context.lengths), 2, COUNT, dtype=torch.float64)
+        prompts = [row[: length - 1] for row, length in zip(context.tokens.tolist(), context.lengths, strict=True)]
+        batch = OnePassBatch(Request(self.target, prompts, self.drafter, gamma=COUNT, max_new_tokens=2))
+        batch.clear([])
+        batch.enter([*range(count)], prompts, Uniforms(zeros, zeros, zeros[..., 0]), 2)
+        batch.step()
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        return self.drafter.propose(context, uniforms)
+
+
+@torch.inference_mode()
+def test_a_step_of_pass_has_the_target_s_joint_distribution() -> None:
+    """The drafter is enumerated after a pass of the real batch; q is that of a pass over the text and the vectors."""
+    target, (p, _) = with_vectors(llama(dtype=torch.float64)), distribution_pair("dense", VOCAB, 0)
+    prefix = (3, 1, 2, 3, 1)
+    second = SecondStep(target, PassDrafter(VOCAB, COUNT))
+    emitted = drafter_step_distribution(second, p, prefix, COUNT)
+    assert (completed(emitted, p, COUNT + 1) - joint_distribution(p, COUNT + 1)).abs().sum() < 1e-6
+    logits = target(input_ids=torch.tensor([[*prefix[:-1], VOCAB, VOCAB + 1]]), use_cache=False).logits
+    assert torch.allclose(second.drafter.q[0], torch.softmax(logits[0, -COUNT:], dim=-1), atol=1e-9)  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def test_every_q_of_pass_is_of_the_vectors_after_the_last_accepted_token() -> None:
+    target, drafter = with_vectors(llama(dtype=torch.float64)), PassDrafter(VOCAB, COUNT)
+    found = generate(target, PROMPTS * 3, drafter, **asked(drafter, max_new_tokens=9))
+    for row, (prompt, tokens) in enumerate(zip(PROMPTS * 3, found.tokens, strict=True)):
+        known = len(prompt) + int(found.record.emitted[row, 0])
+        for step in range(1, found.record.target_passes[row]):
+            text = [*prompt, *tokens][:known]
+            p = next_distributions(target, [text])
+            q = target(input_ids=torch.tensor([[*text[:-1], VOCAB]]), use_cache=False).logits[:, -1]
+            assert float(overlap(p, torch.softmax(q, dim=-1))) == pytest.approx(found.record.beta[row, step, 0])
+            known += int(found.record.emitted[row, step])
+
+
+def test_vectors_are_trained_at_the_places_where_they_draft() -> None:
+    """The loss is that of passes over each text and the vectors alone; only the vectors change."""
+    target, tokens = llama(), torch.randint(VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))
+    model = with_vectors(target)
+    texts = [row[:length] for row in tokens.tolist() for length in (4, 8)]
+    with torch.no_grad():
+        q = [torch.softmax(model(input_ids=torch.tensor([[*text, VOCAB]])).logits[0, -1], dim=-1) for text in texts]
+    p = [next_distributions(target, [row[:length]])[0] for row in tokens.tolist() for length in (5, 9)]
+    expected = 1 - sum(float(overlap(a, b.double())) for a, b in zip(p, q, strict=True)) / 4
+    assert float(losses(model, tokens, 1.0)[0].detach()) == pytest.approx(expected, abs=1e-5)
+    before = {name: weight.clone() for name, weight in target.named_parameters()}
+    assert train(target, [tokens] * 3, COUNT, 3).shape == (COUNT, WIDTH)
+    assert all(torch.equal(before[name], weight) for name, weight in target.named_parameters())
+
+
+def test_vectors_of_another_target_and_other_drafters_are_refused() -> None:
+    with pytest.raises(ValueError, match="give those that were trained for this target"):
+        extended(llama(), torch.zeros(2, WIDTH + 1))
+    with pytest.raises(ValueError, match="give gamma=2, or 0"):
+        generate(llama(), [[1]], PassDrafter(VOCAB, 2), gamma=3, max_new_tokens=4)
+    with pytest.raises(TypeError, match="needs a OnePassDrafter and gamma > 0, and the drafter is NoneType"):
+        generate(llama(), [[1]], max_new_tokens=4, study=ONE_PASS)
+
+
+def test_typical_acceptance_changes_the_distribution() -> None:
+    p, q = distribution_pair("dense", 3, 0)
+    far = completed(step_distribution(typical_verification, p, q, chain(2)), p, 3) - joint_distribution(p, 3)
+    assert far.abs().sum() / 2 > 0.01
