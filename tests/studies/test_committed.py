@@ -2,7 +2,7 @@
 
 Not computed again: `false_alarms` and `block_against_token`, whose rows are sums over hundreds of audits and of
 completions; `distillation` and `feature_drafts`, which come from an hour of training; and the columns of times (all of
-`bench_*`, `audit_cost`, `recommendation`, `layout_speeds`), which only say on what and when they were measured. Counts
+`bench_*`, `recommendation`, `layout_speeds`), which only say on what and when they were measured. Counts
 and evidence of decoding in float32 have a tolerance: another processor rounds in other ways.
 """
 
