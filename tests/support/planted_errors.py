@@ -1,4 +1,4 @@
-"""Errors that are planted in acceptance functions, by the meaning of names in their syntax trees: each has to be found."""
+"""Errors that are planted in acceptance functions, by the meaning of names in their syntax trees."""
 
 from __future__ import annotations
 
