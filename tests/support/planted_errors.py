@@ -21,12 +21,7 @@ SCALES = {"p_res", "log_p_tau"}  # of the block rule's residual
 
 
 def plant(error: str, tree: ast.Module) -> None:
-    """Plants one of `ERRORS`. Raises `ValueError` where there is no place for it.
-
-    >>> plant("acceptance reversed", tree := ast.parse("accepted = uniform_prob <= ratio"))
-    >>> ast.unparse(tree)
-    'accepted = uniform_prob > ratio'
-    """
+    """Plants one of `ERRORS`. Raises `ValueError` where there is no place for it."""
     places = 0
     for node in ast.walk(tree):
         places += bool(_planted(error, node))

@@ -5,7 +5,6 @@ Those need Triton, and TRITON_INTERPRET=1.
 
 from __future__ import annotations
 
-import ast
 import os
 import zipfile
 from functools import partial
@@ -54,8 +53,6 @@ def test_an_error_in_the_function_of_transformers_is_found(name: str, installed:
     (kernel,) = ENGINES["transformers"]
     line = check(installed, kernel, 3, errors_of(kernel)[name])
     assert line["total_variation"] > 0.01
-    with pytest.raises(ValueError, match="no place for the error: residual not scaled"):
-        plant("residual not scaled", ast.parse(""))
 
 
 @pytest.mark.parametrize("file", WHEELS, ids=lambda file: file.name)
