@@ -12,10 +12,7 @@ from typing import Any
 EXAMPLES = """\
 One file of each wheel is executed, in Triton's interpreter (pip install 'specnb[triton]'), with stand-ins for the rest.
 All random numbers are scripted, so the distribution of the emitted tokens is computed and not sampled. For checkouts,
-which have the adapters of engines; docs/kernels.md says what this shows and what not.
-
-  pip download --no-deps vllm==0.33.0
-  specnb kernels vllm-0.33.0-*.whl
+which have the adapters of engines and docs/kernels.md, on what this shows: specnb kernels vllm-0.33.0-*.whl
 
 exit status: 0: all functions are exact to the resolution stated. 1: one deviates. 2: no verdict; stderr says why.
 3: undecided, because with random noise a function emitted something else than its thresholds say.

@@ -11,9 +11,10 @@ cells, and that one race decides within a cell. Steps with all noise random are 
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, pairwise, product
 from math import exp, prod
+from operator import eq
 from typing import NamedTuple
 
 import torch
@@ -25,13 +26,17 @@ from specnb.trees import chain, independent_children
 
 RESOLUTION = 2.0**-20  # width of the interval that a threshold is known to be in
 EDGE, PARTS = RESOLUTION / 2, 8  # the smallest uniform, and the intervals that are looked at before any is searched
-EVEN, FIRST, NEVER = 0.25, 1e-9, 1e12  # noise of all tokens, that with which a token wins, and with which it never does
+EVEN, FIRST, NEVER = (
+    2.0**-8,
+    1e-9,
+    1e12,
+)  # noise of all tokens, that with which a token wins, and with which it never does
 FARTHEST, WEIGHTS = 16.0, 2.0**-19  # logarithm of the largest ratio of two weights, and how well it is known
-ROUNDING, VISITED = 1e-6, 1e-4  # of sums in float32; the smallest probability of a prefix that is compared alone
-SMALLEST = 1e-12  # weight in place of zero
+ROUNDING, VISITED, SMALLEST = 1e-6, 1e-4, 1e-12  # of sums in float32; probability of a prefix compared alone; weight
 
 Tokens = tuple[int, ...]
 Noise = tuple[Sequence[float], Tensor]  # the uniforms of a step, and its races (races, vocab)
+Ask = Callable[[list[float]], list[Tokens]]
 Change = tuple[float, float, Tokens, Tokens]  # an interval, and what is emitted at its ends
 
 
@@ -86,12 +91,6 @@ class Enumeration:
     sampler  from `Steps` to the tokens emitted by each (rows, gamma + 1), with -1 after the last
     p, q     the target's and the draft's distributions after each prefix; draft tokens have the probabilities of q
     drafted  races whose noise has sampled the draft token at a position, too, by their names
-
-    >>> def plain(steps):  # samples a token of the target, and drops the draft tokens
-    ...     return torch.nn.functional.pad((steps.races[:, :1] / steps.p[:, :1]).argmin(-1), (0, 1), value=-1)
-    >>> p, q = (lambda prefix, row=row: torch.tensor(row).double() for row in ([0.1, 0.9], [0.5, 0.5]))
-    >>> Enumeration(plain, p, q, 1, [], ["token"]).found().verdict
-    'exact'
     """
 
     def __init__(
@@ -107,7 +106,11 @@ class Enumeration:
         self.even = torch.full((len(races), self.vocab), EVEN, dtype=torch.float64)
         self.decides: dict[str, set[int]] = {name: set() for name in [*uniforms, *races]}
 
-    def ask(self, rows: list[int], noise: list[Noise]) -> list[Tokens]:
+    def ask(self, row: int, noise: list[Noise]) -> list[Tokens]:
+        """What is emitted with the draft tokens of one row; a step with others is before them, so that strides show."""
+        return self.emitted([(row + 1) % len(self.p), *[row] * len(noise)], [*noise[:1], *noise])[1:]
+
+    def emitted(self, rows: list[int], noise: list[Noise]) -> list[Tokens]:
         """What is emitted with the draft tokens of `rows` and this noise. Raises `ValueError` for what is no token."""
         uniforms = torch.tensor([one for one, _ in noise], dtype=torch.float64).reshape(len(rows), len(self.uniforms))
         races = torch.stack([race for _, race in noise])
@@ -119,17 +122,7 @@ class Enumeration:
 
     def found(self, draws: int = 500, seed: int = 1) -> Found:
         """What was found, with `draws` steps with random noise. Raises `ValueError` where two races decide at once."""
-        walks = [self.walk(row) for row in range(len(self.p))]
-        waiting, cells = {row: next(walk) for row, walk in enumerate(walks)}, dict[int, list[Cell]]()
-        while waiting:  # the walks of all rows go on together, so that a batch has different rows
-            noise = [(row, one) for row, asked in waiting.items() for one in asked]
-            answers = iter(self.ask([row for row, _ in noise], [one for _, one in noise]))
-            for row, asked in [*waiting.items()]:
-                try:
-                    waiting[row] = walks[row].send([next(answers) for _ in asked])
-                except StopIteration as end:
-                    cells[row] = end.value
-                    del waiting[row]
+        cells = [self.cells(row) for row in range(len(self.p))]
         emitted = Emissions()
         for row, chance in enumerate(self.drafts.probability.tolist()):
             for cell in cells[row]:
@@ -139,12 +132,12 @@ class Enumeration:
                     weights = won_together(q, weights)[x] / q[x]
                 for tokens, weight in zip(cell.emitted, weights.tolist(), strict=True):
                     emitted[tokens] = emitted.get(tokens, 0.0) + volume * weight
-        thresholds = max(len({side for cell in one for side in cell.sides}) for one in cells.values())
+        thresholds = max(len({side for cell in one for side in cell.sides}) for one in cells)
         resolution = thresholds * RESOLUTION + self.vocab * WEIGHTS + ROUNDING
         return Found(*self.compared(emitted, resolution), self.surprises(cells, draws, seed), draws, self.decides)
 
-    def walk(self, row: int) -> Generator[list[Noise], list[Tokens], list[Cell]]:
-        """Finds the cells of one row: yields noise, and is sent what is emitted with it."""
+    def cells(self, row: int) -> list[Cell]:
+        """The cells of one row of draft tokens."""
         points = [EDGE + at * (1 - 2 * EDGE) / PARTS for at in range(PARTS + 1)]
         guesses, weights = self.guesses(row)
         edges = list[list[float]]()
@@ -152,18 +145,15 @@ class Enumeration:
             inside = list[float]()
             for ends in product((points[0], points[-1]), repeat=len(self.uniforms) - 1):
 
-                def noise(at: float, ends: tuple[float, ...] = ends, column: int = column) -> Noise:
-                    return (*ends[:column], at, *ends[column:]), self.even
+                def ask(at: list[float], ends: tuple[float, ...] = ends, column: int = column) -> list[Tokens]:
+                    return self.ask(row, [((*ends[:column], one, *ends[column:]), self.even) for one in at])
 
-                parts = yield from search(points, (yield [*map(noise, points)]), guesses, RESOLUTION, noise)
+                parts = search(points, ask, guesses, RESOLUTION)
                 inside += [(low + high) / 2 for low, high, *_ in parts]
-                self.decides[name] |= {_first_difference(*tokens) for _, _, *tokens in parts}
+                self.decides[name] |= {[*map(eq, one, other), False].index(False) for _, _, one, other in parts}
             apart = [high for low, high in pairwise([-1.0, *sorted(inside)]) if high - low > 2 * RESOLUTION]
             edges.append([0.0, *apart, 1.0])
-        cells = list[Cell]()
-        for sides in product(*map(pairwise, edges)):
-            cells.append((yield from self.cell(sides, weights)))
-        return cells
+        return [self.cell(row, sides, weights) for sides in product(*map(pairwise, edges))]
 
     def guesses(self, row: int) -> tuple[list[float], Tensor]:
         """Thresholds that exact rules have, and logarithms of the weights of their races (distributions, vocab)."""
@@ -173,35 +163,30 @@ class Enumeration:
         sums = left.cumsum(1) / left.sum(1, keepdim=True).clamp_min(SMALLEST)
         return torch.cat([ratios.flatten(), ratios.prod()[None], sums.flatten()]).sort()[0].tolist(), left.log()
 
-    def cell(
-        self, sides: tuple[tuple[float, float], ...], guessed: Tensor
-    ) -> Generator[list[Noise], list[Tokens], Cell]:
+    def cell(self, row: int, sides: tuple[tuple[float, float], ...], guessed: Tensor) -> Cell:
         """What is emitted between these thresholds, and the weights of the race that decides it."""
         middle, winners = [sum(side) / 2 for side in sides], [*product(range(len(self.races)), range(self.vocab))]
-        usual, *won = yield [
-            (middle, self.even),
-            *[(middle, self.raced(race, {token: FIRST})) for race, token in winners],
-        ]
-        other = {one: tokens for one, tokens in zip(winners, won, strict=True) if tokens != usual}
+        first = [(middle, self.raced(race, {token: FIRST})) for race, token in winners]
+        usual, *changed = self.ask(row, [(middle, self.even), *first])
+        other = {one: tokens for one, tokens in zip(winners, changed, strict=True) if tokens != usual}
         races = {race for race, _ in other}
         if not races:
             return Cell(sides, -1, [usual], torch.ones(1))
         if len(races) > 1:
             raise ValueError("two races decide at once what a step emits")
         race = races.pop()
-        self.decides[self.races[race]] |= {_first_difference(usual, tokens) for tokens in other.values()}
+        self.decides[self.races[race]] |= {[*map(eq, usual, won), False].index(False) for won in other.values()}
         emitted = [other.get((race, token), usual) for token in range(self.vocab)]
         reference, weights = emitted.index(usual), torch.zeros(self.vocab, dtype=torch.float64)
         weights[reference] = 1.0
         for _, token in other:
 
-            def noise(at: float, token: int = token) -> Noise:
-                two = {token: EVEN * exp(at / 2), reference: EVEN * exp(-at / 2)}
-                return middle, self.raced(race, two, NEVER)
+            def ask(at: list[float], token: int = token) -> list[Tokens]:
+                two = [{token: EVEN * exp(one / 2), reference: EVEN * exp(-one / 2)} for one in at]
+                return self.ask(row, [(middle, self.raced(race, noise, NEVER)) for noise in two])
 
             ratios = sorted((guessed[:, token] - guessed[:, reference]).nan_to_num(NEVER).tolist())
-            ends = [emitted[token], usual]
-            ((low, high, *_),) = yield from search([-FARTHEST, FARTHEST], ends, ratios, WEIGHTS, noise)
+            (low, high, *_), *_ = search([-FARTHEST, FARTHEST], ask, ratios, WEIGHTS)
             weights[token] = exp((low + high) / 2)
         return Cell(sides, race, emitted, weights / weights.sum())
 
@@ -211,14 +196,14 @@ class Enumeration:
         races[race] = torch.tensor([noise.get(token, others) for token in range(self.vocab)], dtype=torch.float64)
         return races
 
-    def surprises(self, cells: dict[int, list[Cell]], draws: int, seed: int) -> int:
+    def surprises(self, cells: list[list[Cell]], draws: int, seed: int) -> int:
         """How many steps with random draft tokens and all noise random emit something else than predicted."""
         generator = torch.Generator().manual_seed(seed)
         rows = torch.randint(len(self.p), (draws,), generator=generator).tolist()
         uniforms = torch.rand(draws, len(self.uniforms), generator=generator, dtype=torch.float64).tolist()
         races = -torch.rand(draws, *self.even.shape, generator=generator, dtype=torch.float64).log()
         noise, wrong = [*zip(uniforms, races, strict=True)], 0
-        for row, (values, race), tokens in zip(rows, noise, self.ask(rows, noise), strict=True):
+        for row, (values, race), tokens in zip(rows, noise, self.emitted(rows, noise), strict=True):
             cell = next(c for c in cells[row] if all(a <= x <= b for x, (a, b) in zip(values, c.sides, strict=True)))
             wrong += cell.emitted[int((race[cell.race] / cell.weights).argmin()) if cell.race >= 0 else 0] != tokens
         return wrong
@@ -236,14 +221,11 @@ class Enumeration:
         return float(off) / 2, resolution, worst, found[worst]
 
 
-def search(
-    points: Sequence[float], tokens: Sequence[Tokens], guesses: list[float], width: float,
-    noise: Callable[[float], Noise],
-) -> Generator[list[Noise], list[Tokens], list[Change]]:  # fmt: skip
-    """The intervals no wider than `width` in which what is emitted changes, given `tokens` at some `points`."""
-    parts = _changes(points, tokens)
+def search(points: list[float], ask: Ask, guesses: list[float], width: float) -> list[Change]:
+    """The intervals between `points`, no wider than `width`, in which what is emitted changes."""
+    parts = _changes(points, ask(points))
     while any(looked := [_between(low, high, guesses, width) for low, high, *_ in parts]):
-        answers = iter((yield [noise(at) for inner in looked for at in inner]))
+        answers = iter(ask([at for inner in looked for at in inner]))
         parts = [
             new
             for (low, high, one, other), inner in zip(parts, looked, strict=True)
@@ -257,11 +239,10 @@ def _between(low: float, high: float, guesses: list[float], width: float) -> lis
     if high - low <= 1.01 * width:
         return []
     inside = guesses[bisect(guesses, low + width) : bisect(guesses, high - width)]
-    guess = inside[len(inside) // 2] if inside else None
-    return [(low + high) / 2] if guess is None else [guess - width / 2, guess + width / 2]
+    return [inside[len(inside) // 2] + side * width / 2 for side in (-1, 1)] if inside else [(low + high) / 2]
 
 
-def _changes(points: Sequence[float], tokens: Sequence[Tokens]) -> list[Change]:
+def _changes(points: list[float], tokens: list[Tokens]) -> list[Change]:
     pairs = zip(pairwise(points), pairwise(tokens), strict=True)
     return [(*side, *both) for side, both in pairs if both[0] != both[1]]
 
@@ -271,9 +252,6 @@ def won_together(one: Tensor, other: Tensor) -> Tensor:
 
     With r the ratio of the times at which they win, it is the integral of one[x] other[y] / s(r)^2 over the r from
     one[y] / other[y] to one[x] / other[x], where s(r) sums max(one, other r) over the tokens.
-
-    >>> won_together(torch.tensor([0.5, 0.5]), torch.tensor([0.0, 1.0])).sum(1)
-    tensor([0.5000, 0.5000])
     """
     other = other.clamp_min(SMALLEST)
     edges, order = (one / other).sort()
@@ -282,7 +260,3 @@ def won_together(one: Tensor, other: Tensor) -> Tensor:
     below = areas[order.argsort()]
     both = torch.maximum(one / one[:, None], other / other[:, None]).sum(1)
     return one[:, None] * other * (below[:, None] - below).clamp_min(0) + torch.diag(1 / both)
-
-
-def _first_difference(one: Tokens, other: Tokens) -> int:
-    return [*(a == b for a, b in zip(one, other, strict=False)), False].index(False)

@@ -6,8 +6,8 @@ one batch with different distributions, so wrong strides show. To add one, write
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from inspect import signature
@@ -20,7 +20,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from specnb.distributions import one_hot
 from specnb.notebook.findings import write
@@ -28,10 +27,13 @@ from specnb_audit.kernels.enumeration import Enumeration, Steps
 from specnb_audit.kernels.source import Edit, Wheel, load, open_wheel
 from studies.audit_power.step_deviation import random_distributions
 
+NUMBERS = ("total_variation", "resolution", "deviation", "surprises", "draws")
 GAMMA = 2  # a single draft token hides errors of blocks and rows
-TILES, TILE = (1024, 4096, 8192), 4  # how many tokens kernels read at once, and as many as make 5 tokens two tiles
+TILES, TILE = (
+    re.compile(r"(?<=[= ])(1024|4096|8192)\b"),
+    "4",
+)  # tokens read at once: interpreted faster; 5 are two tiles
 SPAN, STEP, START = 2**40, 2**32, 7  # offsets of a seed; where vLLM mixes the step into it; the first position
-RANDOM = ("rand", "rand_like", "randn", "randint", "multinomial", "bernoulli", "exponential_", "uniform_", "normal_")
 
 
 class Kernel(NamedTuple):
@@ -68,20 +70,19 @@ def check(wheel: Wheel, kernel: Kernel, vocab: int, edit: Edit | None = None) ->
     try:
         for file in kernel.beside:
             given |= load(wheel.read(file), file, own)[0] | own
-        names, used = load(wheel.read(kernel.file), kernel.file, given, edit)
+        names, used = load(TILES.sub(TILE, wheel.read(kernel.file)), kernel.file, given, edit)
         drafted = kernel.drafted(given) if races else {}
         found = Enumeration(partial(kernel.run, given | names), target, q, GAMMA, uniforms, races, drafted).found()
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{words}: {type(error).__name__}: {error}") from error
-    twice = [f"{name} at {_listed(sorted(at))}" for name, at in found.decides.items() if len(at) > 1]
+    twice = [f"{name} at {' '.join(map(str, sorted(at)))}" for name, at in found.decides.items() if len(at) > 1]
     twice += [f"{name} for the draft token, too" for name in drafted]
     stand_ins = [*sorted({*used} & STAND_INS.keys()), *["the bonus token's sampler"] * ("bonus" in races)]
     stand_ins += ["Triton's rand and randint"] * bool(kernel.beside)
     return {
         "package": wheel.name, "version": wheel.version, "sha256": wheel.sha256, "file": kernel.file,
         "kernel": kernel.name, "vocab": vocab, "gamma": GAMMA, "planted_error": "", "verdict": found.verdict,
-        "total_variation": found.total_variation, "resolution": found.resolution, "prefix": _listed(found.prefix),
-        "deviation": found.deviation, "surprises": found.surprises, "draws": found.draws,
+        **{name: getattr(found, name) for name in NUMBERS}, "prefix": " ".join(map(str, found.prefix)),
         "used_twice": "; ".join(twice), "stand_ins": "; ".join(stand_ins),
     }  # fmt: skip
 
@@ -98,13 +99,9 @@ def _interpreter() -> dict[str, Any]:
     if not hasattr(
         interpreter._patch_lang, "cache_info"
     ):  # each call of each function would replace the language again
-        interpreter._patch_lang = cache(partial(_patched, interpreter._patch_lang))
+        plain, kept = interpreter._patch_lang, SimpleNamespace(restore=lambda: None)
+        interpreter._patch_lang = cache(lambda function: [plain(function), kept][1])
     return {"triton": triton, "tl": triton.language}
-
-
-def _patched(patch_language: Callable[[Any], Any], function: Any) -> SimpleNamespace:
-    patch_language(function)
-    return SimpleNamespace(restore=lambda: None)
 
 
 def _launcher(kernel: Any, warmup_inputs: object) -> Callable[[Callable[..., Any]], Callable[..., None]]:
@@ -120,29 +117,6 @@ def _launcher(kernel: Any, warmup_inputs: object) -> Callable[[Callable[..., Any
         return launch
 
     return decorate
-
-
-class Scripted(TorchFunctionMode):
-    """Inside it the random functions of torch named in `script` return these values; `multinomial` runs a race.
-
-    >>> with Scripted(rand=torch.tensor([0.25, 0.5])):
-    ...     torch.rand(2)
-    tensor([0.2500, 0.5000])
-    """
-
-    def __init__(self, **script: Tensor) -> None:
-        super().__init__()
-        self.script = script
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(function, "__name__", "")
-        if name not in RANDOM:
-            return function(*args, **kwargs or {})
-        if name not in self.script:
-            raise ValueError(f"calls torch.{name}, which its adapter does not script")
-        if name == "multinomial":
-            return winners(self.script[name], args[0])[:, None]
-        return args[0].copy_(self.script[name]) if name.endswith("_") else self.script[name]
 
 
 def winners(race: Tensor, weights: Tensor) -> Tensor:
@@ -163,7 +137,8 @@ def _vllm(names: dict[str, Any], steps: Steps) -> Tensor:
     greedy, counts = not steps.uniforms.shape[1], [1, *[GAMMA] * len(steps.p)]
     asked = {"all_greedy": greedy, "all_random": not greedy, "temperature": torch.ones(len(counts)), "generators": {}}
     races, bonus = steps.races[:, :1].flatten(1), _bonus(steps)[:, None]
-    with Scripted(rand=one_more(steps.uniforms), exponential_=torch.cat([races[:1], races])):
+    noise = patch.object(Tensor, "exponential_", lambda race: race.copy_(torch.cat([races[:1], races])))
+    with patch.object(torch, "rand", lambda *shape, **named: one_more(steps.uniforms)), noise:
         emitted: Tensor = names["rejection_sample"](
             one_more(steps.drafts).int(), counts, GAMMA, torch.tensor(counts).cumsum(0).int(),
             one_more(steps.q).float(), one_more(steps.p[:, :-1]).float().log(),
@@ -187,8 +162,12 @@ def _sglang(names: dict[str, Any], steps: Steps, **more: bool) -> Tensor:
 def _transformers(names: dict[str, Any], steps: Steps) -> Tensor:
     emitted, p, q = torch.full((len(steps.p), GAMMA + 1), -1), steps.p.float().log(), steps.q.float().log()
     for row in range(len(emitted)):
-        with Scripted(rand_like=steps.uniforms[row].float(), multinomial=steps.races[row]):
-            one = slice(row, row + 1)
+        one, uniforms, race = slice(row, row + 1), steps.uniforms[row].float(), steps.races[row]
+        drawn = {
+            "rand_like": lambda _, u=uniforms: u,
+            "multinomial": lambda p, _, e=race, **named: winners(e, p)[:, None],
+        }
+        with patch.multiple(torch, **drawn):
             tokens, _ = names["_speculative_sampling"](steps.drafts[one], q[one], GAMMA, p[one])
         emitted[row, : tokens.shape[1]] = tokens[0]
     return emitted
@@ -229,11 +208,11 @@ def _vllm2(names: dict[str, Any], steps: Steps, block: bool = False) -> Tensor:
 def _drafted(names: dict[str, Any]) -> dict[str, int]:
     """Samples draft tokens at the positions of a request, as the engine's drafters do, and looks at the offsets."""
     sample, places = names["gumbel_sample"], torch.arange(GAMMA)
-    more = {"apply_temperature": True, "is_drafting": True}
+    more = {"is_drafting": True} if "is_drafting" in signature(sample).parameters else {}
     with _generator(names, torch.full((1, GAMMA + 1), 0.5), torch.ones(1, GAMMA + 1, 2)) as offsets:
         sample(
             torch.zeros(GAMMA, 2), torch.zeros(GAMMA).int(), torch.ones(1), torch.zeros(1).long(), START + places,
-            **{name: value for name, value in more.items() if name in signature(sample).parameters},
+            True, **more,
         )  # fmt: skip
     return {f"noise {place}": place for place in range(GAMMA) if START + place in offsets}
 
@@ -259,8 +238,8 @@ def _generator(names: dict[str, Any], uniforms: Tensor, races: Tensor) -> Iterat
         return _filled(offset, noise[request, min(place - START, GAMMA)][at.clip(max=noise.shape[-1] - 1)])
 
     hashed = {"murmur3_uniform32": lambda seed, place, token: rand(randint(seed, place), token)}
-    hash_of_vllm = patch.dict(names["gumbel_sample"].__globals__, hashed)
-    with patch.multiple(language, rand=rand, randint=randint), hash_of_vllm, np.errstate(all="ignore"):
+    names["gumbel_sample"].__globals__.update(hashed)
+    with patch.multiple(language, rand=rand, randint=randint), np.errstate(all="ignore"):
         yield offsets
 
 
@@ -300,32 +279,18 @@ ENGINES: dict[str, list[Kernel]] = {
 }
 
 
-def tiled(tree: ast.Module) -> None:
-    """Edits a syntax tree: a kernel reads `TILE` tokens at once."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value in TILES:
-            node.value = TILE
-
-
 def report(paths: Sequence[Path], quick: bool, table: Path | None = None) -> int:
     """Prints what is found of each wheel's functions, and writes it to `table`; returns the exit status."""
     lines = []
     for wheel in [open_wheel(path, ENGINES) for path in paths]:
         print(f"{wheel.name} {wheel.version}, sha256 {wheel.sha256}")
         for kernel in ENGINES[wheel.name]:
-            for vocab, edit in [(3, None)] if quick else [(3, None), (4, None), (5, tiled)]:
-                lines.append(line := check(wheel, kernel, vocab, edit))
-                print(f"""\
-  {kernel.name}, {vocab} tokens: {line["verdict"]}
-    total variation {line["total_variation"]:.1e}, resolution {line["resolution"]:.1e}; \
-after ({line["prefix"]}) the next token is off by {line["deviation"]:.1e}
-    {line["surprises"]} of {line["draws"]} steps with random noise not as predicted""")
+            for vocab in (3,) if quick else (3, 4, 5):
+                lines.append(line := check(wheel, kernel, vocab))
+                numbers = ", ".join(f"{name} {line[name]:.3g}" for name in NUMBERS)
+                print(f"  {kernel.name}, {vocab} tokens: {line['verdict']}; {numbers}; worst after ({line['prefix']})")
             print(f"    noise used twice: {line['used_twice'] or 'none'}; stand-ins: {line['stand_ins'] or 'none'}")
     if table is not None:
         write(table, pd.DataFrame(lines).to_csv(index=False, lineterminator="\n", float_format="%.1e"))
     verdicts = {line["verdict"] for line in lines}
     return 1 if "deviates" in verdicts else 3 if "not understood" in verdicts else 0
-
-
-def _listed(tokens: Iterable[int]) -> str:
-    return " ".join(map(str, tokens))
