@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from inspect import signature
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -78,7 +81,7 @@ def check(wheel: Wheel, kernel: Kernel, vocab: int, edit: Edit | None = None) ->
     twice = [f"{name} at {' '.join(map(str, sorted(at)))}" for name, at in found.decides.items() if len(at) > 1]
     twice += [f"{name} for the draft token, too" for name in drafted]
     stand_ins = [*sorted({*used} & STAND_INS.keys()), *["the bonus token's sampler"] * ("bonus" in races)]
-    stand_ins += ["Triton's rand and randint"] * bool(kernel.beside)
+    stand_ins += ["Triton's rand and randint"] * bool(kernel.beside) + [f"tiles of {TILE} tokens"] * kernel.triton
     return {
         "package": wheel.name, "version": wheel.version, "sha256": wheel.sha256, "file": kernel.file,
         "kernel": kernel.name, "vocab": vocab, "gamma": GAMMA, "planted_error": "", "verdict": found.verdict,
@@ -96,11 +99,10 @@ def _interpreter() -> dict[str, Any]:
         raise ValueError("the kernels need Triton: pip install 'specnb[triton]'") from None
     if not isinstance(triton.language.cdiv, interpreter.InterpretedFunction):
         raise ValueError("Triton compiles kernels here; set TRITON_INTERPRET=1 before torch is imported")
-    if not hasattr(
-        interpreter._patch_lang, "cache_info"
-    ):  # each call of each function would replace the language again
+    if not hasattr(interpreter._patch_lang, "cache_info"):  # it is called by every function, and asserts cost as much
         plain, kept = interpreter._patch_lang, SimpleNamespace(restore=lambda: None)
         interpreter._patch_lang = cache(lambda function: [plain(function), kept][1])
+        interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
     return {"triton": triton, "tl": triton.language}
 
 
@@ -165,7 +167,7 @@ def _transformers(names: dict[str, Any], steps: Steps) -> Tensor:
         one, uniforms, race = slice(row, row + 1), steps.uniforms[row].float(), steps.races[row]
         drawn = {
             "rand_like": lambda _, u=uniforms: u,
-            "multinomial": lambda p, _, e=race, **named: winners(e, p)[:, None],
+            "multinomial": lambda p, e=race, **named: winners(e, p)[:, None],
         }
         with patch.multiple(torch, **drawn):
             tokens, _ = names["_speculative_sampling"](steps.drafts[one], q[one], GAMMA, p[one])
@@ -279,17 +281,23 @@ ENGINES: dict[str, list[Kernel]] = {
 }
 
 
+def _line(wheel: Wheel, number: int, vocab: int) -> dict[str, Any]:
+    return check(wheel, ENGINES[wheel.name][number], vocab)
+
+
 def report(paths: Sequence[Path], quick: bool, table: Path | None = None) -> int:
     """Prints what is found of each wheel's functions, and writes it to `table`; returns the exit status."""
-    lines = []
-    for wheel in [open_wheel(path, ENGINES) for path in paths]:
-        print(f"{wheel.name} {wheel.version}, sha256 {wheel.sha256}")
-        for kernel in ENGINES[wheel.name]:
-            for vocab in (3,) if quick else (3, 4, 5):
-                lines.append(line := check(wheel, kernel, vocab))
-                numbers = ", ".join(f"{name} {line[name]:.3g}" for name in NUMBERS)
-                print(f"  {kernel.name}, {vocab} tokens: {line['verdict']}; {numbers}; worst after ({line['prefix']})")
+    wheels, lines = [open_wheel(path, ENGINES) for path in paths], []
+    vocabs = (3,) if quick else (3, 4, 5)
+    jobs = [(wheel, *one) for wheel in wheels for one in product(range(len(ENGINES[wheel.name])), vocabs)]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for line in (pool.map if len(jobs) > 1 else map)(_line, *zip(*jobs, strict=True)):
+            lines.append(line)
+            numbers = ", ".join(f"{name} {line[name]:.3g}" for name in NUMBERS)
+            print("{package} {version}, {kernel}, {vocab} tokens: {verdict}".format_map(line))
+            print(f"    {numbers}; worst after ({line['prefix']})", flush=True)
             print(f"    noise used twice: {line['used_twice'] or 'none'}; stand-ins: {line['stand_ins'] or 'none'}")
+    print(*(f"{wheel.path.name}, sha256 {wheel.sha256}" for wheel in wheels), sep="\n")
     if table is not None:
         write(table, pd.DataFrame(lines).to_csv(index=False, lineterminator="\n", float_format="%.1e"))
     verdicts = {line["verdict"] for line in lines}

@@ -50,5 +50,5 @@ def _planted(error: str, node: ast.AST) -> bool:
     return True
 
 
-def _names(node: ast.AST | None) -> set[str]:
-    return {one.id for one in ast.walk(node or ast.Pass()) if isinstance(one, ast.Name)}
+def _names(node: object) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} if isinstance(node, ast.AST) else set()

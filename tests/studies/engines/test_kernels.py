@@ -43,9 +43,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
 def test_the_function_of_transformers_is_exact(installed: Wheel, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernels", "--quick", str(installed.path)]) == 0
     printed = capsys.readouterr().out
-    assert f"transformers {VERSION}, sha256 {installed.sha256}\n  token rule, 3 tokens: exact; " in printed
+    assert f"transformers {VERSION}, token rule, 3 tokens: exact\n" in printed
+    assert installed.sha256 in printed
     assert "surprises 0, draws 500; " in printed
-    assert "noise used twice: next at 0 1 2; stand-ins: none\n" in printed
+    assert "noise used twice: next at 0 2; stand-ins: none\n" in printed
 
 
 @pytest.mark.parametrize("name", ERRORS[:3])
