@@ -177,8 +177,9 @@ class Enumeration:
         race = races.pop()
         self.decides[self.races[race]] |= {[*map(eq, usual, won), False].index(False) for won in other.values()}
         emitted = [other.get((race, token), usual) for token in range(self.vocab)]
-        reference, weights = emitted.index(usual), torch.zeros(self.vocab, dtype=torch.float64)
-        weights[reference] = 1.0
+        first = [(middle, self.raced(race, {token: FIRST, min(other)[1]: EVEN}, NEVER)) for token in range(self.vocab)]
+        reference, weights = self.ask(row, first).index(usual), torch.zeros(self.vocab, dtype=torch.float64)
+        weights[reference] = 1.0  # it wins: that the others change nothing may be because their weight is zero
         for _, token in other:
 
             def ask(at: list[float], token: int = token) -> list[Tokens]:

@@ -55,7 +55,7 @@ class Kernel(NamedTuple):
     greedy: bool = False
     triton: bool = True
     beside: tuple[str, ...] = ()
-    drafted: Callable[[dict[str, Any]], Mapping[str, int]] = lambda names: {}
+    drafted: Callable[[dict[str, Any]], Mapping[str, int]] | None = None
 
 
 def check(wheel: Wheel, kernel: Kernel, vocab: int, edit: Edit | None = None) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def check(wheel: Wheel, kernel: Kernel, vocab: int, edit: Edit | None = None) ->
         for file in kernel.beside:
             given |= load(wheel.read(file), file, own)[0] | own
         names, used = load(TILES.sub(TILE, wheel.read(kernel.file)), kernel.file, given, edit)
-        drafted = kernel.drafted(given) if races else {}
+        drafted = kernel.drafted(given) if kernel.drafted is not None else {}
         found = Enumeration(partial(kernel.run, given | names), target, q, GAMMA, uniforms, races, drafted).found()
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{words}: {type(error).__name__}: {error}") from error
@@ -163,13 +163,9 @@ def _sglang(names: dict[str, Any], steps: Steps, **more: bool) -> Tensor:
 
 def _transformers(names: dict[str, Any], steps: Steps) -> Tensor:
     emitted, p, q = torch.full((len(steps.p), GAMMA + 1), -1), steps.p.float().log(), steps.q.float().log()
-    for row in range(len(emitted)):
-        one, uniforms, race = slice(row, row + 1), steps.uniforms[row].float(), steps.races[row]
-        drawn = {
-            "rand_like": lambda _, u=uniforms: u,
-            "multinomial": lambda p, e=race, **named: winners(e, p)[:, None],
-        }
-        with patch.multiple(torch, **drawn):
+    for row, (u, e) in enumerate(zip(steps.uniforms.float(), steps.races, strict=True)):
+        one = slice(row, row + 1)
+        with patch.multiple(torch, rand_like=lambda _, u=u: u, multinomial=lambda p, e=e, **_: winners(e, p)[:, None]):
             tokens, _ = names["_speculative_sampling"](steps.drafts[one], q[one], GAMMA, p[one])
         emitted[row, : tokens.shape[1]] = tokens[0]
     return emitted
@@ -281,17 +277,13 @@ ENGINES: dict[str, list[Kernel]] = {
 }
 
 
-def _line(wheel: Wheel, number: int, vocab: int) -> dict[str, Any]:
-    return check(wheel, ENGINES[wheel.name][number], vocab)
-
-
 def report(paths: Sequence[Path], quick: bool, table: Path | None = None) -> int:
     """Prints what is found of each wheel's functions, and writes it to `table`; returns the exit status."""
     wheels, lines = [open_wheel(path, ENGINES) for path in paths], []
     vocabs = (3,) if quick else (3, 4, 5)
-    jobs = [(wheel, *one) for wheel in wheels for one in product(range(len(ENGINES[wheel.name])), vocabs)]
+    jobs = [(wheel, *one) for wheel in wheels for one in product(ENGINES[wheel.name], vocabs)]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for line in (pool.map if len(jobs) > 1 else map)(_line, *zip(*jobs, strict=True)):
+        for line in (pool.map if len(jobs) > 1 else map)(check, *zip(*jobs, strict=True)):
             lines.append(line)
             numbers = ", ".join(f"{name} {line[name]:.3g}" for name in NUMBERS)
             print("{package} {version}, {kernel}, {vocab} tokens: {verdict}".format_map(line))
