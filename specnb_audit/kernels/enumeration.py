@@ -166,7 +166,7 @@ class Enumeration:
     def cell(self, row: int, sides: tuple[tuple[float, float], ...], guessed: Tensor) -> Cell:
         """What is emitted between these thresholds, and the weights of the race that decides it."""
         middle, winners = [sum(side) / 2 for side in sides], [*product(range(len(self.races)), range(self.vocab))]
-        first = [(middle, self.raced(race, {token: FIRST})) for race, token in winners]
+        first: list[Noise] = [(middle, self.raced(race, {token: FIRST})) for race, token in winners]
         usual, *changed = self.ask(row, [(middle, self.even), *first])
         other = {one: tokens for one, tokens in zip(winners, changed, strict=True) if tokens != usual}
         races = {race for race, _ in other}

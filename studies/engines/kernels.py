@@ -200,7 +200,7 @@ def _vllm2(names: dict[str, Any], steps: Steps, block: bool = False) -> Tensor:
             temperature=torch.full((last + 1,), float(steps.uniforms.shape[1] > 0)),
             seed=torch.arange(last, -1, -1), num_speculative_steps=GAMMA, use_block_verification=block,
         )  # fmt: skip
-    return sampled[1:].where(torch.arange(GAMMA + 1) < count[1:, None], -1)
+    return torch.where(torch.arange(GAMMA + 1) < count[1:, None], sampled[1:], -1)
 
 
 def _drafted(names: dict[str, Any]) -> dict[str, int]:
