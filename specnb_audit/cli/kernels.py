@@ -10,15 +10,9 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = """\
-One file of each wheel is executed, with stand-ins for the rest of its package; nothing is installed. Triton's kernels
-run in its interpreter on CPU tensors (pip install 'specnb[triton]'). All random numbers are scripted, so the
-distribution of the emitted tokens is computed and not sampled. For checkouts, which have the adapters of engines.
-
-  pip download --no-deps vllm==0.33.0
-  specnb kernels vllm-0.33.0-*.whl
-
-Exact means: arithmetic, indexing and the choice of rows are right in the released source, given ideal random numbers.
-Nothing is shown about compiled kernels, generators, temperature and filters, and the code that calls these functions.
+One file of each wheel is executed, in Triton's interpreter (pip install 'specnb[triton]'), with stand-ins for the rest.
+All random numbers are scripted, so the distribution of the emitted tokens is computed and not sampled. For checkouts,
+which have the adapters of engines and docs/kernels.md, on what this shows: specnb kernels vllm-0.33.0-*.whl
 
 exit status: 0: all functions are exact to the resolution stated. 1: one deviates. 2: no verdict; stderr says why.
 3: undecided, because with random noise a function emitted something else than its thresholds say.
@@ -29,8 +23,9 @@ def add_to(commands: Any) -> None:
     """Adds the command to the subparsers `commands`; its options have a function `run`."""
     parser = commands.add_parser("kernels", help="enumerate the acceptance functions of engines", epilog=EXAMPLES)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="of vllm, sglang or transformers")
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="of an engine with an adapter")
     parser.add_argument("--quick", action="store_true", help="a vocabulary of 3 tokens, not also 4 and 5")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write what was found to a CSV file, too")
     parser.set_defaults(run=run)
 
 
@@ -41,4 +36,4 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("the adapters of engines are in a checkout of the project; run it there")
     sys.path.append(str(root))
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch may do
-    return int(import_module("studies.engines.kernels").report(options.wheels, options.quick))
+    return int(import_module("studies.engines.kernels").report(options.wheels, options.quick, options.table))

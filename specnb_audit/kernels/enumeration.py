@@ -3,15 +3,18 @@
 Random numbers are of two kinds. A *uniform* is compared with thresholds; a *race* is a vector of standard exponentials
 E, won by the token with the smallest E / weight (Gumbel noise and `torch.multinomial` are races). Neither thresholds
 nor weights are assumed: where the emitted tokens change with a uniform is searched by halving intervals, and a token's
-weight is the noise at which it stops to win against another. It is assumed that all thresholds together form a grid of
+weight is the noise at which it stops to win against another. Searches look first at both sides of values that the token
+rule would have, and halve intervals where those are wrong. It is assumed that all thresholds together form a grid of
 cells, and that one race decides within a cell. Steps with all noise random are compared with what follows from that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from itertools import pairwise, product
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice, pairwise, product
 from math import exp, prod
+from operator import eq
 from typing import NamedTuple
 
 import torch
@@ -22,13 +25,19 @@ from specnb.enumeration import Emissions, completed, draft_trees, joint_distribu
 from specnb.trees import chain, independent_children
 
 RESOLUTION = 2.0**-20  # width of the interval that a threshold is known to be in
-EDGE, PARTS = RESOLUTION / 2, 16  # the smallest uniform, and the intervals that are looked at before halving
-FIRST, NEVER = 1e-9, 1e12  # noise with which a token wins, and with which it never does
-FARTHEST, HALVINGS = 16.0, 25  # logarithm of the largest ratio of two weights, and halvings of the interval up to it
-ROUNDING, VISITED = 1e-6, 1e-4  # of sums in float32; the smallest probability of a prefix that is compared alone
+EDGE, PARTS = RESOLUTION / 2, 8  # the smallest uniform, and the intervals that are looked at before any is searched
+EVEN, FIRST, NEVER = (
+    2.0**-8,
+    1e-9,
+    1e12,
+)  # noise of all tokens, that with which a token wins, and with which it never does
+FARTHEST, WEIGHTS = 16.0, 2.0**-19  # logarithm of the largest ratio of two weights, and how well it is known
+ROUNDING, VISITED, SMALLEST = 1e-6, 1e-4, 1e-12  # of sums in float32; probability of a prefix compared alone; weight
 
 Tokens = tuple[int, ...]
 Noise = tuple[Sequence[float], Tensor]  # the uniforms of a step, and its races (races, vocab)
+Ask = Callable[[list[float]], list[Tokens]]
+Change = tuple[float, float, Tokens, Tokens]  # an interval, and what is emitted at its ends
 
 
 class Steps(NamedTuple):
@@ -81,27 +90,27 @@ class Enumeration:
 
     sampler  from `Steps` to the tokens emitted by each (rows, gamma + 1), with -1 after the last
     p, q     the target's and the draft's distributions after each prefix; draft tokens have the probabilities of q
-
-    >>> def plain(steps):  # samples a token of the target, and drops the draft tokens
-    ...     return torch.nn.functional.pad((steps.races[:, :1] / steps.p[:, :1]).argmin(-1), (0, 1), value=-1)
-    >>> p, q = (lambda prefix, row=row: torch.tensor(row).double() for row in ([0.1, 0.9], [0.5, 0.5]))
-    >>> Enumeration(plain, p, q, 1, [], ["token"]).found().verdict
-    'exact'
+    drafted  races whose noise has sampled the draft token at a position, too, by their names
     """
 
     def __init__(
         self, sampler: Callable[[Steps], Tensor], p: Conditional, q: Conditional, gamma: int, uniforms: list[str],
-        races: list[str],
+        races: list[str], drafted: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self.sampler, self.target, self.uniforms, self.races = sampler, p, uniforms, races
+        self.drafted = {races.index(name): at for name, at in (drafted or {}).items()}
         self.drafts = draft_trees(chain(gamma), q, independent_children)
         rows = [[p(tuple(row[:k])) for k in range(gamma + 1)] for row in self.drafts.tokens.tolist()]
         self.p = torch.stack([torch.stack(row) for row in rows])
         self.vocab, self.length = self.p.shape[2], gamma + 1
-        self.even = torch.ones(len(races), self.vocab, dtype=torch.float64)
+        self.even = torch.full((len(races), self.vocab), EVEN, dtype=torch.float64)
         self.decides: dict[str, set[int]] = {name: set() for name in [*uniforms, *races]}
 
-    def ask(self, rows: list[int], noise: list[Noise]) -> list[Tokens]:
+    def ask(self, row: int, noise: list[Noise]) -> list[Tokens]:
+        """What is emitted with the draft tokens of one row; a step with others is before them, so that strides show."""
+        return self.emitted([(row + 1) % len(self.p), *[row] * len(noise)], [*noise[:1], *noise])[1:]
+
+    def emitted(self, rows: list[int], noise: list[Noise]) -> list[Tokens]:
         """What is emitted with the draft tokens of `rows` and this noise. Raises `ValueError` for what is no token."""
         uniforms = torch.tensor([one for one, _ in noise], dtype=torch.float64).reshape(len(rows), len(self.uniforms))
         races = torch.stack([race for _, race in noise])
@@ -111,99 +120,91 @@ class Enumeration:
         lengths = (torch.arange(1, self.length + 1) * (tokens >= 0)).amax(1).tolist()
         return [tuple(row[:length]) for row, length in zip(tokens.tolist(), lengths, strict=True)]
 
-    def found(self, draws: int = 1000, seed: int = 1) -> Found:
+    def found(self, draws: int = 500, seed: int = 1) -> Found:
         """What was found, with `draws` steps with random noise. Raises `ValueError` where two races decide at once."""
-        walks = [self.walk() for _ in self.p]
-        waiting, cells = {row: next(walk) for row, walk in enumerate(walks)}, dict[int, list[Cell]]()
-        while waiting:  # the walks of all rows go on together, so that a batch has different rows
-            noise = [(row, one) for row, asked in waiting.items() for one in asked]
-            answers = iter(self.ask([row for row, _ in noise], [one for _, one in noise]))
-            for row, asked in [*waiting.items()]:
-                try:
-                    waiting[row] = walks[row].send([next(answers) for _ in asked])
-                except StopIteration as end:
-                    cells[row] = end.value
-                    del waiting[row]
+        cells = [self.cells(row) for row in range(len(self.p))]
         emitted = Emissions()
         for row, chance in enumerate(self.drafts.probability.tolist()):
             for cell in cells[row]:
-                volume = chance * prod(high - low for low, high in cell.sides)
-                for tokens, weight in zip(cell.emitted, cell.weights.tolist(), strict=True):
+                volume, weights = chance * prod(high - low for low, high in cell.sides), cell.weights
+                if (at := self.drafted.get(cell.race)) is not None:
+                    q, x = self.drafts.q[row, at], self.drafts.tokens[row, at]
+                    weights = won_together(q, weights)[x] / q[x]
+                for tokens, weight in zip(cell.emitted, weights.tolist(), strict=True):
                     emitted[tokens] = emitted.get(tokens, 0.0) + volume * weight
-        thresholds = max(len({side for cell in one for side in cell.sides}) for one in cells.values())
-        resolution = thresholds * RESOLUTION + self.vocab * FARTHEST * 0.5 ** (HALVINGS - 1) + ROUNDING
+        thresholds = max(len({side for cell in one for side in cell.sides}) for one in cells)
+        resolution = thresholds * RESOLUTION + self.vocab * WEIGHTS + ROUNDING
         return Found(*self.compared(emitted, resolution), self.surprises(cells, draws, seed), draws, self.decides)
 
-    def walk(self) -> Generator[list[Noise], list[Tokens], list[Cell]]:
-        """Finds the cells of one row: yields noise, and is sent what is emitted with it."""
+    def cells(self, row: int) -> list[Cell]:
+        """The cells of one row of draft tokens."""
         points = [EDGE + at * (1 - 2 * EDGE) / PARTS for at in range(PARTS + 1)]
+        guesses, weights = self.guesses(row)
         edges = list[list[float]]()
         for column, name in enumerate(self.uniforms):
             inside = list[float]()
             for ends in product((points[0], points[-1]), repeat=len(self.uniforms) - 1):
-                before, after = ends[:column], ends[column:]
-                tokens = yield [((*before, point, *after), self.even) for point in points]
-                parts = [*zip(pairwise(points), pairwise(tokens), strict=True)]
-                while parts := [part for part in parts if part[1][0] != part[1][1]]:
-                    if parts[0][0][1] - parts[0][0][0] <= RESOLUTION:
-                        break
-                    middles = [sum(side) / 2 for side, _ in parts]
-                    tokens = yield [((*before, middle, *after), self.even) for middle in middles]
-                    parts = [
-                        half
-                        for ((low, high), (one, other)), middle, now in zip(parts, middles, tokens, strict=True)
-                        for half in (((low, middle), (one, now)), ((middle, high), (now, other)))
-                    ]
-                inside += [sum(side) / 2 for side, _ in parts]
-                self.decides[name] |= {_first_difference(*tokens) for _, tokens in parts}
+
+                def ask(at: list[float], ends: tuple[float, ...] = ends, column: int = column) -> list[Tokens]:
+                    return self.ask(row, [((*ends[:column], one, *ends[column:]), self.even) for one in at])
+
+                parts = search(points, ask, guesses, RESOLUTION)
+                inside += [(low + high) / 2 for low, high, *_ in parts]
+                self.decides[name] |= {[*map(eq, one, other), False].index(False) for _, _, one, other in parts}
             apart = [high for low, high in pairwise([-1.0, *sorted(inside)]) if high - low > 2 * RESOLUTION]
             edges.append([0.0, *apart, 1.0])
-        cells = list[Cell]()
-        for sides in product(*map(pairwise, edges)):
-            cells.append((yield from self.cell(sides)))
-        return cells
+        return [self.cell(row, sides, weights) for sides in product(*map(pairwise, edges))]
 
-    def cell(self, sides: tuple[tuple[float, float], ...]) -> Generator[list[Noise], list[Tokens], Cell]:
+    def guesses(self, row: int) -> tuple[list[float], Tensor]:
+        """Thresholds that exact rules have, and logarithms of the weights of their races (distributions, vocab)."""
+        p, q = self.p[row], self.drafts.q[row]
+        ratios = (p[:-1] / q).gather(1, self.drafts.tokens[row, :, None])
+        left = torch.cat([p, (p[:-1] - q).clamp_min(0)])
+        sums = left.cumsum(1) / left.sum(1, keepdim=True).clamp_min(SMALLEST)
+        return torch.cat([ratios.flatten(), ratios.prod()[None], sums.flatten()]).sort()[0].tolist(), left.log()
+
+    def cell(self, row: int, sides: tuple[tuple[float, float], ...], guessed: Tensor) -> Cell:
         """What is emitted between these thresholds, and the weights of the race that decides it."""
         middle, winners = [sum(side) / 2 for side in sides], [*product(range(len(self.races)), range(self.vocab))]
-        usual, *won = yield [(middle, self.even), *[(middle, self.with_noise(*one, FIRST)) for one in winners]]
-        other = {one: tokens for one, tokens in zip(winners, won, strict=True) if tokens != usual}
+        first: list[Noise] = [(middle, self.raced(race, {token: FIRST})) for race, token in winners]
+        usual, *changed = self.ask(row, [(middle, self.even), *first])
+        other = {one: tokens for one, tokens in zip(winners, changed, strict=True) if tokens != usual}
         races = {race for race, _ in other}
         if not races:
             return Cell(sides, -1, [usual], torch.ones(1))
         if len(races) > 1:
             raise ValueError("two races decide at once what a step emits")
         race = races.pop()
-        self.decides[self.races[race]] |= {_first_difference(usual, tokens) for tokens in other.values()}
+        self.decides[self.races[race]] |= {[*map(eq, usual, won), False].index(False) for won in other.values()}
         emitted = [other.get((race, token), usual) for token in range(self.vocab)]
-        reference = emitted.index(usual)
-        ratios = {token: (-FARTHEST, FARTHEST) for _, token in other}
-        for _ in range(HALVINGS):
-            middles = {token: sum(side) / 2 for token, side in ratios.items()}
-            noise = [self.with_noise(race, token, exp(at), reference) for token, at in middles.items()]
-            tokens = yield [(middle, one) for one in noise]
-            for (token, at), now in zip(middles.items(), tokens, strict=True):
-                ratios[token] = (at, ratios[token][1]) if now == emitted[token] else (ratios[token][0], at)
-        weights = torch.zeros(self.vocab, dtype=torch.float64)
-        weights[[reference, *ratios]] = torch.tensor([1.0, *(exp(sum(side) / 2) for side in ratios.values())]).double()
+        first = [(middle, self.raced(race, {token: FIRST, min(other)[1]: EVEN}, NEVER)) for token in range(self.vocab)]
+        reference, weights = self.ask(row, first).index(usual), torch.zeros(self.vocab, dtype=torch.float64)
+        weights[reference] = 1.0  # it wins: that the others change nothing may be because their weight is zero
+        for _, token in other:
+
+            def ask(at: list[float], token: int = token) -> list[Tokens]:
+                two = [{token: EVEN * exp(one / 2), reference: EVEN * exp(-one / 2)} for one in at]
+                return self.ask(row, [(middle, self.raced(race, noise, NEVER)) for noise in two])
+
+            ratios = sorted((guessed[:, token] - guessed[:, reference]).nan_to_num(NEVER).tolist())
+            (low, high, *_), *_ = search([-FARTHEST, FARTHEST], ask, ratios, WEIGHTS)
+            weights[token] = exp((low + high) / 2)
         return Cell(sides, race, emitted, weights / weights.sum())
 
-    def with_noise(self, race: int, token: int, noise: float, against: int | None = None) -> Tensor:
-        """Races that are even but for one token of one; with `against`, no other token of that race can win."""
+    def raced(self, race: int, noise: Mapping[int, float], others: float = EVEN) -> Tensor:
+        """Races that are even but for one, in which some tokens have this noise and the others another one."""
         races = self.even.clone()
-        if against is not None:
-            races[race] = torch.where(torch.arange(self.vocab) == against, 1.0, NEVER)
-        races[race, token] = noise
+        races[race] = torch.tensor([noise.get(token, others) for token in range(self.vocab)], dtype=torch.float64)
         return races
 
-    def surprises(self, cells: dict[int, list[Cell]], draws: int, seed: int) -> int:
+    def surprises(self, cells: list[list[Cell]], draws: int, seed: int) -> int:
         """How many steps with random draft tokens and all noise random emit something else than predicted."""
         generator = torch.Generator().manual_seed(seed)
         rows = torch.randint(len(self.p), (draws,), generator=generator).tolist()
         uniforms = torch.rand(draws, len(self.uniforms), generator=generator, dtype=torch.float64).tolist()
         races = -torch.rand(draws, *self.even.shape, generator=generator, dtype=torch.float64).log()
         noise, wrong = [*zip(uniforms, races, strict=True)], 0
-        for row, (values, race), tokens in zip(rows, noise, self.ask(rows, noise), strict=True):
+        for row, (values, race), tokens in zip(rows, noise, self.emitted(rows, noise), strict=True):
             cell = next(c for c in cells[row] if all(a <= x <= b for x, (a, b) in zip(values, c.sides, strict=True)))
             wrong += cell.emitted[int((race[cell.race] / cell.weights).argmin()) if cell.race >= 0 else 0] != tokens
         return wrong
@@ -221,5 +222,42 @@ class Enumeration:
         return float(off) / 2, resolution, worst, found[worst]
 
 
-def _first_difference(one: Tokens, other: Tokens) -> int:
-    return [*(a == b for a, b in zip(one, other, strict=False)), False].index(False)
+def search(points: list[float], ask: Ask, guesses: list[float], width: float) -> list[Change]:
+    """The intervals between `points`, no wider than `width`, in which what is emitted changes."""
+    parts = _changes(points, ask(points))
+    while any(looked := [_between(low, high, guesses, width) for low, high, *_ in parts]):
+        answers = iter(ask([at for inner in looked for at in inner]))
+        parts = [
+            new
+            for (low, high, one, other), inner in zip(parts, looked, strict=True)
+            for new in _changes([low, *inner, high], [one, *islice(answers, len(inner)), other])
+        ]
+    return parts
+
+
+def _between(low: float, high: float, guesses: list[float], width: float) -> list[float]:
+    """Where to look in an interval: beside the middle one of the guesses in it, at its middle, or nowhere."""
+    if high - low <= 1.01 * width:
+        return []
+    inside = guesses[bisect(guesses, low + width) : bisect(guesses, high - width)]
+    return [inside[len(inside) // 2] + side * width / 2 for side in (-1, 1)] if inside else [(low + high) / 2]
+
+
+def _changes(points: list[float], tokens: list[Tokens]) -> list[Change]:
+    pairs = zip(pairwise(points), pairwise(tokens), strict=True)
+    return [(*side, *both) for side, both in pairs if both[0] != both[1]]
+
+
+def won_together(one: Tensor, other: Tensor) -> Tensor:
+    """The probability (vocab, vocab) that x wins with the weights `one` and y with `other`, the noise being the same.
+
+    With r the ratio of the times at which they win, it is the integral of one[x] other[y] / s(r)^2 over the r from
+    one[y] / other[y] to one[x] / other[x], where s(r) sums max(one, other r) over the tokens.
+    """
+    other = other.clamp_min(SMALLEST)
+    edges, order = (one / other).sort()
+    sums = torch.maximum(one, other * edges[:, None]).sum(1)
+    areas = torch.cat([torch.zeros_like(one[:1]), (edges.diff() / (sums[1:] * sums[:-1])).cumsum(0)])
+    below = areas[order.argsort()]
+    both = torch.maximum(one / one[:, None], other / other[:, None]).sum(1)
+    return one[:, None] * other * (below[:, None] - below).clamp_min(0) + torch.diag(1 / both)

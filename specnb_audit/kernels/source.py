@@ -68,13 +68,10 @@ class StandIn:
 
 
 def load(text: str, file: str, given: Mapping[str, Any], edit: Edit | None = None) -> tuple[dict[str, Any], list[str]]:
-    r"""What `file` with the content `text` defines, and which of `given` it imported from its own package.
+    """What `file` with the content `text` defines, and which of `given` it imported from its own package.
 
     Names imported from its own package are those of `given`, or else a `StandIn`. Nothing is written to disk: Triton
     reads a kernel's source again, from Python's cache of lines.
-
-    >>> load("from vllm.a import b, c\nd = b + 1", "vllm/e.py", {"b": 1})[0]["d"]
-    2
     """
     tree = ast.parse(text)
     if edit is not None:

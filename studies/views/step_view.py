@@ -101,10 +101,7 @@ def plot_steps(steps: list[StepView], columns: int = 72) -> Figure:
 
     def put(at: float, line: float, text: str, fate: str) -> None:
         style = STYLES[fate]
-        weight = "bold" if style.get("bold") else "normal"
-        axes.text(
-            at, line, text, color=style["color"], weight=weight, family="DejaVu Sans Mono", size=size, va="center"
-        )
+        axes.text(at, line, text, color=style["color"], weight="bold" if style.get("bold") else "normal", **font)
         for wanted, height in (("struck", line), ("underlined", line + 0.42)):
             if style.get(wanted):
                 axes.plot([at, at + len(text)], [height, height], color=style["color"], linewidth=0.6)

@@ -12,7 +12,7 @@ from torch import Tensor
 from specnb.distributions import sample
 from specnb.enumeration import completed, joint_distribution, step_distribution
 from specnb.rules import Outcome, Rule, block_verification, lenient_verification, token_verification
-from specnb_audit.kernels.enumeration import Enumeration, Found, Steps
+from specnb_audit.kernels.enumeration import Enumeration, Found, Steps, won_together
 from specnb_audit.kernels.source import load, open_wheel
 from studies.audit_power.step_deviation import random_distributions
 
@@ -44,18 +44,31 @@ def test_the_total_variation_is_that_of_the_multiplied_rule(rule: Rule) -> None:
 
 
 def test_a_race_is_found_to_have_the_weights_of_its_distribution() -> None:
-    """The recovered token comes from a race here; with the weights of p in place of the residual it deviates."""
+    """A race for each position gives the recovered token; with the weights of p, or used for the draft, it deviates."""
 
     def raced(steps: Steps, residual: bool) -> Tensor:
         accepted = token_verification(steps.p, steps.q, steps.drafts, steps.uniforms, steps.uniforms[:, 0]).accepted
-        q = torch.nn.functional.pad(steps.q, (0, 0, 0, 1)) * residual
-        weights = (steps.p - q).clamp_min(0)[torch.arange(len(accepted)), accepted]
-        token = (steps.races[:, 0] / weights).argmin(-1)
+        q, rows = torch.nn.functional.pad(steps.q, (0, 0, 0, 1)) * residual, torch.arange(len(accepted))
+        token = (steps.races[rows, accepted] / (steps.p - q).clamp_min(0)[rows, accepted]).argmin(-1)
         return carried_out(lambda *_: Outcome(accepted, token), steps._replace(uniforms=steps.uniforms[:, [0, 1, 1]]))
 
-    names = (["accept 0", "accept 1"], ["next"])
-    assert Enumeration(lambda steps: raced(steps, True), P, Q, GAMMA, *names).found().verdict == "exact"
-    assert Enumeration(lambda steps: raced(steps, False), P, Q, GAMMA, *names).found().verdict == "deviates"
+    def of(drafted: dict[str, int], residual: bool = True) -> Found:
+        names = ["accept 0", "accept 1"], ["noise 0", "noise 1", "noise 2"]
+        return Enumeration(lambda steps: raced(steps, residual), P, Q, GAMMA, *names, drafted).found()
+
+    assert of({}).verdict == "exact"
+    assert of({}, residual=False).verdict == of({"noise 0": 0, "noise 1": 1}).verdict == "deviates"
+
+
+def test_one_noise_for_two_races() -> None:
+    """Probabilities that sum to the weights of either race, and agree with a hundred thousand samples."""
+    one, other = torch.tensor([0.1, 0.5, 0.1, 0.3]).double(), torch.tensor([0.4, 0.0, 0.5, 0.1]).double()
+    both = won_together(one, other)
+    assert torch.allclose(both.sum(1), one)
+    assert torch.allclose(both.sum(0), other)
+    noise = -torch.rand(100_000, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).log()
+    pairs = (noise / one).argmin(1) * 4 + (noise / other).argmin(1)
+    assert torch.allclose(torch.bincount(pairs, minlength=16) / len(pairs), both.flatten().float(), atol=0.005)
 
 
 def test_thresholds_that_form_no_grid_are_not_understood() -> None:

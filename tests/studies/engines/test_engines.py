@@ -64,12 +64,10 @@ def test_the_prompts_are_the_committed_ones() -> None:
 # Rules of engines, as their sources have them
 
 
-@pytest.mark.parametrize("kind", openvino_rule.KINDS)
-def test_certain_draft_tokens_that_the_target_excludes(kind: str) -> None:
-    """p and q are one-hot and differ: all three variants emit a token that the target excludes at its position."""
+def test_certain_draft_tokens_that_the_target_excludes() -> None:
+    """p and q are one-hot and differ: the rule emits a token that the target excludes at its position."""
     p, q = torch.eye(3)[[1, 2]], torch.eye(3)[[0]]
-    tokens = openvino_rule.step(kind, p, q, [0], False, torch.Generator().manual_seed(0))
-    assert tokens == {"late replacement alone": [2]}.get(kind, [0, 2])
+    assert openvino_rule.step(p, q, [0], False, torch.Generator().manual_seed(0)) == [0, 2]
 
 
 def kept_by_the_loop(logits: list[float], temperature: float, top_p: float) -> int:
