@@ -25,7 +25,10 @@ PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "notebooks/*.md", "data/findings/*.md",
     "data/results/README.md", "data/pair/README.md",
 )  # fmt: skip
-GUIDES = ("run-a-notebook", "decode", "export-token-ids", "add-a-drafter", "sweeps", "glossary")
+GUIDES = (
+    "run-a-notebook", "decode", "add-a-drafter", "any-engine", "litgpt", "on-transformers", "export-token-ids", "engines",
+    "kernels", "sweeps", "slurm", "glossary",
+)  # fmt: skip
 LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
 
 Labels = set[tuple[str, str]]  # ("results/01_joint.csv", "") for a table, (module, name) for code

@@ -1,6 +1,5 @@
 """The sources of the book, without Sphinx: links, and what is found behind figures and claims."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -8,18 +7,14 @@ from types import ModuleType
 
 import pandas as pd
 import pytest
+from script_files import script
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
 def book() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("book", ROOT / "docs" / "book.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("docs/book.py")
 
 
 @pytest.fixture(scope="module")

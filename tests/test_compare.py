@@ -1,6 +1,5 @@
 """The comparison of what a run made with what is committed: the same, measured, or different; and taking it over."""
 
-import importlib.util
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -10,8 +9,8 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from script_files import script
 
-SCRIPT = Path(__file__).parent.parent / ".ci" / "compare.py"
 FILES = {
     "data/results/00_numbers.csv": "x\n1\n2\n",
     "data/results/00.claims.csv": "id\n",
@@ -22,14 +21,9 @@ FILES = {
 NOTEBOOK = "notebooks/00_first.ipynb"
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module", name="script")
+def compare_script() -> ModuleType:
+    return script(".ci/compare.py")
 
 
 def notebook(printed: str = "7", timed: str = "1 ms", words: str = "# test", code: str = "f()") -> NotebookNode:

@@ -1,7 +1,6 @@
 """The environment's installer: it does nothing twice, and never takes an interrupted installation for a whole one."""
 
 import fcntl
-import importlib.util
 import os
 import subprocess
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from script_files import script
 
 
 class Commands:
@@ -45,11 +45,7 @@ class Commands:
 @pytest.fixture
 def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The installer of an empty project, whose commands are counted and not executed."""
-    spec = importlib.util.spec_from_file_location("install", Path(__file__).parent.parent / ".ci" / "install.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script(".ci/install.py")
     for name, value in {"ROOT": tmp_path, "VENV": tmp_path / ".venv", "READY": tmp_path / ".venv" / "ready"}.items():
         monkeypatch.setattr(module, name, value)
     for name in module.REQUIREMENTS:

@@ -335,17 +335,14 @@ def test_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
             (100.4, (10, 0.0, None)),
             (100.5, (20, -0.5, None)),
             (110.4, (30, 0.0, None)),
-            (110.5, (4000, 1.25, None)),
-            (111.5, (4010, 6.5, 3999)),
-            (111.6, (4020, 6.5, 3999)),
-            (121.4, (4030, 6.5, 3999)),
-            (121.5, (4040, math.inf, 3999)),
+            (110.5, (4010, 6.5, 3999)),
+            (110.6, (4020, 6.5, 3999)),
+            (120.5, (4040, math.inf, 3999)),
         ]:
             now[0] = at
             show(*given)
     assert said == [
         "audited 20 of 5,000 tokens, e = 10^-0.5",
-        "audited 4,000 of 5,000 tokens, e = 10^1.2",
         "audited 4,010 of 5,000 tokens, e = 10^6.5; rejected after 3,999",
         "audited 4,040 of 5,000 tokens, e = infinite; rejected after 3,999",
     ]
