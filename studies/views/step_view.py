@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 from specnb.decoding.record import StepRecord
 from specnb.notebook.figures import COLOURS, PAGE
 
-FATES = ("accepted", "rejected", "unused", "recovered", "bonus")
 STYLES: dict[str, dict[str, Any]] = {
     "accepted": {"color": COLOURS["accepted"]},
     "rejected": {"color": COLOURS["rejected"], "struck": True},
@@ -101,17 +100,14 @@ def plot_steps(steps: list[StepView], columns: int = 72) -> Figure:
 
     def put(at: float, line: float, text: str, fate: str) -> None:
         style = STYLES[fate]
-        weight = "bold" if style.get("bold") else "normal"
-        axes.text(
-            at, line, text, color=style["color"], weight=weight, family="DejaVu Sans Mono", size=size, va="center"
-        )
+        axes.text(at, line, text, color=style["color"], weight="bold" if style.get("bold") else "normal", **font)
         for wanted, height in (("struck", line), ("underlined", line + 0.42)):
             if style.get(wanted):
                 axes.plot([at, at + len(text)], [height, height], color=style["color"], linewidth=0.6)
 
     axes.text(-1.5, -1.2, "tokens", color=COLOURS["muted"], ha="right", **font)
     at = 0
-    for fate in FATES:
+    for fate in STYLES:
         put(at, -1.2, fate, fate)
         at += len(fate) + 3
     for line, step in enumerate(steps):
