@@ -8,6 +8,7 @@ address for each cell that judges a claim, the table of claims, and a page for e
 import ast
 import html
 import importlib
+import inspect
 import json
 import re
 import shutil
@@ -125,7 +126,8 @@ def said_of_code(labels: Labels) -> str:
         value = importlib.import_module(f"{module}.{name}") if value is None else value
         home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", module)
         home = home if home.split(".")[0] in PACKAGES else module
-        links.add(f"{{py:obj}}`{name} <{home if isinstance(value, ModuleType) else f'{home}.{name}'}>`")
+        described = isinstance(value, type) or inspect.isroutine(value)  # others lead to the page of their module
+        links.add(f"{{py:obj}}`{name} <{f'{home}.{name}' if described else home}>`")
     return ", ".join(sorted(links))
 
 
