@@ -6,15 +6,20 @@ address for each cell that judges a claim, the table of claims, and a page for e
 """
 
 import ast
+import html
 import importlib
+import inspect
 import json
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 import yaml
@@ -27,17 +32,22 @@ PAGES = (
 )  # fmt: skip
 GUIDES = (
     "run-a-notebook", "decode", "add-a-drafter", "any-engine", "litgpt", "on-transformers", "export-token-ids", "engines",
-    "kernels", "sweeps", "slurm", "glossary",
+    "kernels", "sweeps", "slurm", "dependencies", "glossary",
 )  # fmt: skip
 LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
 
-Labels = set[tuple[str, str]]  # ("results/01_joint.csv", "") for a table, (module, name) for code
+# ("results/01_joint.csv", "") for a table, (module, name) for code; and how many assignments away it was used.
+Labels = dict[tuple[str, str], int]
+# What notebooks use everywhere, which decides no claim by itself.
+GENERAL = ("specnb.notebook", "specnb.measure.statistics", "studies.corpus")
+LOADING = ("Sampling", "load_pair", "corpus", "completed", "normalise", "prompts_of")
 
 
 def lineage(sources: list[str], number: str) -> list[list[tuple[str, Labels]]]:
     """For each code cell its statements, each with the tables and the functions of this project behind it.
 
-    They are followed through assignments. That may name too many; it misses what a function reads by itself.
+    They are followed through assignments, which are counted, and through the notebook's own functions, which are not.
+    That may name too many; it misses what a function reads by itself.
     """
     known: dict[str, Labels] = {}
     cells: list[list[tuple[str, Labels]]] = []
@@ -46,7 +56,7 @@ def lineage(sources: list[str], number: str) -> list[list[tuple[str, Labels]]]:
         for statement in ast.parse(source).body:
             if isinstance(statement, ast.ImportFrom):
                 if (module := statement.module or "").split(".")[0] in PACKAGES:
-                    known |= {alias.asname or alias.name: {(module, alias.name)} for alias in statement.names}
+                    known |= {alias.asname or alias.name: {(module, alias.name): 0} for alias in statement.names}
                 continue
             nodes = list(ast.walk(statement))
             names = [node for node in nodes if isinstance(node, ast.Name)]
@@ -54,7 +64,7 @@ def lineage(sources: list[str], number: str) -> list[list[tuple[str, Labels]]]:
             made += [statement.name] if isinstance(statement, ast.FunctionDef) else []
             read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
             grown = []  # what gets new rows or columns
-            labels: Labels = set().union(*(known.get(name, set()) for name in read))
+            labels = nearest(known.get(name, {}) for name in read)
             for node in nodes:
                 if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
                     grown.append(first_name(node))
@@ -64,16 +74,25 @@ def lineage(sources: list[str], number: str) -> list[list[tuple[str, Labels]]]:
                     if called == "append":
                         grown.append(first_name(node.func))
                     if called == "read_table":
-                        labels.add((f"{named}.csv", ""))
+                        labels[f"{named}.csv", ""] = 0
                     if called == "table" and first_name(node.func) == "nb":
-                        labels.add((f"results/{number}_{named}.csv", ""))
+                        labels[f"results/{number}_{named}.csv", ""] = 0
                         grown.append(first_name(node.args[1]))
             grown += [] if isinstance(statement, ast.Assign | ast.FunctionDef) else made
-            known |= {name: labels for name in made if name not in grown}
-            known |= {name: labels | known.get(name, set()) for name in grown}
+            away = labels if isinstance(statement, ast.FunctionDef) else {one: n + 1 for one, n in labels.items()}
+            known |= {name: away for name in made if name not in grown}
+            known |= {name: nearest([away, known.get(name, {})]) for name in grown}
             known = {name: found for name, found in known.items() if name not in ("nb", "claim", "")}
             cells[-1].append((ast.unparse(statement), labels))
     return cells
+
+
+def nearest(several: Iterable[Labels]) -> Labels:
+    """All labels, each with its smallest number of assignments."""
+    found: Labels = {}
+    for labels in several:
+        found |= {label: min(away, found.get(label, away)) for label, away in labels.items()}
+    return found
 
 
 def first_name(node: ast.AST) -> str:
@@ -99,16 +118,17 @@ def files_of(figure: str, tables: Labels, entry: dict[str, list[str]]) -> str:
 
 
 def said_of_code(labels: Labels) -> str:
-    """Links to the functions and classes among `labels`."""
+    """Links to the functions and classes that decide: of `labels` the nearest ones."""
+    away = {one: n for one, n in labels.items() if one[1] and not one[1].isupper()
+            and one[1] not in LOADING and not one[0].startswith(GENERAL)}  # fmt: skip
     links = set()
-    for module, name in labels:
-        if not name or name.isupper() or module.startswith("specnb.notebook"):
-            continue
+    for module, name in (one for one, n in away.items() if n == min(away.values())):
         value = getattr(importlib.import_module(module), name, None)
         value = importlib.import_module(f"{module}.{name}") if value is None else value
         home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", module)
         home = home if home.split(".")[0] in PACKAGES else module
-        links.add(f"{{py:obj}}`{name} <{home if isinstance(value, ModuleType) else f'{home}.{name}'}>`")
+        described = isinstance(value, type) or inspect.isroutine(value)  # others lead to the page of their module
+        links.add(f"{{py:obj}}`{name} <{f'{home}.{name}' if described else home}>`")
     return ", ".join(sorted(links))
 
 
@@ -136,7 +156,7 @@ def dressed(path: Path, entry: dict[str, list[str]]) -> tuple[dict, dict[str, st
                 cells.append(text_cell(f"claim-{claim}", f"(claim-{claim})="))
         figures = re.findall(r'save\(\w+, "(\w+)"\)', cell["source"])
         cells += [text_cell(f"figure-{figure}", f"(figure-{figure})=") for figure in figures] + [cell]
-        behind = set().union(*(labels for _, labels in statements))
+        behind = nearest(labels for _, labels in statements)
         cells += [text_cell(f"files-{figure}", files_of(figure, behind, entry)) for figure in figures]
     first = notebook["cells"][0]
     for claim in judged:
@@ -171,6 +191,19 @@ def claims_page(judged: dict[str, str]) -> str:
         "[Verdicts](data/results/claims.csv) and [claims with their thresholds](data/claims.csv) as tables.", "",
         "{.claims}", "| claim | source | verdict | evidence | decided in |", "| --- " * 5 + "|", *rows, "",
     ])  # fmt: skip
+
+
+def dependencies_page() -> str:
+    """What each dependency is for, as pyproject.toml says behind it. Raises `KeyError` where it says nothing."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project, said = tomllib.loads(text)["project"], dict(re.findall(r'^    "([^"]+)", # (.+)$', text, re.MULTILINE))
+    lists = {"pip install specnb": project["dependencies"]}
+    lists |= {f"pip install specnb[{extra}]": names for extra, names in project["optional-dependencies"].items()}
+    lines = ["# Dependencies", "", "Lower bounds are the oldest versions tried; `constraints.txt` has exact ones."]
+    for command, names in lists.items():
+        lines += ["", f"## `{command}`", "", "| package | for |", "| --- | --- |"]
+        lines += [f"| `{name}` | {said[name]} |" for name in names]
+    return "\n".join(lines) + "\n"
 
 
 def api_pages(out: Path) -> None:
@@ -216,6 +249,8 @@ def stage(out: Path) -> None:
         (out / "notebooks" / f"{name}.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
         shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", out / "download")
         judged |= decided
+    (out / "docs/package.md").unlink()  # for the package index
+    (out / "docs/dependencies.md").write_text(dependencies_page(), encoding="utf-8")
     (out / "claims.md").write_text(claims_page(judged), encoding="utf-8")
     (out / "paper/paper.md").write_text("# The paper\n\nTypeset from the committed results: [PDF](paper.pdf).\n")
     api_pages(out / "api")
@@ -248,6 +283,30 @@ def linked(page: Path, out: Path) -> None:
             shutil.copy(committed, file)
 
 
+def broken_links(site: Path) -> list[str]:
+    """Links of the pages to files or places that are not there, and what a page loads from another host.
+
+    Links from listings of source code are left out: those of re-exported names lead to where they are not described.
+    """
+    places, links, broken = {}, {}, []
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        places[page.resolve()] = {html.unescape(name) for name in re.findall(r'\b(?:id|name)="([^"]+)"', text)}
+        links[page] = {html.unescape(link) for link in re.findall(r'\b(?:href|src)="([^"]*)"', text)}
+        loaded = re.findall(r'<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)="((?:https?:)?//[^"]+)"', text)
+        broken += [f"{page.relative_to(site)} loads {link}" for link in loaded]
+    for page, found in links.items():
+        for link in () if page.is_relative_to(site / "_modules") else found:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            file = (page.parent / unquote(parts.path)).resolve() if parts.path else page.resolve()
+            there = parts.fragment in ("", *places.get(file, [parts.fragment]))
+            if not file.is_file() or not there:
+                broken.append(f"{page.relative_to(site)} links to {link}")
+    return sorted(broken)
+
+
 def main() -> None:
     source, site = ROOT / "build/book-source", ROOT / "build/book"
     stage(source)
@@ -260,8 +319,11 @@ def main() -> None:
     site.mkdir(exist_ok=True)
     (site / "index.html").write_text('<!DOCTYPE html><meta charset="utf-8"><title>specnb</title>'
                                      '<meta http-equiv="refresh" content="0; url=README.html">\n')  # fmt: skip
-    if status:
-        raise SystemExit(status)
+    broken = broken_links(site)
+    for line in broken:
+        print(line, file=sys.stderr)
+    if status or broken:
+        raise SystemExit(status or 1)
     print("build/book/index.html")
 
 

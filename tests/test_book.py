@@ -59,6 +59,6 @@ def test_what_is_behind_a_name_is_followed_through_assignments(book: ModuleType)
         "plot(rows)\nplot(made)\nplot(n)",
     ]
     (_, engines), (_, made), (_, nothing) = book.lineage(cells, "07")[3]
-    assert engines == {("results/engines.csv", ""), ("specnb.theory", "solve_alpha")}
-    assert made == {("results/engines.csv", ""), ("results/07_made.csv", "")}
+    assert engines == {("results/engines.csv", ""): 2, ("specnb.theory", "solve_alpha"): 1}
+    assert made == {("results/engines.csv", ""): 2, ("results/07_made.csv", ""): 1}
     assert not nothing

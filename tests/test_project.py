@@ -209,11 +209,11 @@ def _readme() -> str:
     return (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/decode.md", "docs/add-a-drafter.md", "docs/sweeps.md"])
+@pytest.mark.parametrize("page", ["README", "docs/package", "docs/decode", "docs/add-a-drafter", "docs/sweeps"])
 def test_code_on_pages_runs(page: str) -> None:
     """Every Python block of the page, in order, in one namespace."""
     namespace: dict[str, object] = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL):
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / f"{page}.md").read_text(), flags=re.DOTALL):
         exec(compile(block, page, "exec"), namespace)  # it is the page's own code that is under test
 
 

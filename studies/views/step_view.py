@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 from specnb.decoding.record import StepRecord
 from specnb.notebook.figures import COLOURS, PAGE
 
-FATES = ("accepted", "rejected", "unused", "recovered", "bonus")
 STYLES: dict[str, dict[str, Any]] = {
     "accepted": {"color": COLOURS["accepted"]},
     "rejected": {"color": COLOURS["rejected"], "struck": True},
@@ -108,7 +107,7 @@ def plot_steps(steps: list[StepView], columns: int = 72) -> Figure:
 
     axes.text(-1.5, -1.2, "tokens", color=COLOURS["muted"], ha="right", **font)
     at = 0
-    for fate in FATES:
+    for fate in STYLES:
         put(at, -1.2, fate, fate)
         at += len(fate) + 3
     for line, step in enumerate(steps):

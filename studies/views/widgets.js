@@ -1,4 +1,5 @@
-// Two figures that a reader moves: the residual of the acceptance rule, and the speed-up over settings.
+// Four figures that a reader moves: the residual of the acceptance rule, a recorded step, the evidence against a wrong
+// rule, and the speed-up over settings.
 //
 // One source for two places: JupyterLab loads this module through anywidget (widgets.py), the book as a script
 // (docs/book.py). Above `make` is arithmetic without a page; tests compare it with the library's.
@@ -20,17 +21,59 @@ export function sample(probs, uniform) {
   return token < 0 ? probs.length - 1 : token;
 }
 
-// One draft token: sampled from q, tested, and after a rejection replaced by a sample from `instead`.
-export function step(p, q, instead, [draft, accept, final]) {
-  const drafted = sample(q, draft);
-  const kept = accept < p[drafted] / q[drafted];
-  return { drafted, kept, token: kept ? drafted : sample(instead, final) };
+const acceptance = (p, q, lenience = 1) => p.map((mass, x) => (q[x] > 0 ? Math.min(1, mass / (lenience * q[x])) : 1));
+
+const mostLikely = (probs) => probs.map((_, x) => (x === probs.indexOf(Math.max(...probs)) ? 1 : 0));
+
+// A rule: where draft tokens come from, the probability of accepting each, and what replaces a rejected one. The wrong
+// ones have the names of the audit's alternatives.
+export const RULES = {
+  "exact: the residual": (p, q) => ({ draft: q, accept: acceptance(p, q), instead: residual(p, q) }),
+  "no-residual: p after a rejection": (p, q) => ({ draft: q, accept: acceptance(p, q), instead: p }),
+  "draft-leak: every draft token is accepted": (p, q) => ({ draft: q, accept: q.map(() => 1), instead: p }),
+  "lenience 0.5: accepted with twice the probability": (p, q) =>
+    ({ draft: q, accept: acceptance(p, q, 0.5), instead: residual(p, q) }),
+  "greedy-draft: the argmax of q, tested as a sample": (p, q) =>
+    ({ draft: mostLikely(q), accept: acceptance(p, q), instead: residual(p, q) }),
+};
+const NAMES = Object.keys(RULES);
+
+// One draft token: sampled, tested, and after a rejection replaced.
+export function step(rule, [draft, accept, final]) {
+  const drafted = sample(rule.draft, draft);
+  const kept = accept < rule.accept[drafted];
+  return { drafted, kept, token: kept ? drafted : sample(rule.instead, final) };
 }
 
 // The distribution of the token that comes out.
-export function emitted(p, q, instead) {
-  const kept = accepted(p, q);
-  return kept.map((mass, x) => mass + (1 - sum(kept)) * instead[x]);
+export function emitted(rule) {
+  const kept = rule.draft.map((mass, x) => mass * rule.accept[x]);
+  return kept.map((mass, x) => mass + (1 - sum(kept)) * rule.instead[x]);
+}
+
+// Some of the audit's alternatives, each with the distributions r that it bets on, and how much is staked on a bet.
+export const alternatives = (p, q) => ({
+  "draft-leak": [q],
+  "no-residual": [emitted(RULES[NAMES[1]](p, q))],
+  "residual-only": [residual(p, q)],
+  "greedy-draft": [emitted(RULES[NAMES[4]](p, q))],
+  lenience: [0.9, 0.7, 0.5, 0.3].map((l) => emitted({ draft: q, accept: acceptance(p, q, l), instead: residual(p, q) })),
+});
+const STRENGTHS = [0.9, 0.5, 0.2, 0.06, 0.02];
+
+// For every bet what a token adds to its logarithm, and the bet's weight.
+export function betsOn(p, q) {
+  const groups = Object.values(alternatives(p, q));
+  return groups.flatMap((group) => group.flatMap((r) => STRENGTHS.map((stake) => ({
+    gains: p.map((mass, x) => Math.log1p(stake * (r[x] / mass - 1))),
+    weight: 1 / (groups.length * group.length * STRENGTHS.length) }))));
+}
+
+// The decimal logarithm of the e-value: the mean over all bets of the product of their factors, for these tokens.
+export function evidence(bets, counts) {
+  const logs = bets.map(({ gains, weight }) => Math.log(weight) + sum(counts.map((n, x) => n * gains[x])));
+  const largest = Math.max(...logs);
+  return (largest + Math.log(sum(logs.map((log) => Math.exp(log - largest))))) / Math.LN10;
 }
 
 export const distance = (p, q) => sum(p.map((mass, x) => Math.abs(mass - q[x]))) / 2;
@@ -87,6 +130,12 @@ const STYLE = `
 .specnb-widget table { border-collapse: collapse; margin: 0.5rem 0; font-variant-numeric: tabular-nums; }
 .specnb-widget th, .specnb-widget td { padding: 0.1rem 0.7rem; text-align: right; font-weight: normal; border: 0; }
 .specnb-widget th:first-child { text-align: left; }
+.specnb-widget pre { white-space: pre-wrap; min-height: 9em; margin: 0.5rem 0; padding: 0.5rem; border: 1px solid ${COLOURS.muted}; }
+.specnb-widget pre .accepted { color: ${COLOURS.accepted}; }
+.specnb-widget pre .rejected { color: ${COLOURS.rejected}; text-decoration: line-through; }
+.specnb-widget pre .unused { color: ${COLOURS.muted}; text-decoration: line-through; }
+.specnb-widget pre .waiting { color: ${COLOURS.muted}; }
+.specnb-widget pre .recovered, .specnb-widget pre .bonus { color: ${COLOURS.target}; font-weight: bold; }
 .specnb-widget p { margin: 0.3rem 0; min-height: 1.4em; }
 .specnb-widget text { fill: currentColor; font-size: 11px; font-family: inherit; }`;
 
@@ -135,24 +184,41 @@ function uniforms(seed) {
   };
 }
 
+const TOKENS = ["a", "b", "c", "d"];
+
+// Two columns of sliders, for p and q; `now` has both and gets what is moved.
+function distributions(now, least, moves) {
+  const columns = ["p", "q"].map((letter) => {
+    const sliders = TOKENS.map((name, x) => slider(`${letter}(${name})`, [least, 0.97, 0.01], now[letter][x], (value) => {
+      now[letter] = moved(now[letter], x, value);
+      sliders.forEach((other, y) => y === x || other.show(now[letter][y]));
+      moves();
+    }));
+    return make("div", {}, ...sliders.map((one) => one.node));
+  });
+  return make("div", { class: "controls" }, ...columns);
+}
+
+const table = (rows) => [
+  make("tr", {}, make("th", {}, "token"), ...TOKENS.map((name) => make("th", { scope: "col" }, name))),
+  ...Object.entries(rows).map(([name, row]) => make("tr", {}, make("th", { scope: "row" }, name),
+    ...TOKENS.map((_, x) => make("td", {}, row ? row[x].toFixed(3) : ""))))];
+
 function residualFigure(el) {
-  const names = ["a", "b", "c", "d"];
-  const RULES = ["the residual", "p (a bug)"];
-  let p = [0.5, 0.25, 0.15, 0.1], q = [0.25, 0.3, 0.35, 0.1], rule = RULES[0];
-  let counts, steps, kept, uniform, last;
+  const now = { p: [0.5, 0.25, 0.15, 0.1], q: [0.25, 0.3, 0.35, 0.1] };
+  let rule = NAMES[0], counts, steps, kept, uniform, last;
   const picture = make("svg", { viewBox: "0 0 480 225", role: "img", "aria-label":
     "For each token a bar: accepted mass, on it residual mass up to p and rejected mass up to q; the table has the numbers" });
   const numbers = make("table"), status = make("p", { role: "status" });
-  const instead = () => (rule === RULES[0] ? residual(p, q) : p);
 
   function reset() {
-    [counts, steps, kept, uniform, last] = [names.map(() => 0), 0, 0, uniforms(1), null];
+    [counts, steps, kept, uniform, last] = [TOKENS.map(() => 0), 0, 0, uniforms(1), null];
     draw();
   }
   function run(n) {
     for (let i = 0; i < n; i++) {
       const u = [uniform(), uniform(), uniform()];
-      last = { u: u[1], ...step(p, q, instead(), u) };
+      last = { u: u[1], ...step(RULES[rule](now.p, now.q), u) };
       counts[last.token] += 1;
       kept += last.kept;
       steps += 1;
@@ -160,10 +226,10 @@ function residualFigure(el) {
     draw(n === 1);
   }
   function draw(single = false) {
-    const beta = sum(accepted(p, q)), target = emitted(p, q, instead());
+    const { p, q } = now, beta = sum(accepted(p, q)), target = emitted(RULES[rule](p, q));
     const top = Math.max(...p, ...q) * 1.1, y = (mass) => 200 - (185 * mass) / top;
     picture.replaceChildren(make("line", { x1: 30, x2: 470, y1: 200, y2: 200, stroke: COLOURS.muted }));
-    names.forEach((name, x) => {
+    TOKENS.forEach((name, x) => {
       const at = 50 + 105 * x, low = Math.min(p[x], q[x]);
       const bar = (from, to, more) =>
         make("rect", { x: at, width: 70, y: y(to), height: Math.max(0, y(from) - y(to)), ...more });
@@ -182,9 +248,7 @@ function residualFigure(el) {
       "residual mass (light blue)": p.map((mass, x) => Math.max(0, mass - q[x])),
       "rejected mass (hollow)": q.map((mass, x) => Math.max(0, mass - p[x])), "exact output of this rule": target,
       "sampled (black dot)": steps ? counts.map((n) => n / steps) : null };
-    numbers.replaceChildren(make("tr", {}, make("th", {}, "token"), ...names.map((name) => make("th", { scope: "col" }, name))),
-      ...Object.entries(rows).map(([name, row]) => make("tr", {}, make("th", { scope: "row" }, name),
-        ...names.map((_, x) => make("td", {}, row ? row[x].toFixed(3) : "")))));
+    numbers.replaceChildren(...table(rows));
     const exact = distance(target, p);
     const said = [`A draft token is accepted with probability ${beta.toFixed(3)}.`,
       exact < 1e-9 ? "The output has exactly the distribution p."
@@ -192,23 +256,112 @@ function residualFigure(el) {
     if (steps) said.push(`After ${steps.toLocaleString("en")} steps ${(kept / steps).toFixed(3)} were accepted, and the sampled tokens `
       + `are at a total variation of ${distance(counts.map((n) => n / steps), p).toFixed(4)} from p; `
       + `chance alone gives about ${chance(p, steps).toFixed(4)}.`);
-    if (single) said.push(`Last step: draft token ${names[last.drafted]}, u = ${last.u.toFixed(2)}, p/q = `
-      + `${(p[last.drafted] / q[last.drafted]).toFixed(2)}: ${last.kept ? "accepted" : `rejected; replaced by ${names[last.token]}`}.`);
+    if (single) said.push(`Last step: draft token ${TOKENS[last.drafted]}, u = ${last.u.toFixed(2)}, p/q = `
+      + `${(p[last.drafted] / q[last.drafted]).toFixed(2)}: ${last.kept ? "accepted" : `rejected; replaced by ${TOKENS[last.token]}`}.`);
     status.textContent = said.join(" ");
   }
-  const controls = make("div", { class: "controls" });
-  for (const [letter, get, set] of [["p", () => p, (to) => (p = to)], ["q", () => q, (to) => (q = to)]]) {
-    const sliders = names.map((name, x) => slider(`${letter}(${name})`, [0, 0.97, 0.01], get()[x], (value) => {
-      set(moved(get(), x, value));
-      sliders.forEach((other, y) => y === x || other.show(get()[y]));
-      reset();
-    }));
-    controls.append(make("div", {}, ...sliders.map((one) => one.node)));
-  }
-  const rules = choice("after a rejection, sample from", RULES, (chosen) => ((rule = chosen), reset()));
-  el.append(controls, rules.node, button("Step", () => run(1)), button("Run 1,000", () => run(1000)),
+  const rules = choice("rule", NAMES.slice(0, 2), (chosen) => ((rule = chosen), reset()));
+  el.append(distributions(now, 0, reset), rules.node, button("Step", () => run(1)), button("Run 1,000", () => run(1000)),
     button("Start again", reset), picture, status, numbers);
   reset();
+}
+
+function auditFigure(el) {
+  const now = { p: [0.5, 0.25, 0.15, 0.1], q: [0.25, 0.3, 0.35, 0.1] }, LIMIT = 6;
+  let rule = NAMES[1], counts, curve, found, uniform;
+  const picture = make("svg", { viewBox: "0 0 480 170", role: "img", "aria-label":
+    "For each token the target's probability, what the rule emits, and what was sampled; the table has the numbers" });
+  const path = make("svg", { viewBox: "0 0 480 190", role: "img", "aria-label": "Evidence against the number of tokens; the text has the numbers" });
+  const numbers = make("table"), status = make("p", { role: "status" });
+
+  function reset() {
+    [counts, curve, found, uniform] = [TOKENS.map(() => 0), [0], 0, uniforms(1)];
+    draw();
+  }
+  function run(n) {
+    const chosen = RULES[rule](now.p, now.q), bets = betsOn(now.p, now.q);
+    for (let i = 0; i < n; i++) {
+      counts[step(chosen, [uniform(), uniform(), uniform()]).token] += 1;
+      curve.push(evidence(bets, counts));
+      if (!found && curve.at(-1) >= LIMIT) found = curve.length - 1;
+    }
+    draw();
+  }
+  function draw() {
+    const { p, q } = now, n = curve.length - 1, exact = emitted(RULES[rule](p, q));
+    const sampled = n ? counts.map((count) => count / n) : null;
+    const top = Math.max(...p, ...exact, ...(sampled ?? [])) * 1.1, y = (mass) => 150 - (140 * mass) / top;
+    picture.replaceChildren(...TOKENS.flatMap((name, x) => {
+      const at = 50 + 105 * x;
+      const bar = (from, mass, colour) => make("rect", { x: from, width: 34, y: y(mass), height: 150 - y(mass), fill: colour });
+      return [bar(at, p[x], COLOURS.target), bar(at + 36, exact[x], COLOURS.draft), written(at + 35, 166, name),
+        ...(sampled ? [make("circle", { cx: at + 53, cy: y(sampled[x]), r: 5, fill: "black", stroke: "white", "stroke-width": 1.5 })] : [])];
+    }), make("line", { x1: 30, x2: 470, y1: 150, y2: 150, stroke: COLOURS.muted }));
+    const right = Math.max(200, n), across = (at) => 40 + (420 * at) / right, high = (log) => 120 - 12 * Math.max(-3, Math.min(9, log));
+    const every = Math.ceil(curve.length / 420), shown = curve.map((log, at) => [at, log]).filter(([at]) => at % every === 0 || at === n);
+    path.replaceChildren(
+      ...[0, LIMIT].map((log) => make("line", { x1: 40, x2: 460, y1: high(log), y2: high(log), stroke: log ? COLOURS.rejected : COLOURS.muted,
+        "stroke-dasharray": log ? "5 3" : 0 })),
+      make("path", { d: `M${shown.map(([at, log]) => `${across(at).toFixed(1)} ${high(log).toFixed(1)}`).join("L")}`, fill: "none",
+        stroke: found ? COLOURS.rejected : COLOURS.target, "stroke-width": 2 }),
+      ...[-3, 0, 3, 6, 9].map((log) => written(34, high(log) + 4, log, "end")), written(46, high(LIMIT) - 4, "rejected from here on", "start"),
+      ...[0, right / 2, right].map((at) => written(across(at), 170, Math.round(at).toLocaleString("en"), at === right ? "end" : "middle")),
+      written(250, 186, "tokens (upwards: log10 of the e-value)"));
+    numbers.replaceChildren(...table({ "p (blue)": p, q, "exact output of this rule (orange)": exact, "sampled (black dot)": sampled }));
+    const said = [`This rule's output is at a total variation of ${distance(exact, p).toFixed(3)} from p.`];
+    if (n) said.push(`After ${n.toLocaleString("en")} tokens the sampled ones are at ${distance(sampled, p).toFixed(4)}; chance alone gives about `
+      + `${chance(p, n).toFixed(4)}. The e-value is 10^${curve.at(-1).toFixed(1)}: `
+      + (found ? `exactness was rejected after ${found.toLocaleString("en")} tokens.` : "no rejection so far."));
+    status.textContent = said.join(" ");
+  }
+  const rules = choice("rule", NAMES, (chosen) => ((rule = chosen), reset()));
+  rules.show(rule);
+  el.append(distributions(now, 0.01, reset), rules.node, button("1 token", () => run(1)), button("100 tokens", () => run(100)),
+    button("1,000 tokens", () => run(1000)), button("Start again", reset), picture, path, status, numbers);
+  reset();
+}
+
+// Steps of an answer, rows of data/results/real_steps.csv: draft tokens by their fate, the token that was sampled after
+// them, and p and u of each draft token that was tested. Copied draft tokens have q = 1.
+function stepFigure(el, rows) {
+  const steps = rows.map((row) => {
+    const [accepted, rejected, unused, sampled, tests] = ["accepted", "rejected", "unused", "sampled", "tests"]
+      .map((name) => JSON.parse(row[name] || "null"));
+    const draft = [...accepted, ...(rejected === null ? [] : [rejected]), ...unused];
+    return { draft, kept: accepted.length, tests, sampled, fate: rejected === null ? "bonus" : "recovered",
+      emitted: [...accepted, sampled ?? ""].join("") };
+  });
+  let number = 0, tested = 0;
+  const answer = make("pre"), numbers = make("table"), status = make("p", { role: "status" });
+  const visible = (token) => token.replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+  const span = (text, fate) => make("span", { class: fate }, text);
+
+  function draw() {
+    const { draft, kept, tests, sampled, fate } = steps[number], ended = tested === tests.length;
+    const fateOf = (i) => (i < tested ? (i < kept ? "accepted" : "rejected") : ended ? "unused" : "waiting");
+    answer.replaceChildren(span(steps.slice(0, number).map((one) => one.emitted).join(""), "before"),
+      ...draft.map((token, i) => span(visible(token), fateOf(i))), ...(ended ? [span(visible(sampled ?? ""), fate)] : []));
+    const cells = (i) => (i < tested ? [...tests[i].map((value) => value.toFixed(3)), i < kept ? "u < p/q: accepted" : "u ≥ p/q: rejected"]
+      : ["", "", ended ? "not tested" : "waiting"]);
+    const row = (kind, [first, ...others]) => make("tr", {}, make("th", { scope: kind }, first), ...others.map((cell) => make("td", {}, cell)));
+    numbers.replaceChildren(row("col", ["draft token", "q", "p", "u", "test"]), ...draft.map((token, i) => row("row", [visible(token), "1", ...cells(i)])));
+    const next = { bonus: "then a token from p", recovered: "then a token from the residual" }[fate];
+    status.textContent = `Step ${number + 1} of ${steps.length}: ${draft.length} draft tokens, ${tested} tested`
+      + (ended ? `, ${kept} accepted; ${sampled === null ? "the answer ends" : `${next}: ${visible(sampled)}`}.` : ".");
+  }
+  function go(to) {
+    [number, tested] = [Math.max(0, Math.min(steps.length - 1, to)), 0];
+    shown.show(number + 1);
+    draw();
+  }
+  function next() {
+    if (tested === steps[number].tests.length) return go(number + 1);
+    tested += 1;
+    draw();
+  }
+  const shown = slider("step", [1, steps.length, 1], 1, (value) => go(value - 1), String);
+  el.append(shown.node, button("Next test", next), button("Next step", () => go(number + 1)), answer, status, numbers);
+  draw();
 }
 
 function landscapeFigure(el) {
@@ -272,11 +425,12 @@ function landscapeFigure(el) {
   changed("translation, T5-base");
 }
 
-const FIGURES = { residual: residualFigure, landscape: landscapeFigure };
+const FIGURES = { residual: residualFigure, step: stepFigure, audit: auditFigure, landscape: landscapeFigure };
 
 function render({ model, el }) {
   const root = make("div", { class: "specnb-widget", "data-moves": "" }, make("style", {}, STYLE));
-  FIGURES[model ? model.get("figure") : el.dataset.widget](root);
+  const { widget, recorded } = model ? { widget: model.get("figure"), recorded: model.get("recorded") } : el.dataset;
+  FIGURES[widget](root, JSON.parse(recorded || "[]"));
   el.replaceChildren(root);
 }
 

@@ -15,6 +15,8 @@ import torch
 from specnb import residual, theory, token_verification
 from specnb.distributions import sample
 from specnb.measure.predict import GPUS, roofline
+from specnb_audit.alternatives import alternative_distributions, condense_distributions
+from specnb_audit.evidence import Evidence, log_mean
 from studies.views import widgets
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +37,7 @@ def computed(expression: str, cases: list[Any]) -> Any:
 def test_masses_and_steps() -> None:
     uniforms = RANDOM.random((len(PAIRS), 3))
     cases = [[p.tolist(), q.tolist(), u.tolist()] for (p, q), u in zip(PAIRS, uniforms, strict=True)]
-    found = computed("([p, q, u], r) => (r = residual(p, q), [r, emitted(p, q, r), step(p, q, r, u)])", cases)
+    found = computed("([p, q, u]) => ((r) => [r.instead, emitted(r), step(r, u)])(RULES[NAMES[0]](p, q))", cases)
     for (p, q), u, (left, output, done) in zip(PAIRS, uniforms, found, strict=True):
         target, draft, uniform = (torch.tensor(values) for values in (p, q, u))
         np.testing.assert_allclose(left, residual(target, draft), atol=1e-12)
@@ -44,6 +46,26 @@ def test_masses_and_steps() -> None:
         both = torch.stack([target, target])
         kept, token, _ = token_verification(both, draft[None], drafted[None], uniform[1:2], uniform[2])
         assert done == {"drafted": drafted, "kept": bool(kept), "token": drafted if kept else token}
+
+
+def test_wrong_rules_and_evidence_are_the_audits() -> None:
+    counts = RANDOM.integers(1, 40, (50, 4))
+    cases = [[p.tolist(), q.tolist(), n.tolist()] for (p, q), n in zip(PAIRS, counts, strict=False)]
+    values = "[Object.values(RULES).map((rule) => emitted(rule(p, q))), alternatives(p, q), evidence(betsOn(p, q), n)]"
+    for (p, q), n, (rules, mine, log) in zip(PAIRS, counts, computed(f"([p, q, n]) => {values}", cases), strict=False):
+        tokens = np.repeat(range(4), n)
+        at = [torch.tensor(np.tile(probs, (len(tokens), 1))) for probs in (p, q)]
+        condensed = condense_distributions(torch.tensor(tokens), at[0], at[0], at[1])
+        bets: dict[str, list[Any]] = {}
+        for name, distributions in alternative_distributions(condensed, torch.zeros_like(condensed.p)):
+            bets[name] = bets.get(name, []) + [one[0, :4].numpy() for one in distributions]
+        for name, ours in mine.items():
+            np.testing.assert_allclose(ours, bets[name], atol=1e-12)
+        planted = [p, *bets["no-residual"], q, bets["lenience"][2], *bets["greedy-draft"]]
+        np.testing.assert_allclose(rules, planted, atol=1e-12)
+        ratios = np.concatenate([np.array(ours) for ours in mine.values()]).T[tokens] / p[tokens, None]
+        logs = Evidence([name for name in mine for _ in mine[name]], 0).add(ratios, np.zeros((len(tokens), 0), bool))
+        assert log == pytest.approx(log_mean(logs)[-1] / np.log(10), rel=1e-4, abs=1e-4)
 
 
 def test_a_moved_distribution_sums_to_one() -> None:
