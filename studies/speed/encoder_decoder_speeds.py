@@ -7,6 +7,7 @@ columns are these, too. A draft's gamma is the fastest of `GAMMAS` on other prom
 - `orders`: by how many orders of magnitude a draft is smaller than the target
 - `alpha`: mean overlap of both distributions along the answers that the target writes, with a 95% interval over prompts
 - `c`, `v`: times of a pass of the draft, and of one of the target over gamma + 1 tokens, over the target's over one
+- `ended`: the fraction of the target's answers that end before `most` tokens; the others repeat themselves
 - `expected`: Theorem 3.8 as in Table 4, with v = 1; `predicted`: with v as measured, both without the encoders
 """
 
@@ -97,7 +98,8 @@ def measure(item: str, prompts: int, chosen_on: int, repetitions: int, most: int
         size = size_of(models[entry.name])
         sizes = {"parameters": size, "orders": math.log10(size_of(target) / size)}
         found.append(sizes | theory(beta, costs, entry.gamma))
-    under = {"task": task, "temperature": float(temperature), "prompts": prompts}
+    ended = float(np.mean([answer[-1] == calls.eos for _, answer in own]))
+    under = {"task": task, "temperature": float(temperature), "prompts": prompts, "ended": ended}
     return pd.concat([table, pd.DataFrame(found)], axis=1).assign(
         **under, machine=machine(), threads=torch.get_num_threads()
     )
