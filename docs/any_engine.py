@@ -44,15 +44,19 @@ def engine():
 
 
 def prompts(text, out, target, count=256, length=24):
-    """Writes `count` prompts to `out`: each begins at another place of the file `text`, with a begin-of-text token."""
+    """Writes `count` prompts to `out`: each begins at another place of the file `text`.
+
+    The begin-of-text token comes first, where the tokenizer has one; not every tokenizer adds it by itself.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(target)
     words, count, length = Path(text).read_text(encoding="utf-8"), int(count), int(length)
     with open(out, "w") as made:
         for number in range(count):
-            ids = tokenizer.encode(words[number * len(words) // count :][: 20 * length])[:length]
-            made.write(json.dumps(ids) + "\n")
+            ids = tokenizer.encode(words[number * len(words) // count :][: 20 * length], add_special_tokens=False)
+            first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+            made.write(json.dumps([*first, *ids][:length]) + "\n")
 
 
 def collect(prompts, out, speculate=""):
