@@ -297,14 +297,15 @@ function auditFigure(el) {
       return [bar(at, p[x], COLOURS.target), bar(at + 36, exact[x], COLOURS.draft), written(at + 35, 166, name),
         ...(sampled ? [make("circle", { cx: at + 53, cy: y(sampled[x]), r: 5, fill: "black", stroke: "white", "stroke-width": 1.5 })] : [])];
     }), make("line", { x1: 30, x2: 470, y1: 150, y2: 150, stroke: COLOURS.muted }));
-    const right = Math.max(200, n), across = (at) => 40 + (420 * at) / right, high = (log) => 120 - 12 * Math.max(-3, Math.min(9, log));
+    const most = Math.ceil(curve.reduce((a, b) => Math.max(a, b), 9)), right = Math.max(200, n);
+    const across = (at) => 40 + (420 * at) / right, high = (log) => 120 - (110 * Math.max(-0.25 * most, log)) / most;
     const every = Math.ceil(curve.length / 420), shown = curve.map((log, at) => [at, log]).filter(([at]) => at % every === 0 || at === n);
     path.replaceChildren(
       ...[0, LIMIT].map((log) => make("line", { x1: 40, x2: 460, y1: high(log), y2: high(log), stroke: log ? COLOURS.rejected : COLOURS.muted,
         "stroke-dasharray": log ? "5 3" : 0 })),
       make("path", { d: `M${shown.map(([at, log]) => `${across(at).toFixed(1)} ${high(log).toFixed(1)}`).join("L")}`, fill: "none",
         stroke: found ? COLOURS.rejected : COLOURS.target, "stroke-width": 2 }),
-      ...[-3, 0, 3, 6, 9].map((log) => written(34, high(log) + 4, log, "end")), written(46, high(LIMIT) - 4, "rejected from here on", "start"),
+      ...[0, LIMIT, most].map((log) => written(34, high(log) + 4, log, "end")), written(456, high(LIMIT) + 13, "rejected from here on", "end"),
       ...[0, right / 2, right].map((at) => written(across(at), 170, Math.round(at).toLocaleString("en"), at === right ? "end" : "middle")),
       written(250, 186, "tokens (upwards: log10 of the e-value)"));
     numbers.replaceChildren(...table({ "p (blue)": p, q, "exact output of this rule (orange)": exact, "sampled (black dot)": sampled }));
@@ -360,7 +361,10 @@ function stepFigure(el, rows) {
     draw();
   }
   const shown = slider("step", [1, steps.length, 1], 1, (value) => go(value - 1), String);
-  el.append(shown.node, button("Next test", next), button("Next step", () => go(number + 1)), answer, status, numbers);
+  el.append(shown.node, button("Next test", next), button("Next step with a draft", () => {
+    const later = steps.findIndex(({ draft }, i) => i > number && draft.length);
+    go(later < 0 ? steps.length - 1 : later);
+  }), answer, status, numbers);
   draw();
 }
 
@@ -396,7 +400,7 @@ function landscapeFigure(el) {
       return cell;
     })), ...batches.map((rows, j) => written(35, 197 - 18 * j, rows, "end")),
       ...alphas.filter((_, i) => i % 4 === 2).map((a) => written(51.5 + 24 * alphas.indexOf(a), 215, a)),
-      written(256, 230, "alpha (upwards: batch); the number is the best gamma, off: plain decoding is faster"));
+      written(256, 230, "alpha (upwards: batch); numbers: the best gamma; off: no gamma is faster"));
     const tokens = expectedTokens(alpha, gamma), v = verifyCost(gamma + 1, batch, ridge);
     status.textContent = `gamma ${gamma}: ${tokens.toFixed(2)} tokens per step take ${(gamma * c).toFixed(2)} (drafting) + ${v.toFixed(2)} (verifying) `
       + `target forward passes: ${speeds[gamma].toFixed(2)} times plain decoding${speeds[gamma] < 1 ? ", slower" : ""}. `
@@ -428,10 +432,14 @@ function landscapeFigure(el) {
 const FIGURES = { residual: residualFigure, step: stepFigure, audit: auditFigure, landscape: landscapeFigure };
 
 function render({ model, el }) {
-  const root = make("div", { class: "specnb-widget", "data-moves": "" }, make("style", {}, STYLE));
+  const root = make("div", { class: "specnb-widget" }, make("style", {}, STYLE));
   const { widget, recorded } = model ? { widget: model.get("figure"), recorded: model.get("recorded") } : el.dataset;
   FIGURES[widget](root, JSON.parse(recorded || "[]"));
   el.replaceChildren(root);
+  // JupyterLab takes arrow keys for its own commands before any element sees them; in a figure they move a slider.
+  const own = (event) => root.contains(event.target) && event.stopPropagation();
+  window.addEventListener("keydown", own, { capture: true });
+  return () => window.removeEventListener("keydown", own, { capture: true });
 }
 
 export default { render };
