@@ -17,11 +17,11 @@ An engine that is not here: [any engine in twenty minutes](any-engine.md).
 
 ## Tokens
 
-Audited on {date}, at a false-alarm rate of {delta:g}; the target is the pair that ships, and logits of converted models
-were [compared with the checkpoint](../data/engines/converted.csv) first. *Control*: the verdict on the same engine and
-settings without speculation. *Smallest deviation*: the total variation per token from which on a leak of the draft, and
-a wrong q in the acceptance test, would have been found in so many tokens with probability 0.9; the size of one kind says
-nothing of another. A rejected row says after how many tokens it was. At temperature 0 every token but the argmax counts.
+Audited on {date}, at a false-alarm rate of {delta:g}; the target is the pair that ships. *Control*: the verdict on the
+same engine and settings without speculation, which a wrong conversion would not pass. *Smallest deviation*: the total
+variation per token from which on a leak of the draft, and a wrong q in the acceptance test, would have been found in so
+many tokens with probability 0.9; the size of one kind says nothing of another. A rejected row says after how many
+tokens it was. At temperature 0 every token but the argmax counts.
 
 """
 CHECKS = """
@@ -63,8 +63,9 @@ def tokens() -> str:
         smallest = ", ".join(f"{name} {size:.2g}" for name, size in found.items() if size == size)
         smallest = f"after {row.found_after:.0f} tokens" if row.verdict == "rejected" else smallest
         control = table.verdict.get(row.control, "none")
+        verdict = f"**{row.verdict}**" if row.verdict == "rejected" else row.verdict
         rows.append([NAMES.get(row.engine, row.engine), row.version, row.speculation, settings(row), f"{row.tokens:,}",
-                     control, f"**{row.verdict}**" if row.verdict == "rejected" else row.verdict, smallest])  # fmt: skip
+                     control, verdict, smallest])  # fmt: skip
     return markdown(["engine", "version", "speculation", "settings", "tokens", "control", "verdict",
                      "smallest deviation"], rows)  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -46,7 +47,7 @@ def run(new_tokens: int = 64, rounds: int = 3) -> int:
 
     for kind, question in QUESTIONS.items():
         turn = [{"role": "user", "content": question}]
-        prompt = list(tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"])
+        prompt: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
         jobs, clock = [Job(partial(answer, way, prompt)) for way in (0, 1)], device_clock(target.device)
         bar = tqdm(range(rounds + 1), desc=kind, leave=False)  # the first round warms up
         seconds = np.stack([time_round(jobs, clock, order) for _ in bar])[1:]

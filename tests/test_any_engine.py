@@ -19,7 +19,7 @@ PAIR = f"{ROOT}/data/pair"
 def test_the_skeleton_collects_compares_and_its_files_are_audited(tmp_path: Path) -> None:
     """A target other than the engine's is found by the logits."""
     skeleton = script("docs/any_engine.py")
-    skeleton.NEW_TOKENS = 4
+    vars(skeleton)["NEW_TOKENS"] = 4
     given, plain, tokens = (str(tmp_path / name) for name in ("prompts.jsonl", "plain.jsonl", "tokens.jsonl"))
     skeleton.prompts(ROOT / "README.md", given, f"{PAIR}/target", 9)
     skeleton.collect(given, plain)

@@ -1,9 +1,7 @@
 """How many tokens to draft in the next step, chosen from what the steps so far showed: `generate(gamma="auto")`.
 
-Before each step, and for each row, the choice maximises expected tokens over expected time. Tokens: the acceptance of
-the draft token at each position, estimated from the row's past steps, with an estimate that forgets. Time: costs that
-are known beforehand. Drafting nothing is one of the choices, so speculation is switched off where it does not pay, and
-tried again from time to time, because what is forgotten returns to the prior.
+For each row, the choice maximises expected tokens, by the acceptance in the row's past steps, over costs that are known
+beforehand. Drafting nothing is one of the choices; what is forgotten returns to the prior, so it is tried again.
 
 The choice looks at past steps of the row alone and at nothing that is sampled in the step, so the output distribution
 is the target's. It reads no clock, so equal seeds and costs give equal tokens, in every batch and on every machine.
@@ -41,8 +39,7 @@ class Auto:
     costs         time of a step with 0, 1, ... draft tokens, in any unit; the last is the most that is drafted. By
                   `Costs` as measured, [n * c + v for n, v in enumerate(costs.verify_cost(range(1, 10)))]. None assumes
                   costs from the sizes of both models (`assumed_costs`)
-    lately, long  factors per step by which evidence counts less: lately for single positions, because acceptance comes
-                  in runs; long for the mean of a row, so that a text without acceptance is not tried too often
+    lately, long  factors per step by which evidence counts less, for single positions and for the mean of a row
     accepted      prior probability that a draft token is accepted, with the weight of `weight` draft tokens
 
     Raises `ValueError` for costs that are not at least two positive numbers.
@@ -81,9 +78,8 @@ def assumed_costs(target: PreTrainedModel, drafter: Drafter) -> tuple[float, ...
 class AutoGamma:
     """Chooses the number of draft tokens of each row.
 
-    It estimates how probably the draft token at each position is accepted if those before it were: apart for steps
-    after one whose draft was accepted entirely, because copies come in runs, and for all others. A position leans on
-    the other positions, these on the row's mean, and that on the prior.
+    It estimates how probably the draft token at each position is accepted if those before it were, apart for steps
+    after an entirely accepted draft. A position leans on the others, these on the row's mean, that on the prior.
 
     >>> choice = AutoGamma(rows=2, costs=(1.0, 1.1, 1.2, 1.3))
     >>> for _ in range(5):
@@ -124,14 +120,14 @@ class AutoGamma:
         each = (passed + weight * recent[:, None]) / (tested + weight)
         tokens = np.concatenate([np.ones((len(each), 1)), 1 + each.cumprod(axis=1).cumsum(axis=1)], axis=1)
         # Rounded, so that the last bits of a sum do not decide between equals.
-        return (tokens / self.costs).round(9).argmax(axis=1)
+        best: Ints = (tokens / self.costs).round(9).argmax(axis=1)
+        return best
 
 
 class AutoBatch(Batch):
     """A batch whose rows have as many draft tokens in each step as pays, at most the request's gamma.
 
-    A step is as wide as its widest row; one in which no row has a draft token is a plain one, also where that is known
-    only after drafting. `varies` says for which requests that works.
+    A step is as wide as its widest row, and plain if no row has a draft token. `varies` says where that works.
     """
 
     def __init__(self, request: Request, auto: Auto = Auto()) -> None:

@@ -28,10 +28,8 @@ from specnb.drafting.model import as_drafter
 from specnb.models.compilation import Captured, Compiled
 from specnb.rules import Rule
 
-FIXED = 4
-"""Draft tokens of a step where `gamma="auto"` cannot choose."""
-COMPILED_SETTINGS = 8
-"""So many compiled batches are kept, each with its own weights."""
+FIXED = 4  # draft tokens of a step where `gamma="auto"` cannot choose
+COMPILED_SETTINGS = 8  # so many compiled batches are kept, each with its own weights
 
 
 @dataclass(frozen=True)
@@ -100,10 +98,9 @@ def generate(
                 the target decodes alone
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
-                "auto" chooses it for each row before each step, 0 to 10, so that drafting does not cost more than it
-                gains, by costs that follow from the sizes of the models; `Auto(costs=...)` by others, such as measured
-                ones (`specnb.decoding.auto_gamma`). Where steps cannot differ in width (a tree, a drafter that reads
-                hidden states, `compile`, a GPU, a `batch_class`) both stand for 4, or the nodes of the tree
+                "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
+                `Auto(costs=...)` by others, such as measured ones. Where steps cannot differ in width (a tree, a
+                drafter that reads hidden states, `compile`, a GPU, a `batch_class`) both stand for 4 or the tree's size
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
                 siblings: then completions have exactly the target's distribution, whatever the drafter
     seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
@@ -136,7 +133,8 @@ def generate(
     [6, 6]
     """
     drafter = as_drafter(draft, sampling, compile=compile is True)
-    auto, drafted = Auto() if gamma == "auto" else gamma if isinstance(gamma, Auto) else None, gamma
+    auto = Auto() if gamma == "auto" else gamma if isinstance(gamma, Auto) else None
+    drafted: Any = gamma
     if auto is not None:
         require_models(target, drafter, encoder_decoder=not compile)
         drafted = len(auto.costs) - 1 if auto.costs else LARGEST

@@ -120,8 +120,8 @@ def build(shape: Shape, end: int, vocab: int = training.VOCABULARY) -> T5ForCond
     width, feed_forward, heads, encoder, decoder = shape
     model = T5ForConditionalGeneration(T5Config(
         vocab_size=vocab, d_model=width, d_ff=feed_forward, num_heads=heads, d_kv=width // heads, num_layers=encoder,
-        num_decoder_layers=decoder, feed_forward_proj="gated-silu", dropout_rate=0.0, tie_word_embeddings=True,
-        **dict.fromkeys(("pad_token_id", "eos_token_id", "decoder_start_token_id"), end),
+        num_decoder_layers=decoder, feed_forward_proj="gated-silu", dropout_rate=0.0, tie_word_embeddings=True,  # type: ignore[call-arg]
+        pad_token_id=end, eos_token_id=end, decoder_start_token_id=end,
     ))  # fmt: skip
     model.shared.weight.data *= 0.05  # small, so that what the layers add counts from the beginning
     model.decoder.final_layer_norm.weight.data *= width**0.5  # T5 divides by it, which would slow the embeddings

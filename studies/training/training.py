@@ -54,7 +54,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(matrices, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Moves every matrix by its orthogonalised momentum, times the root of rows over columns if that is above 1."""
         for weight in self.param_groups[0]["params"]:
             momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
@@ -67,7 +67,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(matrix: Tensor) -> Tensor:
     """`matrix` with all singular values near 1: five Newton-Schulz iterations, as in `torch.optim.Muon`."""
     rows, columns = matrix.shape
-    found = (matrix if rows <= columns else matrix.T) / matrix.norm().clamp(min=1e-7)
+    found: Tensor = (matrix if rows <= columns else matrix.T) / matrix.norm().clamp(min=1e-7)
     for _ in range(5):
         gram = found @ found.T
         found = 3.4445 * found + (2.0315 * gram @ gram - 4.7750 * gram) @ found

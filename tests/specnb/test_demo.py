@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tiny import llama
+from transformers import AutoTokenizer
 
 from specnb import demo
 from specnb_audit.cli import main
@@ -17,11 +18,11 @@ def test_it_prints_both_answers_and_how_fast_they_were(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer: Any = SimpleNamespace(eos_token_id=None)
-    tokenizer.apply_chat_template = lambda turns, add_generation_prompt: {"input_ids": [1, 2, 1]}
+    tokenizer.apply_chat_template = lambda turns, **how: [1, 2, 1]
     tokenizer.decode = lambda tokens, skip_special_tokens: f"{len(tokens)} tokens"
     monkeypatch.setattr(demo, "load_model", lambda name: llama())
     monkeypatch.setattr(demo, "smollm2", lambda: "folder")
-    monkeypatch.setattr(demo.AutoTokenizer, "from_pretrained", lambda folder: tokenizer)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda folder: tokenizer)
     monkeypatch.setattr(demo, "run", partial(demo.run, new_tokens=6, rounds=1))
     assert main(["demo"]) == 0
     said = capsys.readouterr().out

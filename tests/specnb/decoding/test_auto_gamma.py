@@ -156,10 +156,8 @@ def test_without_a_drafter_it_decodes_alone() -> None:
 
 
 def test_left_out_it_is_chosen() -> None:
-    made = [
-        generate(TARGET, [[1, 2, 1]], PromptLookupDrafter(VOCAB), max_new_tokens=9, **more)
-        for more in ({}, {"gamma": "auto"})
-    ]
+    how: list[dict[str, Any]] = [{}, {"gamma": "auto"}]
+    made = [generate(TARGET, [[1, 2, 1]], PromptLookupDrafter(VOCAB), max_new_tokens=9, **more) for more in how]
     assert (made[0].record.draft_tokens == made[1].record.draft_tokens).all()
     assert made[0].record.gamma == 10
 

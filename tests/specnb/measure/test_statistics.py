@@ -12,7 +12,6 @@ from scipy import stats
 from specnb.measure import statistics
 from specnb.measure.statistics import (
     Estimate,
-    autocorrelation,
     below,
     detectable_total_variation,
     goodness_of_fit,
@@ -174,13 +173,6 @@ def test_an_estimate_has_no_more_digits_than_its_interval_supports(estimate: Est
 def test_errors_of_rounding_are_stated_as_bounds() -> None:
     errors = (0.0, 3e-16, -3e-16, 1e-12, 0.5, np.inf, np.nan)
     assert [below(error) for error in errors] == [1e-12, 1e-12, 1e-12, 1e-4, np.inf, np.inf, np.inf]
-
-
-def test_autocorrelation_by_hand() -> None:
-    assert autocorrelation([np.array([1.0, -1, 1, -1])], 3) == pytest.approx([-1, 1, -1])
-    # About the common mean 0, and never from one row into the next.
-    assert autocorrelation([np.array([1.0, 1]), np.array([-1.0, -1])], 1) == pytest.approx([1])
-    assert autocorrelation([np.array([2.0, 2, 2]), np.array([-6.0])], 2) == pytest.approx([4 / 12, 4 / 12])
 
 
 @pytest.mark.parametrize(

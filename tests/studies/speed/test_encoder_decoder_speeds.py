@@ -9,6 +9,7 @@ import pytest
 
 from studies import corpus
 from studies.speed import encoder_decoder_speeds
+from studies.training import encoder_decoder
 from studies.training.encoder_decoder import TARGET, build
 
 
@@ -20,7 +21,7 @@ def test_the_table_of_a_draft_that_equals_the_target(item: str, monkeypatch: pyt
     models = {TARGET: target, "same": copy.deepcopy(target), "other": other}
     monkeypatch.setattr(corpus, "read", lambda split, limit: read(split, 12))
     monkeypatch.setattr(encoder_decoder_speeds, "load", models.__getitem__)
-    monkeypatch.setattr(encoder_decoder_speeds.t5, "SHAPES", dict.fromkeys(models))
+    monkeypatch.setattr(encoder_decoder, "SHAPES", dict.fromkeys(models))
     settings = encoder_decoder_speeds.STUDY.small
     table = encoder_decoder_speeds.measure(item, **settings).set_index("drafter")
     same, other = table.loc["same"], table.loc["other"]
