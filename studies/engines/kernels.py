@@ -32,6 +32,7 @@ from studies.audit_power.step_deviation import random_distributions
 
 NUMBERS = ("total_variation", "resolution", "deviation", "surprises", "draws")
 GAMMA = 2  # a single draft token hides errors of blocks and rows
+KEYS = (0, 17)  # of random p and q; with (0, 1) a wrong scale of the block rule's residual would not show
 TILES, TILE = (
     re.compile(r"(?<=[= ])(1024|4096|8192)\b"),
     "4",
@@ -66,7 +67,7 @@ def check(wheel: Wheel, kernel: Kernel, vocab: int, edit: Edit | None = None) ->
     """
     own = _interpreter() | STAND_INS if kernel.triton else {}
     given, words = {**own}, f"{kernel.file} of {wheel.name} {wheel.version} does not fit its adapter"
-    p, q = (random_distributions(vocab, key) for key in range(2))
+    p, q = (random_distributions(vocab, key) for key in KEYS)
     target = (lambda prefix: one_hot(p(prefix).argmax(), vocab, torch.float64)) if kernel.greedy else p
     uniforms = [] if kernel.greedy else [*(f"accept {k}" for k in range(GAMMA)), *kernel.uniforms]
     races = [] if kernel.greedy else [*kernel.races]

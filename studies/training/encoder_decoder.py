@@ -129,12 +129,13 @@ def build(shape: Shape, end: int, vocab: int = training.VOCABULARY) -> T5ForCond
 
 
 def trained(
-    shapes: dict[str, Shape], given: Sequence[Example], steps: int, size: int, folder: Path | None = None
-) -> dict[str, Any]:
+    shapes: dict[str, Shape], given: Sequence[Example], steps: int, size: int, folder: Path | None = None,
+    vocab: int = training.VOCABULARY,
+) -> dict[str, Any]:  # fmt: skip
     """Models of `shapes`, the target first, trained on `steps` batches of `size` examples, from what `folder` has."""
     torch.manual_seed(SEED)
     end = given[0][1][-1]
-    learners = {name: Learner(build(shape, end), FACTOR) for name, shape in shapes.items()}
+    learners = {name: Learner(build(shape, end, vocab), FACTOR) for name, shape in shapes.items()}
 
     def losses(step: int, batch: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         labels, share = batch["labels"][batch["labels"] >= 0], step / steps

@@ -17,7 +17,7 @@ COMPARED = (
 DRAFT = {"draft_prob", "q_val", "d_val", "q_n_plus_1", "ratio"}  # log p + log(1 - ratio) is log(p - q)
 TARGET = {"target_prob", "tp_base_ptr", "p_n_plus_1", "target_logits"}
 ROWS = {"pos", "token_idx", "cur_prob_row", "n_matches", "resample_token_idx"}
-SCALES = {"p_res", "log_p_tau"}  # of the block rule's residual
+SCALES = {"p_res", "log_p_tau", "residual_scale"}  # of the block rule's residual
 
 
 def plant(error: str, tree: ast.Module) -> None:

@@ -53,7 +53,7 @@ def test_padding_changes_no_logits() -> None:
 @torch.no_grad()
 def test_the_target_learns_the_answers_and_the_draft_the_target() -> None:
     with torch.enable_grad():
-        models = trained(SHAPES, GIVEN, steps=40, size=3)
+        models = trained(SHAPES, GIVEN, steps=200, size=3, vocab=10)
     batch = padded(GIVEN)
     labels = batch["labels"][batch["labels"] >= 0]
     p, q = (logits_of(models[name], batch) for name in SHAPES)
