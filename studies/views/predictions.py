@@ -9,10 +9,12 @@ bench_walltime     from alpha along sequences of the target alone, on the prompt
 recommendation     from alpha on other prompts
 bench_regimes      from the tokens that were counted in the timed steps
 drafters           from tokens counted on the timed prompts and others, and parts of the timed steps
+drafter_choice     the same
 rules_in_the_loop  from tokens counted on other prompts
 beam_speeds        from levels counted in the timed searches
+encoder_decoder_speeds  from alpha along the target's answers to the timed prompts
 
-The last three time whole calls, the forward pass over the prompt included; the others time steps.
+From `drafters` on whole calls are timed, the forward pass over the prompt included; the others time steps.
 """
 
 from __future__ import annotations
@@ -29,12 +31,15 @@ SETTINGS = {
     "recommendation": ["pair", "layout", "prompts", "gamma"],
     "bench_regimes": ["regime", "x", "dtype"],
     "drafters": ["text", "drafter"],
+    "drafter_choice": ["target", "temperature", "drafter"],
     "rules_in_the_loop": ["temperature", "method"],
     "beam_speeds": ["u", "gamma"],
+    "encoder_decoder_speeds": ["task", "temperature", "drafter"],
 }
 """The columns that name a row of each table."""
 
-WHOLE_CALLS = ("drafters", "rules_in_the_loop", "beam_speeds")
+WHOLE_CALLS = ("drafters", "drafter_choice", "rules_in_the_loop", "beam_speeds", "encoder_decoder_speeds")
+RENAMED = {"levels_per_step": "tokens_per_step", "verify_cost": "v", "tokens_free": "free", "expected": "free"}
 COLUMNS = ["table", "setting", "machine", "drafted", "tokens_per_step", "step_cost", "v", "free", "predicted"]
 COLUMNS += ["measured", "measured_low", "measured_high", "ratio"]
 
@@ -57,7 +62,7 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _rows(name: str) -> pd.DataFrame:
     table = read_table(f"results/{name}")
-    table = table.rename(columns={"levels_per_step": "tokens_per_step", "verify_cost": "v", "tokens_free": "free"})
+    table = table.rename(columns=lambda column: RENAMED.get(column, column.replace("speed_up", "measured")))
     table["drafted"] = table.nodes if "nodes" in table else table.gamma * table.get("u", 1)
     table = table[table.drafted > 0].copy()
     table["setting"] = table[SETTINGS[name]].astype(str).agg(", ".join, axis=1)

@@ -33,7 +33,7 @@ def test_every_row_but_plain_decoding_is_there(rows: pd.DataFrame) -> None:
 
 def test_the_ratio_is_measured_over_predicted(rows: pd.DataFrame) -> None:
     pd.testing.assert_series_equal(rows.ratio * rows.predicted, rows.measured, check_names=False)
-    of_tokens = rows[rows.table.isin(["bench_regimes", *WHOLE_CALLS])]
+    of_tokens = rows[rows.table.isin({"bench_regimes", *WHOLE_CALLS} - {"encoder_decoder_speeds"})]
     assert of_tokens.predicted.to_numpy() == pytest.approx((of_tokens.tokens_per_step / of_tokens.step_cost).to_numpy())
 
 
