@@ -66,7 +66,8 @@ def theory(beta: NDArray[np.float64], costs: Costs, gamma: int) -> dict[str, flo
 
     def speed_up(rows: Any = slice(None), verify: Any = None) -> float:
         total, tokens = beta[:, rows].sum(axis=-1)
-        return float(walltime_improvement(total / tokens, gamma, costs.cost_ratio.value, verify))
+        alpha = min(1.0, total / tokens)  # rounding, where draft and target agree
+        return float(walltime_improvement(alpha, gamma, costs.cost_ratio.value, verify))
 
     found = columns("alpha", ratio_of_sums(*beta)) | columns("c", costs.cost_ratio)
     found |= {"v": float(costs.verify_cost(gamma + 1)), "expected": speed_up()}
