@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("specnb", "specnb_audit", "studies")
 PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "notebooks/*.md", "data/findings/*.md",
-    "data/results/README.md", "data/pair/README.md", "data/t5/README.md",
+    "data/results/README.md", "data/pair/README.md", "data/t5/README.md", "data/smollm2-head/README.md",
 )  # fmt: skip
 GUIDES = (
     "run-a-notebook", "decode", "add-a-drafter", "any-engine", "litgpt", "on-transformers", "export-token-ids",
