@@ -1,6 +1,6 @@
 """Every recorded speed-up that has a prediction, in one table, in one direction and judged by one rule.
 
-The ratio is measured over predicted: below 1 the prediction promised too much. Plain decoding is left out. Where a
+The ratio is measured over predicted: below 1 the prediction promised too much. Plain decoding and rows that were not timed are left out. Where a
 study has counted the tokens of its steps, `tokens_per_step` and the predicted cost of a step, `step_cost`, are given:
 the time of its forward passes in steps of plain decoding. `free` is Theorem 3.8 as printed, with v(n) = 1, where c and
 v are recorded; `predicted` has the measured v(n):
@@ -64,7 +64,7 @@ def _rows(name: str) -> pd.DataFrame:
     table = read_table(f"results/{name}")
     table = table.rename(columns=lambda column: RENAMED.get(column, column.replace("speed_up", "measured")))
     table["drafted"] = table.nodes if "nodes" in table else table.gamma * table.get("u", 1)
-    table = table[table.drafted > 0].copy()
+    table = table[(table.drafted > 0) & table.measured.notna()].copy()
     table["setting"] = table[SETTINGS[name]].astype(str).agg(", ".join, axis=1)
     if "c" in table:
         table["step_cost"] = table.gamma * table.c + table.v
