@@ -1,9 +1,9 @@
 """Every recorded speed-up that has a prediction, in one table, in one direction and judged by one rule.
 
-The ratio is measured over predicted: below 1 the prediction promised too much. Plain decoding and rows that were not timed
-are left out. Where a study has counted the tokens of its steps, `tokens_per_step` and the predicted cost of a step,
-`step_cost`, are given: the time of its forward passes in steps of plain decoding. `free` is Theorem 3.8 as printed, with v(n) = 1, where c and
-v are recorded; `predicted` has the measured v(n):
+The ratio is measured over predicted: below 1 the prediction promised too much. Plain decoding and rows that were not
+timed are left out. Where a study has counted the tokens of its steps, `tokens_per_step` and the predicted cost of a
+step, `step_cost`, are given: the time of its forward passes in steps of plain decoding. `free` is Theorem 3.8 as
+printed, with v(n) = 1, where c and v are recorded; `predicted` has the measured v(n):
 
 bench_walltime     from alpha along sequences of the target alone, on the prompts that are timed and others
 recommendation     from alpha on other prompts
