@@ -77,17 +77,8 @@ def kernels() -> str:
         planted = lines[lines.planted_error.notna()]
         for row in lines[lines.planted_error.isna()].itertuples():
             seen = f"{(planted.verdict == 'deviates').sum()} of {len(planted)}" if len(planted) else "none tried"
-            rows.append(
-                [
-                    package,
-                    version,
-                    kernel,
-                    row.vocab,
-                    row.verdict,
-                    f"{max(row.resolution, row.total_variation):.2g}",
-                    seen,
-                ]
-            )
+            found = f"{max(row.resolution, row.total_variation):.2g}"
+            rows.append([package, version, kernel, row.vocab, row.verdict, found, seen])
     head = ["package", "version", "function", "vocabulary", "verdict", "total variation, at most", "planted errors"]
     return markdown(head, rows)
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from specnb.theory import best_improvement
-from studies.views.predictions import pooled, within
+from studies.views.predictions import judged, pooled, within
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "data" / "results"
@@ -74,6 +74,7 @@ def _sentences() -> Iterator[tuple[str, str]]:
     assert list(bugs.index[bugs.audit.isna() & others]) == ["unverified"]
     yield "16", f"of {len(bugs)} bugs, one that no other test with q finds"
     pair = _table("17_rejection_sampling").set_index("distributions").loc["trained pair"]
+    yield "18", f"counts the {len(judged(pooled()))} of {len(pooled())} recorded rows that committed code made"
     yield "17", f"at {pair.pairs} prefixes of one held-out file, {pair['mean 1/M']:.2%} of the tokens instead of "
 
 

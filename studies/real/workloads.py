@@ -16,7 +16,7 @@ compiled code, which takes some two minutes to compile for each number of draft 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -117,16 +117,13 @@ def head_cost(target: PreTrainedModel, prompt: list[int], plain: float) -> float
     return float(np.median(timed.record.seconds["draft"])) / gamma / plain
 
 
-def measure(
-    item: str, prompts: int, new_tokens: int, dtype: str, threads: int, only: Sequence[str] = (), repeats: int = 1
-) -> pd.DataFrame:
-    """A line for each way, or those of `only`, to answer the prompts of one kind at one temperature."""
+def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) -> pd.DataFrame:
+    """A line for each way to answer the prompts of one kind at one temperature."""
     kind, temperature = item.rsplit("-", 1)
     torch.set_num_threads(threads)
     target, tokenizer = model_and_tokenizer(dtype)
     asked = prompts_of(tokenizer, kind, prompts)
     ways = ways_of(target, Sampling(float(temperature)), tokenizer.eos_token_id, new_tokens, COMPILED.get(item, 0))
-    ways = {name: ways[name] for name in only or ways}
     pair = Pair(target, target, tokenizer)  # nothing is drafted by a model
     costs = measure_costs(pair, context=CONTEXT, lengths=LENGTHS, repetitions=7, progress=False)
     c = head_cost(target, asked[0], float(np.median(costs.target[:, 0])))
@@ -135,11 +132,10 @@ def measure(
     def run(name: str, number: int) -> None:
         made[name, number] = ways[name](number, asked[number])
 
-    numbers = [0, *list(range(len(asked))) * repeats]  # the first warms up
+    numbers = [0, *range(len(asked))]  # the first warms up
     rounds = [[Job(partial(run, name, number)) for name in ways] for number in numbers]
     clock, order = device_clock(target.device), np.random.default_rng(0)
     seconds = np.stack([time_round(jobs, clock, order) for jobs in tqdm(rounds, desc=item)])[1:]
-    seconds = seconds.reshape(repeats, len(asked), -1).mean(axis=0)
     tokens = np.array([[made[name, number][0] for name in ways] for number in range(len(asked))])
     about = {"kind": kind, "temperature": float(temperature), "prompts": len(asked)}
     plain = ["plain, compiled" if name.startswith("gamma") and name.endswith("compiled") else "plain" for name in ways]
