@@ -50,7 +50,7 @@ wheel: environment  ## build the wheel and use it in another environment, outsid
 
 book: environment  ## notebooks as committed, guides, claims and interface as pages that need no network: build/book/index.html
 	python -c "import furo, myst_nb" 2>/dev/null || pip install -q -c constraints.txt -e .[book]
-	python docs/book.py
+	python -m docs.book
 
 lab: environment  ## explore in JupyterLab
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb
