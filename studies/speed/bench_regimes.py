@@ -24,7 +24,7 @@ GAMMA = 4
 ALPHAS = (0.1, 0.2, 0.3, 0.5, 0.76, 0.9)
 DRAFTS = (DRAFT, Shape(4, 384, 1536, 6), Shape(6, 512, 2048, 8), Shape(9, 640, 2560, 10), TARGET)
 BATCHES = (1, 4, 16, 64, 128, 256)
-TEMPERATURES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+TEMPERATURES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0)
 Case = tuple[float, Pair, int, Sampling]
 
 
