@@ -22,7 +22,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from specnb.distributions import Conditional, normalise
-from specnb.drafting.base import Context, Drafter
+from specnb.drafting.base import Context, Drafter, padded
 from specnb.rules import Plan, PlannedRule, Rule, exact_match, rejection_sampling, token_verification
 from specnb.trees import Scheme, TokenTree, chain, independent_children, leaves_first
 
@@ -354,4 +354,4 @@ def _proposed(drafter: Drafter, prefix: tuple[int, ...], uniforms: Tensor) -> tu
     tokens = torch.tensor([[*prefix, *[0] * (gamma + 1)]]).repeat(rows, 1)
     context = Context(tokens, torch.full((rows,), len(prefix)))
     drafter.start(context)
-    return drafter.propose(context, uniforms)
+    return padded(*drafter.propose(context, uniforms), gamma)

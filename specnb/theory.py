@@ -182,20 +182,6 @@ def best_improvement(alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | N
     return walltime_improvement(alpha, optimal_gamma(alpha, c, verify_cost), c, verify_cost)
 
 
-def oracle_improvement(alpha: ArrayLike, c: ArrayLike) -> Array:
-    """Walltime improvement if each step drafted exactly the tokens that will be accepted.
-
-    Such a step emits 1 / (1 - alpha) tokens on average and drafts all but the last of them, so its time is
-    1 + c alpha / (1 - alpha). Section 3.5 states the number of tokens; the time is derived here.
-
-    >>> oracle_improvement(alpha=0.5, c=0.0).tolist()
-    2.0
-    """
-    alpha, c = np.broadcast_arrays(_alpha(alpha), _cost(c))
-    with np.errstate(divide="ignore", over="ignore"):
-        return 1 / ((1 - alpha) + c * alpha)  # type: ignore[no-any-return]  # numpy returns Any
-
-
 def solve_alpha(tokens_per_step: float, gamma: int) -> float:
     """The alpha at which Equation 1 gives `tokens_per_step`: the iid acceptance that explains a mean count.
 
@@ -237,16 +223,3 @@ def lenient_distribution(
     accepted = torch.minimum(p / lenience, q)
     rejected = (1 - accepted.sum(dim=-1, keepdim=True)).clamp_min(0)
     return accepted + rejected * residual(p, q)
-
-
-def lenient_total_variation(
-    p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"], lenience: float
-) -> Float[Tensor, "*#batch"]:
-    """D_LK(lenient distribution, p) = alpha(l) - alpha(1), `(...,)`: the gain in acceptance equals the distance.
-
-    Tokens with q <= p get at most p, so the excess over p is min(q, p/l) - min(q, p), summed.
-
-    >>> lenient_total_variation(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]), lenience=0.8)
-    tensor(0.1250)
-    """
-    return lenient_overlap(p, q, lenience) - overlap(p, q)

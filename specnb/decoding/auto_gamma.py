@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from specnb.decoding.request import Request
 from specnb.decoding.step import IDLE, Batch
 from specnb.distributions import Uniforms
-from specnb.drafting.base import Drafter, Proposal, missing_members
+from specnb.drafting.base import Drafter, Proposal, missing_members, nothing
 from specnb.number_checks import shown
 from specnb.rules import Outcome
 
@@ -90,32 +90,32 @@ class AutoGamma:
 
     def __init__(self, rows: int, costs: Sequence[float], auto: Auto = Auto()) -> None:
         self.costs, self.auto, self.rows = np.asarray(costs, dtype=np.float64), auto, np.arange(rows)
-        self.tested, self.passed = np.zeros((2, rows, 2, len(costs) - 1))  # lately
-        self.all_tested, self.all_passed = np.zeros((2, rows))  # at all positions, for long
+        # How many draft tokens were tested, and how many passed: at each position lately, and at all for long.
+        self.known, self.all_known = np.zeros((2, rows, 2, len(costs) - 1)), np.zeros((2, rows))
         self.in_run = np.zeros(rows, dtype=np.int64)  # 1 after a draft that was accepted entirely
 
     def forget(self, rows: list[int]) -> None:
         """Other sequences begin in `rows`."""
-        for known in (self.tested, self.passed, self.all_tested, self.all_passed, self.in_run):
-            known[rows] = 0
+        self.known[:, rows], self.all_known[:, rows], self.in_run[rows] = 0, 0, 0
 
     def learn(self, drafted: Ints, accepted: Ints) -> None:
         """Counts one step: how many tokens each row `(rows,)` drafted, and how many of these were accepted."""
-        position = np.arange(len(self.costs) - 1)
-        reached = (position < drafted[:, None]) & (position <= accepted[:, None])
-        passed = reached & (position < accepted[:, None])
-        for counts, new in ((self.tested, reached), (self.passed, passed)):
-            counts *= self.auto.lately
-            counts[self.rows, self.in_run] += new
-        self.all_tested = self.auto.long * self.all_tested + reached.sum(axis=1)
-        self.all_passed = self.auto.long * self.all_passed + passed.sum(axis=1)
+        self.known *= self.auto.lately
+        self.all_known *= self.auto.long
+        if drafted.any():
+            position = np.arange(len(self.costs) - 1)
+            reached = (position < drafted[:, None]) & (position <= accepted[:, None])
+            new = np.stack([reached, reached & (position < accepted[:, None])])
+            self.known[:, self.rows, self.in_run] += new
+            self.all_known += new.sum(axis=-1)
         self.in_run = ((drafted > 0) & (accepted == drafted)).astype(np.int64)
 
     def choose(self) -> Ints:
         """The number of draft tokens `(rows,)`, 0 to `len(costs) - 1`."""
         weight = self.auto.weight
-        tested, passed = self.tested[self.rows, self.in_run], self.passed[self.rows, self.in_run]
-        mean = (self.all_passed + weight * self.auto.accepted) / (self.all_tested + weight)
+        tested, passed = self.known[:, self.rows, self.in_run]
+        all_tested, all_passed = self.all_known
+        mean = (all_passed + weight * self.auto.accepted) / (all_tested + weight)
         recent = (passed.sum(axis=1) + weight * mean) / (tested.sum(axis=1) + weight)
         each = (passed + weight * recent[:, None]) / (tested + weight)
         tokens = np.concatenate([np.ones((len(each), 1)), 1 + each.cumprod(axis=1).cumsum(axis=1)], axis=1)
@@ -133,26 +133,33 @@ class AutoBatch(Batch):
     def __init__(self, request: Request, auto: Auto = Auto()) -> None:
         super().__init__(request)
         assert request.drafter is not None
-        costs = auto.costs or assumed_costs(request.target, request.drafter)
-        self.auto = AutoGamma(request.rows, costs[: request.gamma + 1], auto)
+        costs = list(auto.costs or assumed_costs(request.target, request.drafter))[: request.gamma + 1]
+        if request.compile:  # for two widths
+            costs[1:-1] = [np.inf] * (request.gamma - 1)
+        self.auto, self.narrows = AutoGamma(request.rows, costs, auto), True
         self.readers = [(part, part.unseen) for part in _parts(request.drafter) if hasattr(part, "unseen")]
         self.skipped = 0  # tokens of each row since the drafter has drafted
+
+    def clear(self, eos: Sequence[int]) -> None:
+        super().clear(eos)
+        self.skipped = 0
 
     def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
         super().enter(rows, prompts, uniforms, max_new_tokens)
         self.auto.forget(rows)
 
-    def step_in_parts(self, mark: Callable[[str], None] = lambda part: None) -> None:
+    def step_in_parts(self, mark: Callable[[str], None] = lambda part: None) -> tuple[Tensor, Outcome]:
         going = (self.state.remaining > IDLE).numpy()
         self.chosen = self.auto.choose() * going
         self.asked = self.width = int(self.chosen.max())
-        super().step_in_parts(mark)
-        self.auto.learn(*self.fate)
+        draft_tokens, outcome = super().step_in_parts(mark)
+        self.auto.learn((draft_tokens >= 0).sum(dim=1).numpy(), outcome.accepted.numpy())
+        return draft_tokens, outcome
 
     def propose(self, uniforms: Tensor) -> Proposal:
         if self.asked == 0:
             self.skipped += 1
-            return Proposal(uniforms[:, :0].long(), uniforms.new_zeros(len(uniforms), 0, self.vocab))
+            return nothing(self.state.lengths, self.vocab)
         for part, least in self.readers:  # models in the drafter have not seen the tokens of plain steps
             part.unseen = least + min(self.skipped, int(self.state.lengths.max()) - least)
         proposal = super().propose(uniforms)
@@ -163,23 +170,18 @@ class AutoBatch(Batch):
 
     def narrowed(self, proposal: Proposal) -> Proposal:
         draft_tokens, q = proposal
-        if (self.chosen < self.asked).any():  # a row keeps as many tokens as it would have alone
-            kept = self.state.offsets[: self.asked] < torch.from_numpy(self.chosen)[:, None]
+        if q.shape[1] and (self.chosen < self.asked).any():  # a row keeps as many tokens as it would have alone
+            kept = self.state.offsets[: q.shape[1]] < torch.from_numpy(self.chosen)[:, None]
             draft_tokens, q = draft_tokens.where(kept, -1), q.where(kept[..., None], 0.0)
         return super().narrowed(Proposal(draft_tokens, q))
 
-    def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:
-        outcome = super().verify_and_emit(logits, draft_tokens, q)
-        self.fate = (draft_tokens >= 0).sum(dim=1).numpy(), outcome.accepted.numpy()
-        return outcome
 
-
-def varies(target: PreTrainedModel, drafter: Drafter, compile: bool | str, batch_class: type[Batch] | None) -> bool:
-    """Whether steps of `generate` can differ in width: chains drafted on a CPU, uncompiled, in the loop's own steps.
+def varies(target: PreTrainedModel, drafter: Drafter, batch_class: type[Batch] | None) -> bool:
+    """Whether steps of `generate` can differ in width: chains drafted on a CPU, in the loop's own steps.
 
     A drafter that reads hidden states must draft in every step.
     """
-    fixed = drafter.parents is not None or drafter.hidden_layers or compile or batch_class is not None
+    fixed = drafter.parents is not None or drafter.hidden_layers or batch_class is not None
     return not fixed and target.device.type == "cpu"
 
 

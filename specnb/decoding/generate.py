@@ -28,7 +28,7 @@ from specnb.drafting.model import as_drafter
 from specnb.models.compilation import Captured, Compiled
 from specnb.rules import Rule
 
-FIXED = 4  # draft tokens of a step where `gamma="auto"` cannot choose
+FIXED = 4  # draft tokens of a step where `gamma="auto"` cannot choose; compiled, it chooses these or none
 COMPILED_SETTINGS = 8  # so many compiled batches are kept, each with its own weights
 
 
@@ -99,8 +99,9 @@ def generate(
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
                 "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
-                `Auto(costs=...)` by others, such as measured ones. Where steps cannot differ in width (a tree, a
-                drafter that reads hidden states, `compile`, a GPU, a `batch_class`) both stand for 4 or the tree's size
+                `Auto(costs=...)` by others, such as measured ones. With `compile` it is 0 or 4, or as many as
+                there are costs. Where steps cannot differ in width (a tree, a drafter that reads hidden states, a
+                GPU, a `batch_class`) both stand for 4 or the tree's size
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
                 siblings: then completions have exactly the target's distribution, whatever the drafter
     seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
@@ -137,20 +138,20 @@ def generate(
     drafted: Any = gamma
     if auto is not None:
         require_models(target, drafter, encoder_decoder=not compile)
-        drafted = len(auto.costs) - 1 if auto.costs else LARGEST
-        if drafter is None or not varies(target, drafter, compile, study.batch_class):
+        drafted = len(auto.costs) - 1 if auto.costs else FIXED if compile else LARGEST
+        if drafter is None or not varies(target, drafter, study.batch_class):
             auto, drafted = None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
     request = Request(
         target, token_lists(prompts), drafter, gamma=drafted, max_new_tokens=max_new_tokens, sampling=sampling,
         rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
         numbers=() if study.rows is None else list(study.rows), keep_probs=study.keep_probs,
     )  # fmt: skip
-    batch_class = study.batch_class or Batch
+    make = (study.batch_class or Batch,) if auto is None else (AutoBatch, auto)
     if compile:
-        batch = _compiled(request, draft, batch_class, study.timed and target.device.type == "cuda", progress)
+        batch = _compiled(request, draft, make, study.timed and target.device.type == "cuda", progress)
     else:
         require_memory(request)
-        batch = batch_class(request) if auto is None else AutoBatch(request, auto)
+        batch = make[0](request, *make[1:])
     batch.clear(request.eos)
     return _run_to_completion(batch, Scheduler(request, batch), study.timed, progress)
 
@@ -186,14 +187,14 @@ _kept: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
 
 
 def _compiled(
-    request: Request, draft: PreTrainedModel | Drafter | None, batch_class: type[Batch], in_parts: bool, progress: bool
+    request: Request, draft: PreTrainedModel | Drafter | None, make: tuple[Any, ...], in_parts: bool, progress: bool
 ) -> Batch:
     """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
     sizes = (request.rows, request.gamma, request.slots, len(request.eos))
-    key = (batch_class, request.target, draft, request.sampling, request.rule, sizes, request.compile, in_parts)
+    key = (make, request.target, draft, request.sampling, request.rule, sizes, request.compile, in_parts)
     if key not in _kept:
         require_memory(request)
-        batch = batch_class(request)
+        batch: Batch = make[0](request, *make[1:])
         if request.compile is True:
             batch.wrap(Compiled, "target", "rest")
         if request.target.device.type == "cuda":

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from specnb.decoding.record import CompletedRow
 from specnb.decoding.request import Request
 from specnb.distributions import Uniforms, overlap, standardise, uniforms
-from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.base import Context, Drafter, Proposal, nothing, padded
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.encoder_decoder import cached_model
 from specnb.rules import Outcome, Rule
@@ -187,7 +187,10 @@ class Batch:
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, request.rows)
         self.asked = self.width = request.gamma  # draft tokens that the next step asks for; positions that it has
-        self.narrows = self.tree is None and not request.compile and request.target.device.type == "cpu"
+        # A compiled step has gamma draft tokens, or none if the drafter is no model, which always has some to propose.
+        self.compiled = bool(request.compile)
+        always = self.drafter is None or self.drafter.draft_model is not None or bool(self.drafter.hidden_layers)
+        self.narrows = self.tree is None and request.target.device.type == "cpu" and not (self.compiled and always)
         self.wrapped: dict[str, Any] = {}  # what stands for a part of the step, see `wrap`
 
     def clear(self, eos: Sequence[int]) -> None:
@@ -223,8 +226,8 @@ class Batch:
         """Draft, verify, emit: one round for every row."""
         self.wrapped.get("step", self.step_in_parts)()
 
-    def step_in_parts(self, mark: Callable[[str], None] = lambda part: None) -> None:
-        """The same, calling `mark` with the name of each part as it ends."""
+    def step_in_parts(self, mark: Callable[[str], None] = lambda part: None) -> tuple[Tensor, Outcome]:
+        """The same, calling `mark` with the name of each part as it ends; returns draft tokens and outcome."""
         propose = self.wrapped.get("draft", self.propose)
         run_target = self.wrapped.get("target", self.run_target)
         verify_and_emit = self.wrapped.get("rest", self.verify_and_emit)
@@ -235,6 +238,7 @@ class Batch:
         outcome = verify_and_emit(logits, draft_tokens, q)
         if self.drafter is not None:
             self.drafter.update(self.context, outcome)
+        return draft_tokens, outcome
 
     def wrap(self, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]], *parts: str) -> None:
         """From now on runs `parts` through `wrapper`, such as `Compiled` or `Captured`.
@@ -252,18 +256,22 @@ class Batch:
 
     def propose(self, uniforms: Tensor) -> Proposal:
         """The draft tokens of a step, from its uniforms `(rows, asked)`; on a CPU it gets no wider than they are."""
-        if self.drafter is None:
-            nothing = uniforms.new_zeros(*uniforms.shape, self.vocab, dtype=torch.float32)
-            return Proposal(self.state.lengths.new_zeros(nothing.shape[:2]), nothing)
+        if self.drafter is None or uniforms.shape[1] == 0:
+            return nothing(self.state.lengths, self.vocab)
         proposal = self.drafter.propose(self.context, uniforms)
-        require_shapes(proposal, len(uniforms), uniforms.shape[1], self.vocab)
-        return self.narrowed(proposal) if self.narrows else proposal
+        require_shapes(proposal, len(uniforms), uniforms.shape[1], self.vocab, self.tree is None)
+        return self.narrowed(proposal) if self.narrows else padded(*proposal, self.asked)
 
     def narrowed(self, proposal: Proposal) -> Proposal:
-        """`proposal` up to the last position at which some row proposes something."""
-        used = (proposal.draft_tokens != -1) | (proposal.q.sum(dim=-1) != 0)
-        self.width = int((used.any(dim=0) * self.state.offsets[1 : used.shape[1] + 1]).amax())
-        return Proposal(*(part[:, : self.width] for part in proposal))
+        """`proposal` up to the last position at which some row proposes something; compiled, all of it or nothing."""
+        draft_tokens, q = proposal
+        used = (draft_tokens != -1) | (q.sum(dim=-1) != 0)
+        last = used.any(dim=0) * self.state.offsets[1 : used.shape[1] + 1]
+        width = int(last.amax()) if len(last) else 0
+        self.width = self.asked if self.compiled and width else width
+        if width == 0:
+            return nothing(self.state.lengths, self.vocab)
+        return padded(draft_tokens[:, :width], q[:, :width], self.width)
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
         """The target's logits `(rows, width + 1, vocab)` at the newest token and at each draft token."""
@@ -278,7 +286,7 @@ class Batch:
 
     def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:
         """Applies the rule, appends what it accepts, and records the step."""
-        if self.drafter is not None:
+        if q.shape[1]:
             draft_tokens = self.checked(draft_tokens, q)
         p = standardise(logits, self.sampling, check=False)
         shape = () if self.tree is None else (self.tree,)
@@ -324,24 +332,29 @@ class Batch:
         return known
 
     def warm_up(self, progress: bool) -> None:
-        """Makes two steps on a meaningless sequence: they compile each part, or capture the step."""
+        """Makes steps on a meaningless sequence: they compile each part for each width, or capture the step."""
         rows, state = len(self.state.rows), self.state
         self.clear([0] * len(state.eos))
         zeros = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
         self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(zeros, zeros, torch.zeros(rows, 1).double()), 1)
-        with tqdm(total=3, desc="compiling (half a minute, once)", leave=False, disable=not progress) as bar:
-            self.step_in_parts(lambda part: bar.update())
+        widths, narrows, self.narrows = (state.gamma, 0)[: 1 + self.narrows], self.narrows, False
+        with tqdm(total=2 * len(widths) + 1, desc="compiling (once)", leave=False, disable=not progress) as bar:
+            for self.asked in widths:
+                self.width = self.asked
+                Batch.step_in_parts(self, lambda part: bar.update())
             bar.update()
+        self.asked, self.width, self.narrows = state.gamma, state.gamma, narrows
         self.step()  # captures the step here, if it is captured as a whole
 
 
-def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int) -> None:
-    """Raises `TypeError` unless shapes and dtypes are those of `Proposal`.
+def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorter: bool = False) -> None:
+    """Raises `TypeError` unless shapes and dtypes are those of `Proposal`, with fewer positions if `shorter`.
 
     >>> require_shapes(Proposal(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, 5)), rows=2, gamma=3, vocab=5)
     """
     draft_tokens, q = proposal
-    right_shapes = draft_tokens.shape == (rows, gamma) and q.shape == (rows, gamma, vocab)
+    width = min(gamma, draft_tokens.shape[-1]) if shorter else gamma
+    right_shapes = draft_tokens.shape == (rows, width) and q.shape == (rows, width, vocab)
     if not right_shapes or draft_tokens.dtype != torch.int64 or q.dtype not in (torch.float32, torch.float64):
         given = [(tuple(one.shape), one.dtype) for one in (draft_tokens, q)]
         raise TypeError(

@@ -153,7 +153,7 @@ class Drafter(Protocol):
 
         Each token is in the vocabulary or -1. Each q is 0 or more everywhere and sums to 1; to 0 where the token
         is -1. In a tree, q of a node is its distribution given its ancestors and all nodes before it. The loop
-        raises `TypeError` or `ValueError` for anything else.
+        raises `TypeError` or `ValueError` for anything else. A chain may end where no row proposes anything more.
 
         Proposing fewer tokens than gamma is exact as long as that is decided before the tokens in question are
         sampled.
@@ -186,9 +186,8 @@ class ChainDrafter(Drafter):
         raise NotImplementedError(f"{type(self).__name__} has no distribution(context, position)")
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        rows, gamma = uniforms.shape
         # From a row's length on there may be -1, of draft tokens that were not proposed; slots hold valid tokens here.
-        tokens, lengths = pad(context.tokens.clamp_min(0), (0, gamma)), context.lengths
+        tokens, lengths = pad(context.tokens.clamp_min(0), (0, uniforms.shape[1])), context.lengths
         going = torch.ones_like(lengths, dtype=torch.bool)
         draft_tokens, distributions = [], []
         for position, uniform in enumerate(uniforms.unbind(dim=1)):
@@ -202,8 +201,17 @@ class ChainDrafter(Drafter):
             tokens.scatter_(1, lengths[:, None], draft_tokens[-1].clamp_min(0)[:, None])
             lengths = lengths + going
         if not draft_tokens:
-            return Proposal(tokens.new_full((rows, gamma), -1), uniforms.new_zeros(rows, gamma, self.vocab).float())
-        return padded(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1), gamma)
+            return nothing(lengths, self.vocab)
+        return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))
+
+
+def nothing(lengths: Tensor, vocab: int) -> Proposal:
+    """No position at all, for rows of these `lengths` `(rows,)`.
+
+    >>> nothing(torch.tensor([4, 2]), vocab=3).q.shape
+    torch.Size([2, 0, 3])
+    """
+    return Proposal(lengths.new_zeros(len(lengths), 0), lengths.new_zeros(len(lengths), 0, vocab, dtype=torch.float32))
 
 
 def padded(draft_tokens: Tensor, q: Tensor, gamma: int) -> Proposal:
@@ -213,6 +221,8 @@ def padded(draft_tokens: Tensor, q: Tensor, gamma: int) -> Proposal:
     tensor([[ 2, -1, -1]])
     """
     missing = gamma - draft_tokens.shape[1]
+    if not missing:
+        return Proposal(draft_tokens, q)
     return Proposal(pad(draft_tokens, (0, missing), value=-1), pad(q, (0, 0, 0, missing)))
 
 

@@ -32,7 +32,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafting.base import ChainDrafter, Context, Proposal, padded
+from specnb.drafting.base import ChainDrafter, Context, Proposal
 from specnb.models.cache import RaggedCache
 from specnb.models.checkpoints import write_checksums
 from specnb.models.compilation import Compiled
@@ -429,9 +429,8 @@ class ParallelHeadsDrafter(HeadDrafter):
     kind = ParallelHeads
 
     def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        gamma = uniforms.shape[1]
-        q = self.first_state(Context(tokens, lengths, states), 0)[:, :gamma]
-        return padded(sample(q, uniforms[:, : q.shape[1]]), q, gamma)
+        q = self.first_state(Context(tokens, lengths, states), 0)[:, : uniforms.shape[1]]
+        return sample(q, uniforms[:, : q.shape[1]]), q
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
         """The distributions of all heads, `(rows, count, vocab)`."""

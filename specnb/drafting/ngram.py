@@ -147,10 +147,10 @@ class PromptLookupDrafter(ChainDrafter):
     operations on the sequence alone, of rows x slots x `longest` comparisons for each draft token, on any device.
 
     Of the earlier places those count whose preceding tokens agree with the newest ones over the longest stretch, at
-    most `longest` tokens and at least `shortest`; nothing is proposed if there is none. `choose` says which of their
-    continuations is taken: "recent" the last one, "frequent" the most frequent one (the lowest token among equals), or
-    "proportional", sampled as often as each occurs. The first two are deterministic, so q is one-hot; the third reports
-    the frequencies.
+    most `longest` tokens and at least `shortest`; nothing is proposed if there is none. A single equal token says
+    little about what follows. `choose` says which of their continuations is taken: "recent" the last one, "frequent"
+    the most frequent one (the lowest token among equals), or "proportional", sampled as often as each occurs. The first
+    two are deterministic, so q is one-hot; the third reports the frequencies.
 
     The match is looked for anew at each draft token, the earlier draft tokens included, so it also continues a
     repetition beyond the end of the sequence. Raises `ValueError` for lengths that are not 1 <= shortest <= longest and
@@ -162,7 +162,7 @@ class PromptLookupDrafter(ChainDrafter):
     tensor([7])
     """
 
-    def __init__(self, vocab: int, longest: int = 8, shortest: int = 1, choose: str = "recent") -> None:
+    def __init__(self, vocab: int, longest: int = 8, shortest: int = 2, choose: str = "recent") -> None:
         require_lengths(vocab, shortest, longest)
         if choose not in CHOICES:
             raise ValueError(f"choose is {choose!r}; it must be one of {', '.join(CHOICES)}")
@@ -172,8 +172,10 @@ class PromptLookupDrafter(ChainDrafter):
         tokens, lengths = context.tokens, context.lengths
         matched = match_lengths(tokens, lengths, self.longest)
         best = matched.amax(dim=1, keepdim=True)
-        chosen = (matched == best) & (matched >= self.shortest)
         counts = torch.zeros(len(tokens), self.vocab, device=tokens.device)
+        if not tokens.is_cuda and int(best.amax()) < self.shortest:
+            return counts
+        chosen = (matched == best) & (matched >= self.shortest)
         if self.choose == "recent":
             slots = torch.arange(tokens.shape[1], device=tokens.device)
             latest = slots.where(chosen, -1).amax(dim=1, keepdim=True)

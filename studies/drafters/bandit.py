@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from specnb.drafting.base import ChainDrafter, Context, Proposal, padded
+from specnb.drafting.base import ChainDrafter, Context, Proposal
 from specnb.drafting.length import ShortenedDrafter
 from specnb.rules import Outcome
 
@@ -51,7 +51,7 @@ class BanditDrafter(ShortenedDrafter):
         self._choose()
         # Without this the drafter would be evaluated once more to learn that all rows have stopped.
         longest = uniforms.shape[1] if self.limit.is_cuda else min(int(self.limit.max()), uniforms.shape[1])
-        return padded(*super().propose(context, uniforms[:, :longest]), uniforms.shape[1])
+        return super().propose(context, uniforms[:, :longest])
 
     def distribution(self, context: Context, position: int) -> Tensor:
         if position == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.base import Context, Drafter, Proposal, padded
 from specnb.drafting.model import ModelDrafter
 from specnb.rules import Outcome
 
@@ -33,7 +33,7 @@ class FallbackDrafter(Drafter):
         self.model.start(context, rows)
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        copied = self.copy.propose(context, uniforms)
+        copied = padded(*self.copy.propose(context, uniforms), uniforms.shape[1])
         copies = copied.draft_tokens[:, 0] >= 0
         if bool(copies.all()):
             self.missed += uniforms.shape[1] + 1
@@ -41,7 +41,7 @@ class FallbackDrafter(Drafter):
         self.model.unseen = min(self.unseen + self.missed, context.tokens.shape[1])
         # The model also sampled in the rows that copy; there its cache has its own tokens, not those copied.
         self.missed = uniforms.shape[1] + 1 if bool(copies.any()) else 0
-        sampled = self.model.propose(context, uniforms)
+        sampled = padded(*self.model.propose(context, uniforms), uniforms.shape[1])
         return Proposal(
             copied.draft_tokens.where(copies[:, None], sampled.draft_tokens),
             copied.q.to(sampled.q.dtype).where(copies[:, None, None], sampled.q),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specnb.distributions import standardise
-from specnb.drafting.base import Context, Drafter, Proposal, missing_members
+from specnb.drafting.base import Context, Drafter, Proposal, missing_members, padded
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.rules import Outcome, token_verification
@@ -85,7 +85,7 @@ class HierarchicalDrafter(Drafter):
         """The larger model's distributions `(rows, inner_gamma + 1, vocab)`, the outcome, the small drafts."""
         inner = self.inner_gamma
         own = more_uniforms(uniform, 2 * inner + 1)
-        drafted, small_q = self.small.propose(context, own[:, :inner])
+        drafted, small_q = padded(*self.small.propose(context, own[:, :inner]), inner)
         back = torch.arange(self.unseen, 0, -1, device=uniform.device)
         slots = (context.lengths[:, None] - back).clamp_min(0)
         after = context.lengths[:, None] + torch.arange(inner, device=uniform.device)

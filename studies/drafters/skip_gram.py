@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from specnb.distributions import Sampling, sample, standardise_probs
-from specnb.drafting.base import Context, Drafter, Proposal, padded
+from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.ngram import NgramModel, whole_tokens
 
 
@@ -37,4 +37,4 @@ class SkipGramDrafter(Drafter):
         gamma = min(uniforms.shape[1], len(self.models))
         tables = np.stack([model.probs(newest) for model in self.models[:gamma]], axis=1)
         q = standardise_probs(torch.from_numpy(tables), self.sampling).to(uniforms.device)
-        return padded(sample(q, uniforms[:, :gamma]), q, uniforms.shape[1])
+        return Proposal(sample(q, uniforms[:, :gamma]), q)

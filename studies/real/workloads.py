@@ -4,7 +4,7 @@ Whole calls, the prompt's pass included, up to the end of the answer or `new_tok
 The drafter copies from the text so far (prompt lookup), with each of `GAMMAS` draft tokens and with `gamma="auto"`; a
 trained head drafts `OF_HEAD` tokens, alone and where nothing can be copied.
 Beside them transformers' own generation of the same model, plain and with its prompt lookup; for `COMPILED` items also
-compiled code, which takes some two minutes to compile for each number of draft tokens. One line a way:
+compiled code, plain and with `gamma="auto"`, which takes some minutes to compile. One line a way:
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
 - `speed_up`: the time per token of the way `over`, plain decoding, over this one, with an interval over prompts
@@ -45,7 +45,7 @@ KINDS = ("chat", "summary", "quotation", "edit", "code")
 TEMPERATURES = (0.0, 1.0)
 GAMMAS = (2, 5)
 OF_HEAD = 2
-COMPILED = {"edit-0": 5, "chat-1": 5}  # draft tokens of compiled speculation
+COMPILED = ("edit-0", "chat-1")
 CONTEXT = 192  # tokens before the forward passes that are timed alone
 LENGTHS = (1, 3, 6, 11)  # of the forward passes that are timed alone
 Made = tuple[int, list[int]]  # tokens, and how many of them each step verified
@@ -75,7 +75,7 @@ def as_chat(tokenizer: Any, words: str) -> list[int]:
 
 
 def ways_of(
-    target: PreTrainedModel, sampling: Sampling, eos: int, new_tokens: int, compiled: int
+    target: PreTrainedModel, sampling: Sampling, eos: int, new_tokens: int, compiled: bool
 ) -> dict[str, Callable[[int, list[int]], Made]]:
     """Every way to continue prompt number `number`."""
     lookup = PromptLookupDrafter(target.config.vocab_size)
@@ -103,7 +103,7 @@ def ways_of(
     fixed = {f"gamma {gamma}": partial(ours, gamma) for gamma in GAMMAS}
     lookups = {"transformers": {}, "transformers, prompt lookup": {"prompt_lookup_num_tokens": 5}}
     others = {name: partial(theirs, settings) for name, settings in lookups.items()}
-    fast = {"plain, compiled": 0, f"gamma {compiled}, compiled": compiled} if compiled else {}
+    fast = {"plain, compiled": 0, "auto, compiled": "auto"} if compiled else {}
     faster = {name: partial(ours, gamma, compile=True) for name, gamma in fast.items()}
     heads = {f"head {OF_HEAD}": head, f"copies or head {OF_HEAD}": mixed}
     drafting = {name: partial(ours, OF_HEAD, drafter=drafter) for name, drafter in heads.items()}
@@ -123,7 +123,7 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) 
     torch.set_num_threads(threads)
     target, tokenizer = model_and_tokenizer(dtype)
     asked = prompts_of(tokenizer, kind, prompts)
-    ways = ways_of(target, Sampling(float(temperature)), tokenizer.eos_token_id, new_tokens, COMPILED.get(item, 0))
+    ways = ways_of(target, Sampling(float(temperature)), tokenizer.eos_token_id, new_tokens, item in COMPILED)
     pair = Pair(target, target, tokenizer)  # nothing is drafted by a model
     costs = measure_costs(pair, context=CONTEXT, lengths=LENGTHS, repetitions=7, progress=False)
     c = head_cost(target, asked[0], float(np.median(costs.target[:, 0])))
@@ -138,7 +138,7 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) 
     seconds = np.stack([time_round(jobs, clock, order) for jobs in tqdm(rounds, desc=item)])[1:]
     tokens = np.array([[made[name, number][0] for name in ways] for number in range(len(asked))])
     about = {"kind": kind, "temperature": float(temperature), "prompts": len(asked)}
-    plain = ["plain, compiled" if name.startswith("gamma") and name.endswith("compiled") else "plain" for name in ways]
+    plain = ["plain, compiled" if name == "auto, compiled" else "plain" for name in ways]
     lines = []
     for at, (name, over) in enumerate(zip(ways, plain, strict=True)):
         found = line(at, list(ways).index(over), seconds, tokens)

@@ -74,7 +74,7 @@ def counted(lines: Any) -> Any:
 
 STUDY = Study(
     measure,
-    settings={"repetitions": 11, "new_tokens": 128},
+    settings={"repetitions": 11, "new_tokens": 64},
     small={"repetitions": 3, "new_tokens": 8},
     items=[f"{name}-{way}" for way in WAYS for name in PAIRS],
     small_items=("trained-float32",),

@@ -177,26 +177,6 @@ def test_corollary_3_9(alpha: float, c: float) -> None:
         assert best > 1
 
 
-@pytest.mark.parametrize(("alpha", "c"), [(0.0, 0.3), (0.3, 0.0), (0.6, 0.05), (0.9, 0.2)])
-def test_an_oracle_drafts_what_will_be_accepted(alpha: float, c: float) -> None:
-    """Summed over the number of tokens that would be accepted: n drafts, n + 1 tokens, 1 + n c target runs."""
-    n = np.arange(2000)
-    chance = (1 - alpha) * alpha**n
-    want = (chance @ (n + 1)) / (chance @ (1 + n * c))
-    assert theory.oracle_improvement(alpha, c) == pytest.approx(want, rel=1e-12)
-
-
-@given(alphas, st.floats(0, 1))
-@examples
-def test_no_fixed_gamma_beats_the_oracle_while_c_is_below_one(alpha: float, c: float) -> None:
-    assert theory.oracle_improvement(alpha, c) >= theory.best_improvement(alpha, c) * (1 - 1e-12)
-
-
-def test_the_oracle_at_its_limits() -> None:
-    assert theory.oracle_improvement([0, 0.5, 1], 0).tolist() == [1, 2, INF]
-    assert theory.oracle_improvement([0, 1, 1], [0.5, 0.5, 2]).tolist() == [1, 2, 0.5]
-
-
 # Arrays and bad input
 
 
@@ -209,7 +189,6 @@ def test_everything_broadcasts() -> None:
         (theory.operations_increase, (alpha, gamma, c), (2, 2, 3)),
         (theory.optimal_gamma, (alpha, c), (2, 2, 1)),
         (theory.best_improvement, (alpha, c), (2, 2, 1)),
-        (theory.oracle_improvement, (alpha, c), (2, 2, 1)),
     ]
     for function, arguments, shape in cases:
         together = function(*arguments)

@@ -121,8 +121,8 @@ def lookup(shortest: int = 1) -> PromptLookupDrafter:
 
 CHAINS: dict[str, Callable[[], Drafter]] = {
     "prompt lookup, recent": lookup,
-    "prompt lookup, frequent": lambda: PromptLookupDrafter(VOCAB, longest=1, choose="frequent"),
-    "prompt lookup, proportional": lambda: PromptLookupDrafter(VOCAB, longest=2, choose="proportional"),
+    "prompt lookup, frequent": lambda: PromptLookupDrafter(VOCAB, longest=1, shortest=1, choose="frequent"),
+    "prompt lookup, proportional": lambda: PromptLookupDrafter(VOCAB, longest=2, shortest=1, choose="proportional"),
     "suffix": lambda: SuffixDrafter([COUNTED.tolist(), [0, 1, 2]], VOCAB, shortest=1),
     "suffix, proportional": lambda: SuffixDrafter([COUNTED.tolist()], VOCAB, shortest=1, proportional=True),
     "uniform": lambda: UniformDrafter(VOCAB),
@@ -142,7 +142,7 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "attention head of some tokens": attending_some,
     "parallel heads": parallel,
     "copy, otherwise a model": lambda: FallbackDrafter(lookup(shortest=2), near("llama")),
-    "copy, otherwise another model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, longest=1), far("gpt2")),
+    "copy, otherwise another model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, 1, 1), far("gpt2")),
     "model until unsure": lambda: StoppingDrafter(near("llama"), LowConfidence(0.4)),
     "stopped twice": lambda: StoppingDrafter(StoppingDrafter(near("gpt2"), LowConfidence(0.4)), UnlikelySoFar(0.3)),
     "bandit, stopped": lambda: StoppingDrafter(BanditDrafter(near("llama"), (1, 3), 0.1), LowConfidence(0.4), 1),

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from implementation_distribution import PROMPTS, SHARP, VOCAB, PatchyDrafter, check_record
 from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.decoding import generate as loop
@@ -26,6 +27,7 @@ from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context
 from specnb.drafting.model import TreeDrafter
+from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.models.compilation import Captured
 from specnb.rules import recursive_rejection
 from specnb.trees import top_children
@@ -298,6 +300,33 @@ def test_each_part_is_compiled_once_for_each_length(compiled: list[str]) -> None
         asked: dict[str, Any] = {"prompts": PROMPTS, "max_new_tokens": 6, "eos": 3, **common, **call}
         generate(TARGET, draft=DRAFT, compile=True, **asked)
         assert sorted(compiled) == sorted(parts * times)
+
+
+@pytest.mark.parametrize("gamma", [3, "auto"])
+def test_a_compiled_step_has_all_draft_tokens_or_none(
+    gamma: Any, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a drafter that does not always propose; both widths are compiled before the first step."""
+    widths, run, warm_up = [], Batch.run_target, Batch.warm_up
+
+    def counted(self: Batch, draft_tokens: Tensor) -> Tensor:
+        widths.append(draft_tokens.shape[1])
+        return run(self, draft_tokens)
+
+    def warmed(self: Batch, progress: bool) -> None:
+        warm_up(self, progress)
+        widths.append(-1)
+
+    monkeypatch.setattr(Batch, "run_target", counted)
+    monkeypatch.setattr(Batch, "warm_up", warmed)
+    drafter, common = PromptLookupDrafter(VOCAB), {"max_new_tokens": 12, "sampling": GREEDY, "progress": False}
+    made = generate(TARGET, PROMPTS, drafter, gamma=gamma, compile=True, **common)  # type: ignore[arg-type]
+    most = made.record.gamma
+    assert most == (4 if gamma == "auto" else gamma)
+    begun = widths.index(-1)
+    assert {0, most} <= set(widths[:begun])
+    assert set(widths[begun + 1 :]) == {0, most}
+    assert made.tokens == generate(TARGET, PROMPTS, **common).tokens  # type: ignore[arg-type]
 
 
 def test_the_compiled_batches_used_last_are_kept(compiled: list[str]) -> None:

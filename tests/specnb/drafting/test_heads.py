@@ -82,7 +82,8 @@ def test_a_mixture_gets_the_distributions_that_the_drafter_samples_from(make: Ca
     for lengths, gamma in (([1, 3], 2), ([4, 4], 1), ([6, 5], 3), ([10, 6], 2)):
         later = context._replace(lengths=torch.tensor(lengths))
         fresh.start(later)
-        own, mixed = fresh.propose(later, uniforms(2, gamma)), ChainDrafter.propose(within, later, uniforms(2, gamma))
+        own = fresh.propose(later, uniforms(2, gamma))
+        mixed = ChainDrafter.propose(within, later, uniforms(2, gamma))
         assert torch.equal(own.draft_tokens, mixed.draft_tokens)
         assert torch.allclose(own.q, mixed.q, atol=1e-6), lengths
 
@@ -107,8 +108,7 @@ def test_parallel_heads_read_one_state_and_none_comes_after_the_last() -> None:
     found = drafter.propose(context, uniforms(1, 4))
     expected = torch.softmax(drafter.output(drafter.head(context.last_hidden_state)), dim=-1)
     assert torch.allclose(found.q[:, :2], expected.to(found.q.dtype), atol=1e-6)
-    assert (found.draft_tokens >= 0).tolist() == [[True, True, False, False]]
-    assert (found.q[:, 2:] == 0).all()
+    assert (found.draft_tokens >= 0).tolist() == [[True, True]]
 
 
 @torch.no_grad()
