@@ -137,7 +137,7 @@ class AutoBatch(Batch):
         if request.compile:  # for two widths
             costs[1:-1] = [np.inf] * (request.gamma - 1)
         self.auto, self.narrows = AutoGamma(request.rows, costs, auto), True
-        self.readers = [(part, part.unseen) for part in _parts(request.drafter) if hasattr(part, "unseen")]
+        self.readers = [(part, part.unseen) for part in _readers(request.drafter)]
         self.skipped = 0  # tokens of each row since the drafter has drafted
 
     def clear(self, eos: Sequence[int]) -> None:
@@ -176,15 +176,15 @@ class AutoBatch(Batch):
         return super().narrowed(Proposal(draft_tokens, q))
 
 
-def varies(target: PreTrainedModel, drafter: Drafter, batch_class: type[Batch] | None) -> bool:
+def varies(target: PreTrainedModel, drafter: Drafter, compile: bool | str, batch_class: type[Batch] | None) -> bool:
     """Whether steps of `generate` can differ in width: chains drafted on a CPU, in the loop's own steps.
 
-    A drafter that reads hidden states must draft in every step.
+    A drafter that reads hidden states must draft in every step; so must a compiled model, whose passes have one length.
     """
     fixed = drafter.parents is not None or drafter.hidden_layers or batch_class is not None
-    return not fixed and target.device.type == "cpu"
+    return not fixed and target.device.type == "cpu" and not (compile and _readers(drafter))
 
 
-def _parts(drafter: Any) -> list[Any]:
+def _readers(drafter: Any) -> list[Any]:
     inner = [part for part in vars(drafter).values() if not isinstance(part, type) and not missing_members(part)]
-    return [drafter, *(each for part in inner for each in _parts(part))]
+    return [drafter] * hasattr(drafter, "unseen") + [each for part in inner for each in _readers(part)]

@@ -101,7 +101,7 @@ def generate(
                 "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
                 `Auto(costs=...)` by others, such as measured ones. With `compile` it is 0 or 4, or as many as
                 there are costs. Where steps cannot differ in width (a tree, a drafter that reads hidden states, a
-                GPU, a `batch_class`) both stand for 4 or the tree's size
+                compiled draft model, a GPU, a `batch_class`) both stand for 4 or the tree's size
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
                 siblings: then completions have exactly the target's distribution, whatever the drafter
     seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
@@ -139,7 +139,7 @@ def generate(
     if auto is not None:
         require_models(target, drafter, encoder_decoder=not compile)
         drafted = len(auto.costs) - 1 if auto.costs else FIXED if compile else LARGEST
-        if drafter is None or not varies(target, drafter, study.batch_class):
+        if drafter is None or not varies(target, drafter, compile, study.batch_class):
             auto, drafted = None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
     request = Request(
         target, token_lists(prompts), drafter, gamma=drafted, max_new_tokens=max_new_tokens, sampling=sampling,

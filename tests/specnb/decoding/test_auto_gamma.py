@@ -179,7 +179,8 @@ def test_where_the_width_cannot_change_it_is_fixed() -> None:
     assert generate(TARGET, [[1]], DRAFT, gamma=Auto(), study=Study(batch_class=Batch), **asked).record.gamma == 4
     hidden = PromptLookupDrafter(vocab=VOCAB)
     hidden.hidden_layers = (-1,)
-    assert varies(TARGET, PromptLookupDrafter(VOCAB), None)
-    assert not varies(TARGET, hidden, None)
+    assert varies(TARGET, PromptLookupDrafter(VOCAB), True, None)
+    assert not varies(TARGET, hidden, False, None)
+    assert [varies(TARGET, _drafters()["mixture"], compile, None) for compile in (False, True)] == [True, False]
     with pytest.raises((TypeError, ValueError), match=r"gamma"):
         generate(TARGET, [[1]], DRAFT, gamma="fast")  # type: ignore[arg-type]
