@@ -74,7 +74,7 @@ def _sentences() -> Iterator[tuple[str, str]]:
     assert list(bugs.index[bugs.audit.isna() & others]) == ["unverified"]
     yield "16", f"of {len(bugs)} bugs, one that no other test with q finds"
     pair = _table("17_rejection_sampling").set_index("distributions").loc["trained pair"]
-    yield "18", f"counts the {len(judged(pooled()))} of {len(pooled())} recorded rows that committed code made"
+    yield "18", f"counts all {len(judged(pooled()))} recorded rows"
     yield "17", f"at {pair.pairs} prefixes of one held-out file, {pair['mean 1/M']:.2%} of the tokens instead of "
 
 
