@@ -87,7 +87,7 @@ class StoppingDrafter(ShortenedDrafter):
     >>> drafter = StoppingDrafter(UniformDrafter(4), LowConfidence(0.5), at_least=1)
     >>> context = Context(torch.tensor([[1, 0, 0, 0]]), torch.tensor([1]))
     >>> drafter.propose(context, torch.full((1, 3), 0.9)).draft_tokens
-    tensor([[ 3, -1, -1]])
+    tensor([[3]])
     """
 
     last: Tensor

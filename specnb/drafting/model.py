@@ -128,7 +128,7 @@ class MixtureDrafter(ChainDrafter):
     hidden layers, `TypeError` for drafters that are no `ChainDrafter`.
 
     >>> from specnb.drafting.ngram import PromptLookupDrafter, UniformDrafter
-    >>> drafter = MixtureDrafter(PromptLookupDrafter(vocab=2), UniformDrafter(2), weight=0.5)
+    >>> drafter = MixtureDrafter(PromptLookupDrafter(vocab=2, shortest=1), UniformDrafter(2), weight=0.5)
     >>> drafter.distribution(Context(torch.tensor([[0, 1, 0], [0, 0, 0]]), torch.tensor([3, 1])), 0)
     tensor([[0.2500, 0.7500],
             [0.5000, 0.5000]])

@@ -27,7 +27,7 @@ class BanditDrafter(ShortenedDrafter):
     >>> context = Context(torch.tensor([[1, 0, 0, 0]]), torch.tensor([1]))
     >>> drafter.start(context)
     >>> drafter.propose(context, torch.full((1, 3), 0.9)).draft_tokens
-    tensor([[ 3, -1, -1]])
+    tensor([[3]])
     """
 
     def __init__(
