@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from specnb.decoding.request import Request
 from specnb.decoding.step import IDLE, Batch
 from specnb.distributions import Uniforms
-from specnb.drafting.base import Drafter, Proposal, missing_members, nothing
+from specnb.drafting.base import Drafter, Proposal, missing_members
 from specnb.number_checks import shown
 from specnb.rules import Outcome
 
@@ -136,13 +136,9 @@ class AutoBatch(Batch):
         costs = list(auto.costs or assumed_costs(request.target, request.drafter))[: request.gamma + 1]
         if request.compile:  # for two widths
             costs[1:-1] = [np.inf] * (request.gamma - 1)
-        self.auto, self.narrows = AutoGamma(request.rows, costs, auto), True
-        self.readers = [(part, part.unseen) for part in _readers(request.drafter)]
+        self.auto = AutoGamma(request.rows, costs, auto)
+        self.readers = [(part, part.unseen) for part in _parts(request.drafter) if hasattr(part, "unseen")]
         self.skipped = 0  # tokens of each row since the drafter has drafted
-
-    def clear(self, eos: Sequence[int]) -> None:
-        super().clear(eos)
-        self.skipped = 0
 
     def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
         super().enter(rows, prompts, uniforms, max_new_tokens)
@@ -159,7 +155,7 @@ class AutoBatch(Batch):
     def propose(self, uniforms: Tensor) -> Proposal:
         if self.asked == 0:
             self.skipped += 1
-            return nothing(self.state.lengths, self.vocab)
+            return super().propose(uniforms)
         for part, least in self.readers:  # models in the drafter have not seen the tokens of plain steps
             part.unseen = least + min(self.skipped, int(self.state.lengths.max()) - least)
         proposal = super().propose(uniforms)
@@ -170,7 +166,7 @@ class AutoBatch(Batch):
 
     def narrowed(self, proposal: Proposal) -> Proposal:
         draft_tokens, q = proposal
-        if q.shape[1] and (self.chosen < self.asked).any():  # a row keeps as many tokens as it would have alone
+        if (self.chosen < self.asked).any():  # a row keeps as many tokens as it would have alone
             kept = self.state.offsets[: q.shape[1]] < torch.from_numpy(self.chosen)[:, None]
             draft_tokens, q = draft_tokens.where(kept, -1), q.where(kept[..., None], 0.0)
         return super().narrowed(Proposal(draft_tokens, q))
@@ -182,9 +178,9 @@ def varies(target: PreTrainedModel, drafter: Drafter, compile: bool | str, batch
     A drafter that reads hidden states must draft in every step; so must a compiled model, whose passes have one length.
     """
     fixed = drafter.parents is not None or drafter.hidden_layers or batch_class is not None
-    return not fixed and target.device.type == "cpu" and not (compile and _readers(drafter))
+    return not fixed and target.device.type == "cpu" and not (compile and drafter.draft_model is not None)
 
 
-def _readers(drafter: Any) -> list[Any]:
+def _parts(drafter: Any) -> list[Any]:
     inner = [part for part in vars(drafter).values() if not isinstance(part, type) and not missing_members(part)]
-    return [drafter] * hasattr(drafter, "unseen") + [each for part in inner for each in _readers(part)]
+    return [drafter, *(each for part in inner for each in _parts(part))]

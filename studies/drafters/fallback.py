@@ -41,7 +41,7 @@ class FallbackDrafter(Drafter):
         self.model.unseen = min(self.unseen + self.missed, context.tokens.shape[1])
         # The model also sampled in the rows that copy; there its cache has its own tokens, not those copied.
         self.missed = uniforms.shape[1] + 1 if bool(copies.any()) else 0
-        sampled = padded(*self.model.propose(context, uniforms), uniforms.shape[1])
+        sampled = self.model.propose(context, uniforms)
         return Proposal(
             copied.draft_tokens.where(copies[:, None], sampled.draft_tokens),
             copied.q.to(sampled.q.dtype).where(copies[:, None, None], sampled.q),

@@ -82,8 +82,7 @@ def test_a_mixture_gets_the_distributions_that_the_drafter_samples_from(make: Ca
     for lengths, gamma in (([1, 3], 2), ([4, 4], 1), ([6, 5], 3), ([10, 6], 2)):
         later = context._replace(lengths=torch.tensor(lengths))
         fresh.start(later)
-        own = fresh.propose(later, uniforms(2, gamma))
-        mixed = ChainDrafter.propose(within, later, uniforms(2, gamma))
+        own, mixed = fresh.propose(later, uniforms(2, gamma)), ChainDrafter.propose(within, later, uniforms(2, gamma))
         assert torch.equal(own.draft_tokens, mixed.draft_tokens)
         assert torch.allclose(own.q, mixed.q, atol=1e-6), lengths
 
