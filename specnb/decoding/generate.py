@@ -196,7 +196,7 @@ def _compiled(
         require_memory(request)
         batch: Batch = make[0](request, *make[1:])
         if request.compile is True:
-            batch.wrap(Compiled, "target", "rest")
+            _compile(batch)
         if request.target.device.type == "cuda":
             _capture(batch, in_parts)
         batch.warm_up(progress)
@@ -205,6 +205,24 @@ def _compiled(
             _kept.popitem(last=False)
     _kept.move_to_end(key)
     return _kept[key]
+
+
+def _compile(batch: Batch) -> None:
+    """Compiles a step, but not the target's pass if a kept batch has the same one: then both share it and its cache."""
+    shareable = type(batch).run_target is Batch.run_target
+    batch.wrap(Compiled, "rest") if shareable else batch.wrap(Compiled, "target", "rest")
+    same = [
+        other for other in _kept.values() if isinstance(other.target_pass, Compiled) and _pass(other) == _pass(batch)
+    ]
+    if same:
+        batch.runner, batch.target_pass = same[0].runner, same[0].target_pass
+    elif shareable:
+        batch.target_pass = Compiled(batch.target_pass)
+
+
+def _pass(batch: Batch) -> tuple[Any, ...]:
+    runner = batch.runner
+    return type(runner), runner.model, runner.capacity, len(batch.state.rows), runner.hidden_layers, batch.parents
 
 
 def forget_compiled() -> None:

@@ -13,6 +13,7 @@ as if a chain had been accepted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -186,6 +187,7 @@ class Batch:
         self.runner = cached_model(request.target, request.slots, self.input_slots, self.runner_class)
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, request.rows)
+        self.target_pass: Callable[..., Tensor] = partial(target_pass, self.runner, self.tree)
         self.asked = self.width = request.gamma  # draft tokens that the next step asks for; positions that it has
         # A compiled step has gamma draft tokens, or none if the drafter is no model, which always has some to propose.
         self.compiled = bool(request.compile)
@@ -275,14 +277,7 @@ class Batch:
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
         """The target's logits `(rows, width + 1, vocab)` at the newest token and at each draft token."""
-        first = self.state.lengths - 1
-        slots = first[:, None] + self.state.offsets[: self.width + 1]
-        newest = self.state.tokens.gather(1, slots[:, :1])
-        tokens = torch.cat([newest, draft_tokens.clamp(0, self.vocab - 1)], dim=1)
-        if self.tree is None:
-            return self.runner.run(tokens, slots, keep=self.width + 1)
-        positions, visible = self.tree.positions(first), self.tree.visible(first, self.runner.capacity)
-        return self.runner.run(tokens, slots, keep=self.width + 1, positions=positions, visible=visible)
+        return self.target_pass(self.state.tokens, self.state.lengths, draft_tokens)
 
     def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:
         """Applies the rule, appends what it accepts, and records the step."""
@@ -345,6 +340,20 @@ class Batch:
             bar.update()
         self.asked, self.width, self.narrows = state.gamma, state.gamma, narrows
         self.step()  # captures the step here, if it is captured as a whole
+
+
+def target_pass(
+    runner: CachedModel, tree: TokenTree | None, tokens: Tensor, lengths: Tensor, draft_tokens: Tensor
+) -> Tensor:
+    """See `Batch.run_target`. It reads nothing but its arguments, so several batches can share it compiled."""
+    first, width = lengths - 1, draft_tokens.shape[1] + 1
+    slots = first[:, None] + torch.arange(width, device=first.device)
+    newest = tokens.gather(1, slots[:, :1])
+    entries = torch.cat([newest, draft_tokens.clamp(0, runner.model.config.vocab_size - 1)], dim=1)
+    if tree is None:
+        return runner.run(entries, slots, keep=width)
+    positions, visible = tree.positions(first), tree.visible(first, runner.capacity)
+    return runner.run(entries, slots, keep=width, positions=positions, visible=visible)
 
 
 def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorter: bool = False) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specnb.distributions import Sampling, one_hot, standardise_probs
-from specnb.drafting.base import ChainDrafter, Context
+from specnb.drafting.base import ChainDrafter, Context, Proposal, nothing
 from specnb.number_checks import require_number, require_whole, shown, whole
 
 DISCOUNT = 0.75
@@ -168,6 +168,12 @@ class PromptLookupDrafter(ChainDrafter):
             raise ValueError(f"choose is {choose!r}; it must be one of {', '.join(CHOICES)}")
         self.vocab, self.longest, self.shortest, self.choose = vocab, longest, shortest, choose
 
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        tokens, lengths = context.tokens, context.lengths
+        if not tokens.is_cuda and not repeats(tokens.numpy(), lengths.numpy(), self.shortest):
+            return nothing(lengths, self.vocab)
+        return super().propose(context, uniforms)
+
     def distribution(self, context: Context, position: int) -> Tensor:
         tokens, lengths = context.tokens, context.lengths
         matched = match_lengths(tokens, lengths, self.longest)
@@ -194,6 +200,21 @@ def copied(counts: Tensor, proportional: bool) -> Tensor:
     if proportional:
         return counts / total.clamp_min(1)
     return one_hot(counts.argmax(dim=1), counts.shape[1]).where(total > 0, 0.0)
+
+
+def repeats(tokens: Ints, lengths: Ints, count: int) -> bool:
+    """Whether the `count` newest tokens of some row of `tokens` `(rows, slots)` stand earlier in it, too.
+
+    Most steps end here, which is faster on the host than the tensor operations of `match_lengths`.
+
+    >>> repeats(np.array([[1, 2, 3, 1, 2]]), np.array([5]), count=2)
+    True
+    """
+    for row, length in zip(tokens, lengths, strict=True):
+        places = length - count  # before the newest ones
+        if places > 0 and np.logical_and.reduce([row[i : places + i] == row[places + i] for i in range(count)]).any():
+            return True
+    return False
 
 
 def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specnb.drafting.base import Context, Drafter, Proposal, padded
+from specnb.drafting.heads import HeadDrafter
 from specnb.drafting.model import ModelDrafter
 from specnb.rules import Outcome
 
@@ -14,16 +15,16 @@ class FallbackDrafter(Drafter):
 
     Which of both is decided before anything is sampled, by the sequence alone, so the q of the one that is used is
     exact. When all rows copy, the model's forward passes are saved; it evaluates the tokens that it has missed in its
-    next first forward pass. `copy` has no model, which would miss the tokens of steps that do not copy. The host reads
-    whether all rows have a match, so on a CUDA device a step waits; the shapes differ between steps, so it cannot be
-    compiled or captured.
+    next first forward pass. A head, which reads the target's hidden states, is run in every step. `copy` has no model,
+    which would miss the tokens of steps that do not copy. The host reads whether all rows have a match, so on a CUDA
+    device a step waits; with a model the shapes differ between steps, so it cannot be compiled or captured.
     """
 
-    def __init__(self, copy: Drafter, model: ModelDrafter) -> None:
+    def __init__(self, copy: Drafter, model: ModelDrafter | HeadDrafter) -> None:
         self.copy, self.model = copy, model
-        self.vocab, self.draft_model = model.vocab, model.draft_model
+        self.vocab, self.draft_model, self.hidden_layers = model.vocab, model.draft_model, model.hidden_layers
         self.can_refill = copy.can_refill
-        self.unseen = model.unseen  # as of `ModelDrafter`, in a step after one that did not copy
+        self.unseen = getattr(model, "unseen", 0)  # as of `ModelDrafter`, in a step after one that did not copy
         self.missed = 0  # tokens that the model has not evaluated, at most, besides these
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
@@ -35,10 +36,11 @@ class FallbackDrafter(Drafter):
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         copied = padded(*self.copy.propose(context, uniforms), uniforms.shape[1])
         copies = copied.draft_tokens[:, 0] >= 0
-        if bool(copies.all()):
+        if bool(copies.all()) and not self.hidden_layers:
             self.missed += uniforms.shape[1] + 1
             return copied
-        self.model.unseen = min(self.unseen + self.missed, context.tokens.shape[1])
+        if isinstance(self.model, ModelDrafter):
+            self.model.unseen = min(self.unseen + self.missed, context.tokens.shape[1])
         # The model also sampled in the rows that copy; there its cache has its own tokens, not those copied.
         self.missed = uniforms.shape[1] + 1 if bool(copies.any()) else 0
         sampled = self.model.propose(context, uniforms)

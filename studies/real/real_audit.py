@@ -45,7 +45,8 @@ def measure(item: str, tokens: int, new_tokens: int, rows: int, leak: float) -> 
     def leaky(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
         return token_verification(p, q, draft_tokens, ((accept - leak) / (1 - leak)).clamp_min(0), final)
 
-    every = [prompt for kinds in zip(*(prompts_of(tokenizer, kind, 12) for kind in KINDS)) for prompt in kinds]
+    of_kind = (prompts_of(tokenizer, kind, 12) for kind in KINDS)
+    every = [prompt for one_of_each in zip(*of_kind, strict=True) for prompt in one_of_each]
     prompts = (every * (tokens // new_tokens // len(every) + 1))[: tokens // new_tokens + 1]
     made = generate(
         target, prompts, drafters[drafting], gamma="auto" if drafting == "copies" else len(PARENTS), sampling=sampling,

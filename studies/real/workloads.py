@@ -1,16 +1,17 @@
-"""Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, at two temperatures.
+"""Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, at three temperatures.
 
 Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in turn on each prompt.
 The drafter copies from the text so far (prompt lookup), with each of `GAMMAS` draft tokens and with `gamma="auto"`; a
 trained head drafts `OF_HEAD` tokens, alone and where nothing can be copied.
-Beside them transformers' own generation of the same model, plain and with its prompt lookup; for `COMPILED` items also
-compiled code, plain and with `gamma="auto"`, which takes some minutes to compile. One line a way:
+Beside them transformers' own generation of the same model, plain and with its prompt lookup; and compiled code: plain,
+copies with `gamma="auto"`, and copies or, in steps without one, the head, which takes some minutes to compile. One line
+a way:
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
 - `speed_up`: the time per token of the way `over`, plain decoding, over this one, with an interval over prompts
 - `tokens_per_step`, and `predicted`: all tokens over what their steps cost, v(n) for a step that verifies n tokens and
-  `c` for each token that the head drafts. v and c are timed before the answers; the prompt's pass, which all ways make,
-  copying and sampling are left out
+  `c` for each token that the head drafts, if not compiled. v and c are timed before the answers; the prompt's pass,
+  which all ways make, copying and sampling are left out
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from transformers import AutoTokenizer, PreTrainedModel
 from specnb.decoding.generate import Study as Timed
 from specnb.decoding.generate import generate
 from specnb.distributions import Sampling
-from specnb.drafting.base import Drafter
 from specnb.drafting.heads import AttentionDrafter, load_head
 from specnb.drafting.model import MixtureDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
@@ -39,13 +39,13 @@ from specnb.measure.timing import Job, device_clock, time_round
 from specnb.models.loading import Pair, load_model
 from specnb.models.real_model import smollm2
 from specnb.notebook.findings import data_file
+from studies.drafters.fallback import FallbackDrafter
 from studies.study import Study, columns
 
 KINDS = ("chat", "summary", "quotation", "edit", "code")
-TEMPERATURES = (0.0, 1.0)
+TEMPERATURES = (0.0, 0.7, 1.0)
 GAMMAS = (2, 5)
 OF_HEAD = 2
-COMPILED = ("edit-0", "chat-1")
 CONTEXT = 192  # tokens before the forward passes that are timed alone
 LENGTHS = (1, 3, 6, 11)  # of the forward passes that are timed alone
 Made = tuple[int, list[int]]  # tokens, and how many of them each step verified
@@ -63,9 +63,18 @@ def prompts_of(tokenizer: Any, kind: str, count: int) -> list[list[int]]:
     return [as_chat(tokenizer, line["prompt"]) for line in lines if line["kind"] == kind][:count]
 
 
-def head_drafter(target: PreTrainedModel, sampling: Sampling) -> AttentionDrafter:
+def head_drafter(target: PreTrainedModel, sampling: Sampling, compile: bool = False) -> AttentionDrafter:
     """Drafts with the head that was trained for the real model (`studies.training.real_head`)."""
-    return AttentionDrafter(target, load_head(data_file("smollm2-head"), target.dtype), sampling)
+    return AttentionDrafter(target, load_head(data_file("smollm2-head"), target.dtype), sampling, compile=compile)
+
+
+@cache
+def drafters_of(dtype: str, sampling: Sampling) -> dict[str, Any]:
+    """The drafters of the ways: the same in all items of a temperature, so that they are compiled once for a length."""
+    target, _ = model_and_tokenizer(dtype)
+    lookup, head = PromptLookupDrafter(target.config.vocab_size), head_drafter(target, sampling)
+    compiled = FallbackDrafter(lookup, head_drafter(target, sampling, compile=True))
+    return {"lookup": lookup, "head": head, "mixed": MixtureDrafter(lookup, head), "compiled": compiled}
 
 
 def as_chat(tokenizer: Any, words: str) -> list[int]:
@@ -75,17 +84,14 @@ def as_chat(tokenizer: Any, words: str) -> list[int]:
 
 
 def ways_of(
-    target: PreTrainedModel, sampling: Sampling, eos: int, new_tokens: int, compiled: bool
+    target: PreTrainedModel, drafters: dict[str, Any], sampling: Sampling, eos: int, new_tokens: int, compiled: bool
 ) -> dict[str, Callable[[int, list[int]], Made]]:
     """Every way to continue prompt number `number`."""
-    lookup = PromptLookupDrafter(target.config.vocab_size)
-    head = head_drafter(target, sampling)
-    mixed = MixtureDrafter(lookup, head)
 
-    def ours(gamma: Any, number: int, prompt: list[int], drafter: Drafter = lookup, compile: bool = False) -> Made:
+    def ours(gamma: Any, number: int, prompt: list[int], by: str = "lookup", compile: bool = False) -> Made:
         made = generate(
-            target, [prompt], drafter if gamma else None, gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
-            eos=eos, seed=number, compile=compile, progress=False,
+            target, [prompt], drafters[by] if gamma else None, gamma=gamma, max_new_tokens=new_tokens,
+            sampling=sampling, eos=eos, seed=number, compile=compile, progress=False,
         )  # fmt: skip
         verified = 1 + (made.record.draft_tokens[0] >= 0).sum(axis=-1)
         return len(made.tokens[0]), verified[made.record.active[0]].tolist()
@@ -103,11 +109,12 @@ def ways_of(
     fixed = {f"gamma {gamma}": partial(ours, gamma) for gamma in GAMMAS}
     lookups = {"transformers": {}, "transformers, prompt lookup": {"prompt_lookup_num_tokens": 5}}
     others = {name: partial(theirs, settings) for name, settings in lookups.items()}
-    fast = {"plain, compiled": 0, "auto, compiled": "auto"} if compiled else {}
-    faster = {name: partial(ours, gamma, compile=True) for name, gamma in fast.items()}
-    heads = {f"head {OF_HEAD}": head, f"copies or head {OF_HEAD}": mixed}
-    drafting = {name: partial(ours, OF_HEAD, drafter=drafter) for name, drafter in heads.items()}
-    return {"plain": partial(ours, 0), **fixed, "auto": partial(ours, "auto"), **drafting, **others, **faster}
+    heads = {f"head {OF_HEAD}": "head", f"copies or head {OF_HEAD}": "mixed"}
+    drafting = {name: partial(ours, OF_HEAD, by=by) for name, by in heads.items()}
+    fast = {"plain": (0, "lookup"), "auto": ("auto", "lookup"), f"copies or head {OF_HEAD}": (OF_HEAD, "compiled")}
+    faster = {f"{name}, compiled": partial(ours, gamma, by=by, compile=True) for name, (gamma, by) in fast.items()}
+    chosen = faster if compiled else {}
+    return {"plain": partial(ours, 0), **fixed, "auto": partial(ours, "auto"), **drafting, **others, **chosen}
 
 
 def head_cost(target: PreTrainedModel, prompt: list[int], plain: float) -> float:
@@ -117,13 +124,14 @@ def head_cost(target: PreTrainedModel, prompt: list[int], plain: float) -> float
     return float(np.median(timed.record.seconds["draft"])) / gamma / plain
 
 
-def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) -> pd.DataFrame:
+def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, compiled: bool) -> pd.DataFrame:
     """A line for each way to answer the prompts of one kind at one temperature."""
     kind, temperature = item.rsplit("-", 1)
     torch.set_num_threads(threads)
     target, tokenizer = model_and_tokenizer(dtype)
     asked = prompts_of(tokenizer, kind, prompts)
-    ways = ways_of(target, Sampling(float(temperature)), tokenizer.eos_token_id, new_tokens, item in COMPILED)
+    sampling = Sampling(float(temperature))
+    ways = ways_of(target, drafters_of(dtype, sampling), sampling, tokenizer.eos_token_id, new_tokens, compiled)
     pair = Pair(target, target, tokenizer)  # nothing is drafted by a model
     costs = measure_costs(pair, context=CONTEXT, lengths=LENGTHS, repetitions=7, progress=False)
     c = head_cost(target, asked[0], float(np.median(costs.target[:, 0])))
@@ -138,14 +146,14 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) 
     seconds = np.stack([time_round(jobs, clock, order) for jobs in tqdm(rounds, desc=item)])[1:]
     tokens = np.array([[made[name, number][0] for name in ways] for number in range(len(asked))])
     about = {"kind": kind, "temperature": float(temperature), "prompts": len(asked)}
-    plain = ["plain, compiled" if name == "auto, compiled" else "plain" for name in ways]
+    plain = ["plain" + ", compiled" * (", compiled" in name and "plain" not in name) for name in ways]
     lines = []
     for at, (name, over) in enumerate(zip(ways, plain, strict=True)):
         found = line(at, list(ways).index(over), seconds, tokens)
         verified = [n for number in range(len(asked)) for n in made[name, number][1]]
         if verified:
             found["tokens_per_step"] = found["tokens"] / len(verified)
-        if verified and "compiled" not in name:
+        if verified and not name.endswith("compiled"):
             found["c"] = c * ("head" in name)
             drafting = found["c"] * OF_HEAD * len(verified)
             found["predicted"] = found["tokens"] / (costs.verify_cost(verified).sum() + drafting)
@@ -166,8 +174,8 @@ def line(at: int, over: int, seconds: np.ndarray, tokens: np.ndarray) -> dict[st
 
 STUDY = Study(
     measure,
-    settings={"prompts": 12, "new_tokens": 48, "dtype": "bfloat16", "threads": 2},
-    small={"prompts": 3, "new_tokens": 8, "dtype": "bfloat16", "threads": 2},
+    settings={"prompts": 12, "new_tokens": 48, "dtype": "bfloat16", "threads": 2, "compiled": True},
+    small={"prompts": 3, "new_tokens": 8, "dtype": "bfloat16", "threads": 2, "compiled": False},
     items=tuple(f"{kind}-{temperature:g}" for temperature in TEMPERATURES for kind in KINDS),
     small_items=("summary-0",),
 )

@@ -143,6 +143,7 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "parallel heads": parallel,
     "copy, otherwise a model": lambda: FallbackDrafter(lookup(shortest=2), near("llama")),
     "copy, otherwise another model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, 1, 1), far("gpt2")),
+    "copy, otherwise a head": lambda: FallbackDrafter(lookup(shortest=2), attending()),
     "model until unsure": lambda: StoppingDrafter(near("llama"), LowConfidence(0.4)),
     "stopped twice": lambda: StoppingDrafter(StoppingDrafter(near("gpt2"), LowConfidence(0.4)), UnlikelySoFar(0.3)),
     "bandit, stopped": lambda: StoppingDrafter(BanditDrafter(near("llama"), (1, 3), 0.1), LowConfidence(0.4), 1),
