@@ -158,8 +158,8 @@ def _length(cache: DynamicCache | TupleCache) -> int:
     return int(cache.get_seq_length())
 
 
-def why_not_croppable(cache: Any) -> str:
-    """The reason why `cache` cannot be cropped; empty if it can.
+def why_not_croppable(cache: Any, plain: tuple[type, ...] = (DynamicLayer,)) -> str:
+    """The reason why `cache` cannot be cropped; empty if it can, so if all its layers are `plain`.
 
     >>> why_not_croppable(DynamicCache())
     ''
@@ -168,7 +168,7 @@ def why_not_croppable(cache: Any) -> str:
         return "it is neither a DynamicCache nor a tuple of per-layer tensors"
     for number, layer in enumerate(cache.layers):
         # Not `is_croppable`, which is true for subclasses that drop tokens (a window, a convolution) or hold more.
-        if type(layer) is not DynamicLayer:
+        if type(layer) not in plain:
             return f"its layer {number} is a {type(layer).__name__}, which is not plain full attention"
     return ""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.models.cache import RaggedCache, additive_mask, decoder_config, ragged_mask
-from specnb.models.support import context_limit
+from specnb.models.support import context_limit, sliding_window
 
 
 class CachedModel:
@@ -31,6 +31,7 @@ class CachedModel:
         self.model = model
         self.capacity = capacity
         self.cache = RaggedCache(decoder_config(model).num_hidden_layers, capacity)
+        self.window = sliding_window(decoder_config(model))
         self.last_position = (context_limit(model) or capacity) - 1
         self.hidden_layers: tuple[int, ...] = ()
         self.hidden_states: Tensor | None = None
@@ -72,12 +73,15 @@ class CachedModel:
         cache rows of these tokens, if not all.
         """
         self.cache.write_at(slots, rows)
-        mask = self.mask(slots) if visible is None else additive_mask(visible, self.model.dtype)
+        positions = slots if positions is None else positions
+        mask: Any = self.mask(slots) if visible is None else additive_mask(visible, self.model.dtype)
+        if self.window:
+            mask = self.windowed(mask, slots, positions)
         more: dict[str, Any] = {"output_hidden_states": True} if self.hidden_layers else {}
         output = self.model(
             input_ids=tokens,
             # Draft tokens beyond the model's limit are never emitted; they only need a valid index.
-            position_ids=(slots if positions is None else positions).clamp_max(self.last_position),
+            position_ids=positions.clamp_max(self.last_position),
             attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
@@ -99,6 +103,14 @@ class CachedModel:
     def mask(self, slots: Tensor) -> Tensor:
         """The additive mask `(batch, 1, n, capacity)` of tokens at `slots` `(batch, n)` that form a chain."""
         return ragged_mask(slots, self.capacity, self.model.dtype)
+
+    def windowed(self, mask: Tensor, slots: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
+        """`mask` as a model with a `window` in some layers takes it: one mask, or one for each type of layer."""
+        behind = torch.arange(self.capacity, device=slots.device).repeat(len(slots), 1).scatter_(1, slots, positions)
+        far = positions[..., None] - behind[:, None] >= self.window
+        near = mask.masked_fill(far[:, None], torch.finfo(mask.dtype).min)
+        several = getattr(self.model.config, "layer_types", None)
+        return {"full_attention": mask, "sliding_attention": near} if several else near
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copies what slots `source` `(batch, n)` hold to slots `destination` `(batch, n)` of the same row."""

@@ -124,11 +124,12 @@ def _downloaded(folder: Path) -> Path:
 def _convert(file: Path, folder: Path) -> None:
     """Dequantises `file` into `folder`, in float32: products of its scales and integers are not exact in 16 bits."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     where, name, architecture = str(file.parent), file.name, ARCHITECTURES[0]
     try:
         config = AutoConfig.from_pretrained(where, gguf_file=name)
-        architecture = (config.architectures or [type(config).__name__.replace("Config", "ForCausalLM")])[0]
+        architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)
         if architecture not in ARCHITECTURES:
             raise ValueError(
                 f"{name} holds a model of the kind {architecture}; only {', '.join(ARCHITECTURES)} are read"

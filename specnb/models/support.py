@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 
 from torch import nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from specnb.models.cache import why_not_croppable
 
@@ -50,9 +51,18 @@ def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> 
     attention = model.config._attn_implementation
     if attention not in ("eager", "sdpa"):
         raise TypeError(f"{name} runs {attention} attention; load it with attn_implementation='sdpa' or 'eager'")
-    reason = why_not_croppable(DynamicCache(config=model.config))
+    # The loop keeps what a window leaves behind, and masks it. A chunk has the cache of a window, and another mask.
+    chunked = getattr(model.config, "attention_chunk_size", None) is not None
+    plain = (DynamicLayer,) if chunked else (DynamicLayer, DynamicSlidingWindowLayer)
+    reason = why_not_croppable(DynamicCache(config=model.config), plain)
     if reason:
         raise TypeError(f"the cache of {name} cannot be cropped: {reason}")
+
+
+def sliding_window(config: PreTrainedConfig) -> int:
+    """How many tokens, its own included, a token sees in the layers with a window; 0 if there are none."""
+    layers = DynamicCache(config=config).layers
+    return max(layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else 0 for layer in layers)
 
 
 def decoder_positions(model: PreTrainedModel) -> list[nn.Module]:

@@ -9,8 +9,8 @@ from tiny import LIMIT
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
@@ -35,8 +35,8 @@ def without_positions() -> PreTrainedModel:
     return BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=8, n_layer=1, n_head=2))
 
 
-def sliding() -> PreTrainedModel:
-    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4))
+def convolving() -> PreTrainedModel:
+    return Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv"]))
 
 
 def refusing(model: Any) -> Any:

@@ -304,8 +304,7 @@ def test_each_part_is_compiled_once_for_each_length(compiled: list[str]) -> None
         asked: dict[str, Any] = {"prompts": PROMPTS, "max_new_tokens": 6, "eos": 3, **common, **call}
         before = len(compiled)
         generate(TARGET, draft=DRAFT, compile=True, **asked)
-        new = compiled[before:]
-        assert sorted(new) == (parts if "prompts" in call else ["_sample_tokens", "verify_and_emit"])
+        assert sorted(compiled[before:]) == (parts if "prompts" in call else ["_sample_tokens", "verify_and_emit"])
 
 
 @pytest.mark.parametrize("gamma", [3, "auto"])

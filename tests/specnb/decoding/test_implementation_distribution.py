@@ -9,6 +9,7 @@ against forward passes without a cache, in float64.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,16 @@ from implementation_distribution import (
 )
 from tiny import ARCHITECTURES, llama, near_copy, next_distributions
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
+from unsupported_models import SIZES
 
 from specnb.decoding.generate import Study, generate
 from specnb.distributions import total_variation
@@ -133,18 +143,47 @@ def test_hidden_states_follow_the_accepted_path(architecture: str) -> None:
     assert drafter.checked > 10
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("make", [None, chain, *TREES.values()], ids=["nothing", "chain", *TREES])
-def test_the_kept_distributions_are_the_target_s_own(make: Callable[[], Drafter] | None, dtype: torch.dtype) -> None:
-    target = llama(dtype=dtype)
-    draft, gamma = (make(), gamma_of(make())) if make else (None, 0)
+def kept_error(target: PreTrainedModel, draft: Drafter | None, dtype: torch.dtype = torch.float64) -> float:
+    """The largest difference of the distributions that a run keeps from those of passes over the whole sequence."""
     made = generate(
-        target, PROMPTS * 2, draft, gamma=gamma, max_new_tokens=7, eos=1, batch_size=4, progress=False,
-        study=Study(keep_probs=True),
+        target, PROMPTS * 2, draft, gamma=gamma_of(draft) if draft else 0, max_new_tokens=7, eos=1, batch_size=4,
+        progress=False, study=Study(keep_probs=True),
     )  # fmt: skip
     assert made.probs is not None
+    errors = []
     for prompt, tokens, probs in zip(PROMPTS * 2, made.tokens, made.probs, strict=True):
         assert probs.shape == (len(tokens), VOCAB)
         assert probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         exact = torch.cat([next_distributions(target, [[*prompt, *tokens[:n]]]) for n in range(len(tokens))])
-        assert (probs - exact).abs().max() < {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]
+        errors.append(float((probs - exact).abs().max()))
+    return max(errors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [None, chain, *TREES.values()], ids=["nothing", "chain", *TREES])
+def test_the_kept_distributions_are_the_target_s_own(make: Callable[[], Drafter] | None, dtype: torch.dtype) -> None:
+    error = kept_error(llama(dtype=dtype), make() if make else None, dtype)
+    assert error < {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]
+
+
+WINDOW: dict[str, Any] = SIZES | {"sliding_window": 2, "num_hidden_layers": 2, "initializer_range": 0.7}
+WINDOW |= {"tie_word_embeddings": False}
+SOME: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 4}
+SOFT: dict[str, Any] = {"final_logit_softcapping": 4.0, "attn_logit_softcapping": 9.0, "attn_implementation": "eager"}
+WINDOWS: dict[str, Callable[[], PreTrainedModel]] = {
+    "all layers": lambda: MistralForCausalLM(MistralConfig(**WINDOW)),
+    "some layers": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**WINDOW, **SOME)),
+    "logits capped, too": lambda: Gemma2ForCausalLM(Gemma2Config(**WINDOW, **SOME, **SOFT)),
+}
+
+
+@pytest.mark.parametrize("make", [None, chain, TREES["deep tree of a model"]], ids=["nothing", "chain", "tree"])
+@pytest.mark.parametrize("model", WINDOWS)
+def test_layers_with_a_window_see_its_tokens(model: str, make: Callable[[], Drafter] | None) -> None:
+    """In a cache that keeps all tokens; without the window the distributions would be others."""
+    torch.manual_seed(0)
+    target = WINDOWS[model]().double().eval()
+    assert kept_error(target, make() if make else None) < 1e-5  # eager attention has a float32 softmax
+    with pytest.MonkeyPatch.context() as everything_visible:
+        everything_visible.setattr("specnb.models.cached_model.sliding_window", lambda config: 99)
+        assert kept_error(target, None) > 0.05

@@ -12,7 +12,7 @@ from drafter_kinds import TWO_DRAFTS, TableTreeDrafter, chain, table
 from implementation_distribution import PROMPTS, SHARP, VOCAB
 from tiny import LIMIT, gpt2, llama
 from torch import Tensor
-from unsupported_models import refusing, sliding, without_positions
+from unsupported_models import convolving, refusing, without_positions
 
 from specnb.decoding import request as checks
 from specnb.decoding.generate import Study, generate
@@ -79,7 +79,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": short_draft(), "max_new_tokens": 5}, "need 9 positions, and GPT2LMHeadModel has 8; shorten the prompt"),
     ({"draft": ModelDrafter(short_draft(), SHARP), "max_new_tokens": 5}, "GPT2LMHeadModel has 8"),
     ({"target": "gpt2"}, "str is no model of transformers"),
-    ({"target": refusing(sliding())}, "DynamicSlidingWindowLayer"),
+    ({"target": refusing(convolving())}, "LinearAttentionLayer"),
     ({"target": on_meta(), "draft": None}, "the target is on the device meta, where it has no weights"),
     ({"draft": on_meta()}, "the target is on cpu and the draft on meta; move one of them"),
     ({"draft": refusing(llama(VOCAB + 3))}, "the target has 4 tokens and the draft 7; both need the same vocabulary"),

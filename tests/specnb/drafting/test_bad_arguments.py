@@ -10,7 +10,7 @@ import torch
 from drafter_kinds import VOCAB, WIDTH, attending, near_model, recurrent
 from tiny import llama
 from torch import Tensor
-from transformers import MistralConfig, MistralForCausalLM
+from unsupported_models import convolving
 
 from specnb.decoding.generate import generate
 from specnb.drafting.base import Context
@@ -22,8 +22,6 @@ from studies.drafters.skip_gram import SkipGramDrafter
 from studies.drafters.suffix import SuffixDrafter
 
 FOUR = UniformDrafter(VOCAB)
-SLIDING = MistralConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-                        num_attention_heads=2, num_key_value_heads=1, sliding_window=4)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -44,7 +42,7 @@ SLIDING = MistralConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, nu
         (SuffixDrafter, ([[]], 4), "no tokens"),
         (SuffixDrafter, ([[1, 7]], 4), "token 7; the vocabulary has the tokens 0 to 3"),
         (SuffixDrafter, ("12", 4), "document 0 is '1'"),
-        (ModelDrafter, (MistralForCausalLM(SLIDING).eval(),), r"MistralForCausalLM .* DynamicSlidingWindowLayer"),
+        (ModelDrafter, (convolving().eval(),), "Lfm2ForCausalLM .* LinearAttentionLayer"),
         (ModelDrafter, (llama(), None), "sampling is None; it must be a specnb.distributions.Sampling"),
         (TreeDrafter, (llama(), (0, -1)), "it must be an earlier node"),
         (MixtureDrafter, (FOUR, UniformDrafter(5)), "4 tokens and UniformDrafter 5"),

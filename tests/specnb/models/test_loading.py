@@ -18,15 +18,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
-from unsupported_models import SIZES, encoder_decoder, sliding, without_positions
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from unsupported_models import SIZES, convolving, encoder_decoder, without_positions
 
 from specnb.decoding.generate import generate
 from specnb.models import checkpoints, loading
@@ -321,10 +314,6 @@ def test_a_float64_model_computes_nothing_in_less_and_is_the_same_model() -> Non
 # What the loop can run.
 
 
-def test_a_model_whose_window_is_switched_off_is_supported() -> None:
-    require_supported(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)).eval())
-
-
 def flash() -> PreTrainedModel:
     model = llama()
     model.config._attn_implementation = "flash_attention_2"
@@ -340,7 +329,7 @@ def resized() -> PreTrainedModel:
 UNSUPPORTED: dict[str, Callable[[], Any]] = {
     "T5ForConditionalGeneration is an encoder-decoder": lambda: encoder_decoder().eval(),
     "BloomForCausalLM takes no position_ids": lambda: without_positions().eval(),
-    "MistralForCausalLM cannot be cropped: its layer 0 is a DynamicSlidingWindowLayer": lambda: sliding().eval(),
+    "Lfm2ForCausalLM cannot be cropped: its layer 0 is a LinearAttentionLayer": lambda: convolving().eval(),
     "LlamaForCausalLM runs flash_attention_2": flash,
     "LlamaForCausalLM is in training mode": lambda: llama().train(),
     "LlamaModel gives no next-token logits": lambda: llama().model,
