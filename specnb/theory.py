@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from torch import Tensor
 
-from specnb.distributions import overlap, residual
+from specnb.distributions import residual
 
 Array = NDArray[np.float64]
 VerifyCost = Callable[[NDArray[np.int64]], ArrayLike]
@@ -196,17 +196,6 @@ def solve_alpha(tokens_per_step: float, gamma: int) -> float:
     if not 1 <= tokens_per_step <= gamma + 1:
         raise ValueError(f"tokens_per_step is {tokens_per_step}; with gamma = {gamma} it lies in [1, {gamma + 1}]")
     return float(brentq(lambda alpha: expected_tokens(alpha, gamma) - tokens_per_step, 0.0, 1.0))
-
-
-def lenient_overlap(
-    p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"], lenience: float
-) -> Float[Tensor, "*#batch"]:
-    """alpha(l) = sum min(p/l, q), `(...,)`: the probability that a token sampled from q is accepted (A.5).
-
-    >>> lenient_overlap(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]), lenience=0.8)
-    tensor(0.8750)
-    """
-    return overlap(p / lenience, q)
 
 
 def lenient_distribution(

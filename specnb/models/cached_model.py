@@ -32,6 +32,7 @@ class CachedModel:
         self.capacity = capacity
         self.cache = RaggedCache(decoder_config(model).num_hidden_layers, capacity)
         self.window = sliding_window(decoder_config(model))
+        self.places: Tensor | None = None  # with a window, the position of what each slot of each row holds
         self.last_position = (context_limit(model) or capacity) - 1
         self.hidden_layers: tuple[int, ...] = ()
         self.hidden_states: Tensor | None = None
@@ -76,7 +77,7 @@ class CachedModel:
         positions = slots if positions is None else positions
         mask: Any = self.mask(slots) if visible is None else additive_mask(visible, self.model.dtype)
         if self.window:
-            mask = self.windowed(mask, slots, positions)
+            mask = self.windowed(mask, positions, rows)
         more: dict[str, Any] = {"output_hidden_states": True} if self.hidden_layers else {}
         output = self.model(
             input_ids=tokens,
@@ -104,9 +105,12 @@ class CachedModel:
         """The additive mask `(batch, 1, n, capacity)` of tokens at `slots` `(batch, n)` that form a chain."""
         return ragged_mask(slots, self.capacity, self.model.dtype)
 
-    def windowed(self, mask: Tensor, slots: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
+    def windowed(self, mask: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor | dict[str, Tensor]:
         """`mask` as a model with a `window` in some layers takes it: one mask, or one for each type of layer."""
-        behind = torch.arange(self.capacity, device=slots.device).repeat(len(slots), 1).scatter_(1, slots, positions)
+        if self.places is None:
+            self.places = torch.arange(self.capacity, device=mask.device).repeat(self.cache.batch or len(mask), 1)
+        self.places[self.cache.index] = positions
+        behind = self.places if rows is None else self.places[rows]
         far = positions[..., None] - behind[:, None] >= self.window
         near = mask.masked_fill(far[:, None], torch.finfo(mask.dtype).min)
         several = getattr(self.model.config, "layer_types", None)
@@ -115,9 +119,10 @@ class CachedModel:
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copies what slots `source` `(batch, n)` hold to slots `destination` `(batch, n)` of the same row."""
         self.cache.move(source, destination)
-        if self.hidden_states is not None:
-            every = torch.arange(len(source), device=source.device)[:, None]
-            self.hidden_states[every, destination] = self.hidden_states[every, source]
+        every = torch.arange(len(source), device=source.device)[:, None]
+        for kept in (self.hidden_states, self.places):
+            if kept is not None:
+                kept[every, destination] = kept[every, source]
 
 
 def prefill(runner: CachedModel, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:

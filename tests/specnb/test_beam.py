@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from beam_bugs import BEAM_BUGS
-from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
+from tiny import LIMIT, gpt2, llama, mistral, near_copy, neox, qwen2
 from transformers import PreTrainedModel
 from tree_bugs import TREE_BUGS
 
@@ -126,7 +126,7 @@ def test_a_draft_that_is_the_target_is_always_accepted_and_drafted_levels_stop_w
 # The search with models.
 
 VOCAB, NEW, PROMPT = 7, 8, [1, 2, 3]
-MODELS = {"llama": llama, "gpt2": gpt2, "neox": neox, "qwen2": qwen2}
+MODELS = {"llama": llama, "gpt2": gpt2, "neox": neox, "qwen2": qwen2, "mistral": mistral}
 ENDS: dict[str, list[int] | int | None] = {"no end": None, "one end": 1, "two ends": [1, 4]}
 FLOAT32 = 2e-6
 """transformers sums float32 log-probabilities whatever the model's dtype; this is how far its means may be off."""
@@ -156,7 +156,8 @@ def of_transformers(
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("eos", ENDS)
 def test_beams_and_scores_are_those_of_transformers(eos: str, early_stopping: bool | str) -> None:
-    for (name, penalty), width in zip((("llama", 1.0), ("gpt2", 0.0), ("neox", 2.0), ("qwen2", -0.5)), (2, 3, 5, 3)):  # noqa: B905
+    penalties = {"llama": 1.0, "gpt2": 0.0, "neox": 2.0, "qwen2": -0.5, "mistral": 1.0}
+    for (name, penalty), width in zip(penalties.items(), (2, 3, 5, 3, 4), strict=True):
         model = tiny(name)
         asked: dict[str, Any] = {"max_new_tokens": NEW, "length_penalty": penalty, "early_stopping": early_stopping}
         own = beam_search(model, PROMPT, width=width, eos=ENDS[eos], **asked)

@@ -20,6 +20,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -58,6 +60,12 @@ def qwen2(vocab: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, lay
     """Llama's shape with biases in attention."""
     return _made(Qwen2ForCausalLM, Qwen2Config, vocab, seed, dtype, intermediate_size=8, num_key_value_heads=1,
                  **_sizes(layers))  # fmt: skip
+
+
+def mistral(vocab: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, layers: int = 2) -> MistralForCausalLM:
+    """Every layer sees two tokens only."""
+    return _made(MistralForCausalLM, MistralConfig, vocab, seed, dtype, intermediate_size=8, num_key_value_heads=1,
+                 sliding_window=2, **_sizes(layers))  # fmt: skip
 
 
 def roomy_pair() -> Pair:

@@ -28,15 +28,13 @@ from implementation_distribution import (
     overlap_error,
     refilled,
 )
-from tiny import ARCHITECTURES, llama, near_copy, next_distributions
+from tiny import ARCHITECTURES, llama, mistral, near_copy, next_distributions
 from torch import Tensor
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
-    MistralConfig,
-    MistralForCausalLM,
     PreTrainedModel,
 )
 from unsupported_models import SIZES
@@ -171,7 +169,7 @@ WINDOW |= {"tie_word_embeddings": False}
 SOME: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 4}
 SOFT: dict[str, Any] = {"final_logit_softcapping": 4.0, "attn_logit_softcapping": 9.0, "attn_implementation": "eager"}
 WINDOWS: dict[str, Callable[[], PreTrainedModel]] = {
-    "all layers": lambda: MistralForCausalLM(MistralConfig(**WINDOW)),
+    "all layers": mistral,
     "some layers": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**WINDOW, **SOME)),
     "logits capped, too": lambda: Gemma2ForCausalLM(Gemma2Config(**WINDOW, **SOME, **SOFT)),
 }
