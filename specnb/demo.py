@@ -10,9 +10,10 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from specnb.decoding.generate import Generation, generate
+from specnb.decoding.record import now
 from specnb.distributions import Sampling
 from specnb.drafting.ngram import PromptLookupDrafter
-from specnb.measure.timing import Job, device_clock, measured_on, time_round
+from specnb.measure.timing import Job, measured_on, time_round
 from specnb.models.loading import load_model
 from specnb.models.real_model import REAL, smollm2
 
@@ -48,7 +49,7 @@ def run(new_tokens: int = 64, rounds: int = 3) -> int:
     for kind, question in QUESTIONS.items():
         turn = [{"role": "user", "content": question}]
         prompt: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
-        jobs, clock = [Job(partial(answer, way, prompt)) for way in (0, 1)], device_clock(target.device)
+        jobs, clock = [Job(partial(answer, way, prompt)) for way in (0, 1)], partial(now, target.device)
         bar = tqdm(range(rounds + 1), desc=kind, leave=False)  # the first round warms up
         seconds = np.stack([time_round(jobs, clock, order) for _ in bar])[1:]
         plain, drafted = (len(made[way].tokens[0]) / np.median(seconds[:, way]) for way in (0, 1))

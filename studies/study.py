@@ -24,8 +24,9 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from specnb.decoding.record import now
 from specnb.measure.statistics import Estimate
-from specnb.measure.timing import Job, device_clock, machine, time_round
+from specnb.measure.timing import Job, machine, time_round
 from specnb.models.loading import Pair
 from specnb.notebook.findings import ROOT, data_file, write
 
@@ -162,6 +163,6 @@ def timed_in_turn(
     """
     numbered = [(prompts[0], 0), *zip(prompts, range(len(prompts)), strict=True)]
     rounds = [[Job(partial(call, choice, *one)) for choice in choices] for one in numbered]
-    clock, order = device_clock(torch.device(device)), np.random.default_rng(0)
+    clock, order = partial(now, torch.device(device)), np.random.default_rng(0)
     bar = tqdm(rounds, desc="timing", delay=3, leave=False)
     return np.stack([time_round(jobs, clock, order) for jobs in bar])[1:]

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 # Goals of the design: specnb 8,000 in 40 files, specnb_audit 6,000, studies 6,500, paper 450, tests 12,000, notebooks
 # 4,500 lines of code. A number above its goal is where the tree stands; it may only be lowered. It was raised
 # once, for the T5, PaSS, lookahead, the head of the real model and the kernels of engines.
-LINES = {"specnb": 8_000, "specnb_audit": 6_000, "studies": 9_690, "paper": 450, "tests": 15_300}
+LINES = {"specnb": 8_000, "specnb_audit": 6_000, "studies": 9_610, "paper": 450, "tests": 15_300}
 NOTEBOOKS = 4_775
 FILES = 40
 

@@ -108,11 +108,10 @@ def generate(
                 prompt and the settings, and not on the batch
     batch_size  how many prompts are generated at a time, all by default. When a sequence ends, the next prompt takes
                 its row. Results are in the order of the prompts
-    compile     True compiles the parts of a step first: half a minute for a new number of rows, gamma or length (in
-                steps of 128), some ten seconds if this machine did it before, nothing if this process did. The last
-                bits of the logits change. The last eight settings stay in memory, each with its own weights, until
-                `forget_compiled`. On a CUDA device the step is also captured as a graph. "graph" captures it without
-                compiling, with the same tokens as the plain step
+    compile     True compiles the parts of a step first: half a minute or more for a new number of rows, gamma or length
+                (in steps of 128), some seconds for another sampling, rule or drafter. The last bits of the logits
+                change. The last eight settings stay in memory until `forget_compiled`. On a CUDA device the step is
+                also captured as a graph; "graph" does only that, with the same tokens as the plain step
     progress    show a progress bar after 3 seconds
     study       what is recorded or replaced to study the loop: times, distributions, numbers of the prompts, the step
 

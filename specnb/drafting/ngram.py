@@ -143,8 +143,8 @@ CHOICES = ("recent", "frequent", "proportional")
 class PromptLookupDrafter(ChainDrafter):
     """Proposes what followed earlier occurrences of the row's newest tokens, in prompt and completion.
 
-    Saxena's prompt lookup decoding, and `prompt_lookup_num_tokens` of transformers. No model and no training: tensor
-    operations on the sequence alone, of rows x slots x `longest` comparisons for each draft token, on any device.
+    Saxena's prompt lookup decoding, and `prompt_lookup_num_tokens` of transformers. No model and no training: rows x
+    slots x `longest` comparisons for each draft token.
 
     Of the earlier places those count whose preceding tokens agree with the newest ones over the longest stretch, at
     most `longest` tokens and at least `shortest`; nothing is proposed if there is none. A single equal token says
@@ -170,17 +170,22 @@ class PromptLookupDrafter(ChainDrafter):
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         tokens, lengths = context.tokens, context.lengths
-        if not tokens.is_cuda and not repeats(tokens.numpy(), lengths.numpy(), self.shortest):
+        if tokens.device.type == "cpu" and not any(map(self._repeats, tokens.numpy(), lengths.numpy())):
             return nothing(lengths, self.vocab)
         return super().propose(context, uniforms)
+
+    def _repeats(self, row: Ints, length: int) -> bool:
+        """Whether the newest `shortest` tokens stand earlier, too; quicker than the tensors of `match_lengths`."""
+        places, equal = max(length - self.shortest, 0), True
+        for i in range(self.shortest):
+            equal = equal & (row[i : places + i] == row[places + i])
+        return bool(np.any(equal))
 
     def distribution(self, context: Context, position: int) -> Tensor:
         tokens, lengths = context.tokens, context.lengths
         matched = match_lengths(tokens, lengths, self.longest)
         best = matched.amax(dim=1, keepdim=True)
         counts = torch.zeros(len(tokens), self.vocab, device=tokens.device)
-        if not tokens.is_cuda and int(best.amax()) < self.shortest:
-            return counts
         chosen = (matched == best) & (matched >= self.shortest)
         if self.choose == "recent":
             slots = torch.arange(tokens.shape[1], device=tokens.device)
@@ -200,21 +205,6 @@ def copied(counts: Tensor, proportional: bool) -> Tensor:
     if proportional:
         return counts / total.clamp_min(1)
     return one_hot(counts.argmax(dim=1), counts.shape[1]).where(total > 0, 0.0)
-
-
-def repeats(tokens: Ints, lengths: Ints, count: int) -> bool:
-    """Whether the `count` newest tokens of some row of `tokens` `(rows, slots)` stand earlier in it, too.
-
-    Most steps end here, which is faster on the host than the tensor operations of `match_lengths`.
-
-    >>> repeats(np.array([[1, 2, 3, 1, 2]]), np.array([5]), count=2)
-    True
-    """
-    for row, length in zip(tokens, lengths, strict=True):
-        places = length - count  # before the newest ones
-        if places > 0 and np.logical_and.reduce([row[i : places + i] == row[places + i] for i in range(count)]).any():
-            return True
-    return False
 
 
 def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:

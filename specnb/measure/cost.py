@@ -13,9 +13,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from specnb.decoding.record import now
 from specnb.decoding.request import slots_for
 from specnb.measure.statistics import Estimate, ratio_of_medians
-from specnb.measure.timing import Job, device_clock, time_round
+from specnb.measure.timing import Job, time_round
 from specnb.models.cached_model import prefill
 from specnb.models.compilation import Captured, Compiled
 from specnb.models.encoder_decoder import cached_model
@@ -167,7 +168,7 @@ class CostMeter:
         self.jobs = [Job(plain, before=[plain])]
         self.jobs += [Job(one, before=[one, *[drafts[0]] * DRAFT_PASSES]) for one in verify]
         self.jobs += [Job(draft, before=[plain], times=DRAFT_PASSES) for draft in drafts]
-        self.clock = device_clock(tokens.device)
+        self.clock = partial(now, tokens.device)
         self.rounds: list[Array] = []
         for _ in range(WARM_UP):
             self.round()

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specnb.decoding.record import now
-
 Array = NDArray[np.float64]
 Clock = Callable[[], float]
 T = TypeVar("T")
@@ -30,16 +28,6 @@ class Job(NamedTuple):
     run: Callable[[], Any]
     before: Sequence[Callable[[], Any]] = ()
     times: int = 1
-
-
-def device_clock(device: torch.device) -> Clock:
-    """A function that returns seconds, after `device` has finished all its work.
-
-    >>> clock = device_clock(torch.device("cpu"))
-    >>> clock() <= clock()
-    True
-    """
-    return partial(now, device)
 
 
 def seconds_of(job: Job, clock: Clock) -> float:
@@ -80,10 +68,8 @@ def machine(device: torch.device = torch.device("cpu")) -> str:
     """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        listed = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except (OSError, UnicodeError):
-        listed = ""
+    file = Path("/proc/cpuinfo")
+    listed = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     names = re.findall(r"^model name\s*: (.*)$", listed, re.MULTILINE)
     return f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
 

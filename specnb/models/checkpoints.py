@@ -6,7 +6,6 @@ This module does not use transformers.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -16,14 +15,12 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
-from specnb.models.real_model import REAL, converted, smollm2
+from specnb.models.real_model import REAL, converted, sha256_of, smollm2
 
-CHECKSUMS = "SHA256SUMS"
-"""The file of a folder's checksums, in the format of `sha256sum -c SHA256SUMS`."""
+CHECKSUMS = "SHA256SUMS"  # the file of a folder's checksums, as `sha256sum -c` reads it
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 HUB_IGNORED = ["*/*", "consolidated*"]  # other formats of the same weights
 SHARD = re.compile(r"[^/\\]+\.safetensors")
-MOST_NAMES = 5  # names of tensors in a message
 
 
 def folder_of(name: str | Path) -> Path:
@@ -106,16 +103,13 @@ def require_complete(folder: Path, info: Mapping[str, Iterable[Any]]) -> None:
 
     >>> require_complete(Path("model"), {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []})
     """
-    sizes = [
-        f"{name} ({list(saved)} in the file, {list(wanted)} in the model)"
-        for name, saved, wanted in sorted(info["mismatched_keys"])
+    sizes = [f"{name} ({[*own]} in the file, {[*its]} in the model)" for name, own, its in info["mismatched_keys"]]
+    found = {"missing in the file": info["missing_keys"], "unknown to the model": info["unexpected_keys"]}
+    wrong = [
+        f"{len([*names])} {what}: {', '.join(sorted(names)[:5])}"
+        for what, names in (found | {"of another size": sizes}).items()
+        if names
     ]
-    found = {
-        "missing in the file": sorted(info["missing_keys"]),
-        "unknown to the model": sorted(info["unexpected_keys"]),
-        "of another size": sizes,
-    }
-    wrong = [f"{len(names)} {what}: {_some(names)}" for what, names in found.items() if names]
     if wrong:
         raise ValueError(
             f"the weights in {folder} are not those of the model that its config.json describes: {'; '.join(wrong)}. "
@@ -123,14 +117,10 @@ def require_complete(folder: Path, info: Mapping[str, Iterable[Any]]) -> None:
         )
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-
-
 def write_checksums(folder: Path) -> None:
     """Writes the SHA-256 of every file in `folder` to `folder`/`CHECKSUMS`, sorted by name."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != CHECKSUMS)
-    lines = [f"{_sha256(file)}  {file.name}\n" for file in files]
+    lines = [f"{sha256_of(file)}  {file.name}\n" for file in files]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
 
 
@@ -145,10 +135,5 @@ def require_checksums(folder: Path) -> None:
         file = folder / name
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing; {remedy}")
-        if _sha256(file) != digest:
+        if sha256_of(file) != digest:
             raise OSError(f"{file} is not the one that was committed (its SHA-256 differs from {CHECKSUMS}); {remedy}")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -29,8 +29,7 @@ _PACKAGE = Path(__file__).parents[1]
 TRAINED_PAIR = _PACKAGE / "_pair" if (_PACKAGE / "_pair" / "target").is_dir() else _PACKAGE.parent / "data" / "pair"
 """The folder of the pair of models that this project trained: in an installed wheel, or in a checkout."""
 
-CHECKED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes of weights as they are; those of quantised ones have no extremes."""
+CHECKED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # quantised weights have no extremes
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,12 @@ def smollm2() -> Path:
         return converted(_downloaded(Path(work)), SHA256)
 
 
+def sha256_of(file: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
 def converted(file: Path, sha256: str | None = None) -> Path:
     """The folder of safetensors that the GGUF `file` is converted to, in the user's cache; made once for each content.
 
@@ -73,8 +79,7 @@ def converted(file: Path, sha256: str | None = None) -> Path:
     """
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file}; give the path of a GGUF file")
-    with file.open("rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
+    found = sha256_of(file)
     if sha256 and found != sha256:
         raise OSError(
             f"{file.name} is not the file that was expected: its SHA-256 is {found}, not {sha256}; get it again"

@@ -29,13 +29,14 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from specnb.decoding.generate import Study as Timed
 from specnb.decoding.generate import generate
+from specnb.decoding.record import now
 from specnb.distributions import Sampling
 from specnb.drafting.heads import AttentionDrafter, load_head
 from specnb.drafting.model import MixtureDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.cost import measure_costs
 from specnb.measure.statistics import bootstrap
-from specnb.measure.timing import Job, device_clock, time_round
+from specnb.measure.timing import Job, time_round
 from specnb.models.loading import Pair, load_model
 from specnb.models.real_model import smollm2
 from specnb.notebook.findings import data_file
@@ -142,7 +143,7 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
 
     numbers = [0, *range(len(asked))]  # the first warms up
     rounds = [[Job(partial(run, name, number)) for name in ways] for number in numbers]
-    clock, order = device_clock(target.device), np.random.default_rng(0)
+    clock, order = partial(now, target.device), np.random.default_rng(0)
     seconds = np.stack([time_round(jobs, clock, order) for jobs in tqdm(rounds, desc=item)])[1:]
     tokens = np.array([[made[name, number][0] for name in ways] for number in range(len(asked))])
     about = {"kind": kind, "temperature": float(temperature), "prompts": len(asked)}
