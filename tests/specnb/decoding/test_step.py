@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from transformers import PreTrainedModel
 from specnb.decoding.generate import Study, generate
 from specnb.decoding.request import Request
 from specnb.decoding.step import Batch, State
-from specnb.distributions import Sampling, Uniforms
+from specnb.distributions import Sampling
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.rules import Outcome, Rule, exact_match, greedy_verification, rejection_sampling, token_verification
@@ -158,30 +157,6 @@ def test_a_step_captured_while_warming_up_serves_later_sequences(of_the_user: bo
     assert captured.tokens == plain.tokens
     assert (captured.record.accepted == plain.record.accepted).all()
     assert np.allclose(captured.record.beta, plain.record.beta, rtol=0, atol=1e-12)
-
-
-def test_torch_s_default_device_makes_no_difference_to_a_step() -> None:
-    """Every tensor of a step is made on the model's device."""
-    for make in (partial(batch_of, eos=[2]), tree_batch):
-        batches = [make(), make()]
-        own = batches[0].uniforms(0, range(3), 5)
-        again = Uniforms(own.draft[:2], own.accept[:2], own.final[:2])
-        with torch.inference_mode():
-            for batch, default in zip(batches, ("cpu", "meta"), strict=True):
-                batch.clear([2])
-                with torch.device(default):
-                    batch.enter([0, 1, 2], PROMPTS, own, 5)
-                    batch.step()
-                    batch.enter([2, 0], PROMPTS[:2], again, 5)
-                    batch.step()
-                    batch.state.completed_rows([1])
-        assert torch.equal(batches[0].state.tokens, batches[1].state.tokens)
-        assert torch.equal(batches[0].state.record, batches[1].state.record)
-
-
-def tree_batch() -> Batch:
-    request = Request(TARGET, PROMPTS, TableTreeDrafter(DEPTH_2), gamma=len(DEPTH_2), max_new_tokens=5, eos=[2])
-    return Batch(request)
 
 
 # The parts of a step.
