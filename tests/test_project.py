@@ -176,7 +176,9 @@ def test_readme_says_how_fast_real_model_and_pair_were_measured_to_be() -> None:
     for kind, row in zip(table.index.unique("kind"), rows, strict=True):
         assert row[1:] == tuple(speeds[kind, temperature, way] for temperature in (0, 1) for way in faster)
     said = " ".join(_readme().split())
-    plain, eager = (table.xs(way, level="way").speed_up.agg(["min", "max"]) for way in ("plain, compiled", "copies or head 2"))
+    plain, eager = (
+        table.xs(way, level="way").speed_up.agg(["min", "max"]) for way in ("plain, compiled", "copies or head 2")
+    )
     assert "which is {:.2f} to {:.2f} times as fast as eager".format(*plain) in said
     assert "over eager plain decoding, copies or head give {:.2f} to {:.2f}".format(*eager) in said
     pair = pd.read_csv(results / "pair_speeds.csv").query("compiled and drafter != 'none'").groupby("prompts").speed_up
