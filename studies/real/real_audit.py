@@ -72,5 +72,5 @@ STUDY = Study(
         "copies-0.7-float32", "copies-1-bfloat16", "head-0.7-bfloat16", "head-1-float32", "tree-0.7-float32",
         "tree-1-bfloat16", "leak-0.7-bfloat16", "leak-1-float32",
     ),
-    small_items=("copies-1-float32",),
+    small_items=("copies-0.7-float32",),
 )  # fmt: skip

@@ -178,7 +178,6 @@ WINDOWS: dict[str, Callable[[], PreTrainedModel]] = {
 @pytest.mark.parametrize("make", [None, chain, TREES["deep tree of a model"]], ids=["nothing", "chain", "tree"])
 @pytest.mark.parametrize("model", WINDOWS)
 def test_layers_with_a_window_see_its_tokens(model: str, make: Callable[[], Drafter] | None) -> None:
-    """In a cache that keeps all tokens; without the window the distributions would be others."""
     torch.manual_seed(0)
     target = WINDOWS[model]().double().eval()
     assert kept_error(target, make() if make else None) < 1e-5  # eager attention has a float32 softmax
