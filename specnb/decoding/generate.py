@@ -209,10 +209,9 @@ def _compiled(
 def _compile(batch: Batch) -> None:
     """Compiles a step, but not the target's pass if a kept batch has the same one: then both share it and its cache."""
     shareable = type(batch).run_target is Batch.run_target
-    batch.wrap(Compiled, "rest") if shareable else batch.wrap(Compiled, "target", "rest")
-    same = [
-        other for other in _kept.values() if isinstance(other.target_pass, Compiled) and _pass(other) == _pass(batch)
-    ]
+    batch.wrap(Compiled, "rest", *([] if shareable else ["target"]))
+    kept = [other for other in _kept.values() if shareable and isinstance(other.target_pass, Compiled)]
+    same = [other for other in kept if _pass(other) == _pass(batch)]
     if same:
         batch.runner, batch.target_pass = same[0].runner, same[0].target_pass
     elif shareable:
