@@ -152,7 +152,9 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
     seconds = np.stack([time_round(jobs, clock, order) for jobs in tqdm(rounds, desc=item)])[1:]
     tokens = np.array([[made[name, number][0] for name in ways] for number in range(len(asked))])
     about = {"kind": kind, "temperature": float(temperature), "prompts": len(asked)}
-    plain = ["plain" + ", compiled" * (", compiled" in name and "plain" not in name) for name in ways]
+    plain = [
+        "plain, compiled" if name.endswith(", compiled") and name != "plain, compiled" else "plain" for name in ways
+    ]
     lines = []
     for at, (name, over) in enumerate(zip(ways, plain, strict=True)):
         found = line(at, list(ways).index(over), seconds, tokens)
