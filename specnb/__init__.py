@@ -40,6 +40,7 @@ from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.predict import predict
 from specnb.measure.recommend import recommend_gamma
 from specnb.models.loading import Pair, load_model, load_pair
+from specnb.models.probe import check_model
 from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification
 
 __version__ = _version("specnb")

@@ -35,6 +35,8 @@ from transformers import PreTrainedModel
 from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens, token_lists
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel
+from specnb.models.probe import require_agreement
+from specnb.models.support import vocabulary
 from specnb.number_checks import require_whole
 
 Path = tuple[int, ...]
@@ -385,12 +387,13 @@ def beam_search(
     draft_width = 2 * width if draft_width is None else draft_width
     drafter = ModelDrafter(draft) if draft is not None else None
     require_models(target, drafter)
-    require_tokens(token_lists([prompt]), settings.eos, target.config.vocab_size)
+    require_tokens(token_lists([prompt]), settings.eos, vocabulary(target))
     require_context(target, drafter, len(prompt), max_new_tokens)
     drafted = (draft_width, gamma) if draft is not None else (width, 1)  # without a draft neither is read
-    _require_widths(settings, *drafted, target.config.vocab_size)
+    _require_widths(settings, *drafted, vocabulary(target))
 
     capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
+    require_agreement(target, len(prompt) - 1 + capacity, tree=True)
     of_target = TreeModel(target, prompt, capacity)
     of_draft = TreeModel(draft, prompt, capacity) if draft is not None else None
     found, levels, nodes, draft_nodes = [start()], list[int](), list[int](), list[tuple[int, ...]]()

@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.models.support import require_same_vocabulary
+from specnb.models.support import require_same_vocabulary, vocabulary
 from specnb_audit.alternatives import DEPENDENCE
 from specnb_audit.auditor import SHARE, Auditor, Ends
 from specnb_audit.bets import Row
@@ -119,7 +119,7 @@ def require_models(models: Models, completions: Sequence[Completion], names: Seq
     """Raises `ValueError` for a completion that a model gives no distributions for, and for different vocabularies."""
     for source in models.all():
         if isinstance(models.target, PreTrainedModel) and isinstance(source, PreTrainedModel):
-            require_same_vocabulary(models.target, source.config.vocab_size)
+            require_same_vocabulary(models.target, vocabulary(source))
         require_completions(source, completions, names)
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
 from specnb.models.support import context_limit
+from specnb.models.support import vocabulary as vocabulary_of
 from specnb_audit.bets import CutoffGap, Row, steps_between
 from specnb_audit.claimed import claimed_probs
 from specnb_audit.claimed import cutoff_gap as cutoff_gap
@@ -39,7 +40,7 @@ class Completion(NamedTuple):
 def vocabulary(source: Source, prompt: Sequence[int]) -> int:
     """The size of the vocabulary of `source`; a function is called once, with `prompt`."""
     if isinstance(source, PreTrainedModel):
-        return int(source.config.vocab_size)
+        return vocabulary_of(source)
     return len(_probs_after(source, tuple(prompt)))
 
 

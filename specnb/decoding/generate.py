@@ -26,6 +26,7 @@ from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import as_drafter
 from specnb.models.compilation import Captured, Compiled
+from specnb.models.probe import require_agreement
 from specnb.rules import Rule
 
 FIXED = 4  # draft tokens of a step where `gamma="auto"` cannot choose; compiled, it chooses these or none
@@ -145,6 +146,9 @@ def generate(
         rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
         numbers=() if study.rows is None else list(study.rows), keep_probs=study.keep_probs,
     )  # fmt: skip
+    require_agreement(
+        target, request.slots, request.input_slots, tree=drafter is not None and drafter.parents is not None
+    )
     make = (study.batch_class or Batch,) if auto is None else (AutoBatch, auto)
     if compile:
         batch = _compiled(request, draft, make, study.timed and target.device.type == "cuda", progress)

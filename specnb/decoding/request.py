@@ -18,10 +18,13 @@ from transformers import PreTrainedModel
 from specnb.distributions import Sampling, require_sampling
 from specnb.drafting.base import Drafter, missing_members
 from specnb.drafting.model import require_exact
-from specnb.models.cache import cache_bytes
-from specnb.models.support import context_limit, require_same_vocabulary, require_supported
+from specnb.models.cache import cache_bytes, decoder_config
+from specnb.models.cached_model import require_hidden_layers
+from specnb.models.probe import PROBED_ROWS
+from specnb.models.support import context_limit, require_same_vocabulary, require_supported, vocabulary
 from specnb.number_checks import require_whole, shown, whole, whole_numbers
 from specnb.rules import token_verification
+from specnb.trees import node_depths
 
 Tokens = int | Collection[int] | None
 
@@ -69,7 +72,7 @@ class Request:
         require_sampling(self.sampling)
         require_whole(gamma=(self.gamma, 0), max_new_tokens=(self.max_new_tokens, 1), seed=(self.seed, 0))
         require_models(self.target, self.drafter, encoder_decoder=not self.compile)
-        require_tokens(self.prompts, self.eos, self.target.config.vocab_size)
+        require_tokens(self.prompts, self.eos, vocabulary(self.target))
         require_whole(batch_size=(len(self.prompts) if self.batch_size is None else self.batch_size, 1))
         gamma = _useful_gamma(index(self.gamma), index(self.max_new_tokens), self.drafter)
         drafter = self.drafter if gamma else None
@@ -137,14 +140,15 @@ def require_memory(request: Request) -> None:
     target, drafter, slots = request.target, request.drafter, request.slots
     row = slots * cache_bytes(target) + 8 * (slots + (request.steps + 1) * (4 * request.gamma + 4))
     if drafter is not None:
-        row += slots * len(drafter.hidden_layers) * target.config.hidden_size * target.dtype.itemsize
+        row += slots * len(drafter.hidden_layers) * decoder_config(target).hidden_size * target.dtype.itemsize
         row += slots * cache_bytes(drafter.draft_model) if drafter.draft_model is not None else 0
     if request.keep_probs:
-        row += (request.steps + request.gamma + 1) * target.config.vocab_size * request.probs_dtype.itemsize
+        row += (request.steps + request.gamma + 1) * vocabulary(target) * request.probs_dtype.itemsize
     free = free_memory(target.device)
-    if request.rows * row > free:
+    if max(request.rows, PROBED_ROWS) * row > free:
         fitting = free // row
-        advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for fewer tokens"
+        too_long = "two rows do not fit, which the model is checked with; ask for fewer tokens"
+        advice = f"batch_size={fitting} would fit" if fitting >= PROBED_ROWS else too_long
         raise MemoryError(
             f"{request.rows} rows need {request.rows * row / GB:.3g} GB for caches and state, and {target.device} has "
             f"{free / GB:.3g} GB left: {advice}"
@@ -171,6 +175,8 @@ def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_dec
     if drafter is None:
         return
     _require_drafter(drafter)
+    node_depths(drafter.parents or ())  # raises for parents that are no tree
+    require_hidden_layers(target, drafter.hidden_layers)
     require_same_vocabulary(target, drafter.vocab)
     model = drafter.draft_model
     if model is not None and model.device != target.device:

@@ -33,11 +33,11 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
 from specnb.drafting.base import ChainDrafter, Context, Proposal
-from specnb.models.cache import RaggedCache
+from specnb.models.cache import RaggedCache, decoder_config
 from specnb.models.checkpoints import write_checksums
 from specnb.models.compilation import Compiled
 from specnb.models.packing import PackedLinear, pack
-from specnb.models.support import require_supported
+from specnb.models.support import require_supported, vocabulary
 from specnb.number_checks import shown
 
 EPSILON = 1e-6
@@ -226,9 +226,10 @@ def require_head(target: PreTrainedModel, head: object, kind: type) -> None:
     if not isinstance(head, kind):
         raise TypeError(f"head is {shown(head)}; give one of the class {kind.__name__} of specnb.drafting.heads")
     width = head.settings["width"]  # type: ignore[attr-defined]  # every head has it
-    if width != target.config.hidden_size:
+    wanted = decoder_config(target).hidden_size
+    if width != wanted:
         raise ValueError(
-            f"the head reads states of width {width}, and {type(target).__name__} has {target.config.hidden_size}; "
+            f"the head reads states of width {width}, and {type(target).__name__} has {wanted}; "
             "give the head that was trained for this target"
         )
     own, its = next(head.parameters()), target.dtype  # type: ignore[attr-defined]  # every head is a module
@@ -278,7 +279,7 @@ class HeadDrafter(ChainDrafter):
         require_sampling(sampling)
         self.head: Any = head
         self.sampling, self.compile = sampling, compile
-        self.vocab = target.config.vocab_size
+        self.vocab = vocabulary(target)
         self.embedding, self.output = target.get_input_embeddings(), target.get_output_embeddings()
         self.proposed: Tensor | None = getattr(head, "proposed", None)
         if self.proposed is not None:

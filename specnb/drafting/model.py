@@ -20,7 +20,7 @@ from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal, requi
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.encoder_decoder import cached_model
-from specnb.models.support import require_supported
+from specnb.models.support import require_supported, vocabulary
 from specnb.number_checks import require_number
 from specnb.rules import Outcome
 from specnb.trees import SCHEMES, Scheme, TokenTree, distinct_children, top_children
@@ -57,7 +57,7 @@ class ModelDrafter(ChainDrafter):
         require_sampling(sampling)
         self.model = self.draft_model = model
         self.sampling = sampling
-        self.vocab = model.config.vocab_size
+        self.vocab = vocabulary(model)
         self.compile, self.capturable = compile, capturable
         self.allocated: tuple[Any, ...] = ()
         # After full acceptance the last draft token is not in the cache yet; otherwise it is. A forward pass over the

@@ -174,19 +174,26 @@ def why_not_croppable(cache: Any, plain: tuple[type, ...] = (DynamicLayer,)) -> 
 
 
 def decoder_config(model: PreTrainedModel) -> PreTrainedConfig:
-    """The configuration of the part of `model` that has a cache: layers and heads of an encoder are left out."""
-    return model.get_decoder().config.get_text_config(decoder=True) if model.config.is_encoder_decoder else model.config
+    """The configuration of the part of `model` that has a cache: not that of an encoder, or of what reads images."""
+    part = model.get_decoder() if model.config.is_encoder_decoder else model
+    return part.config.get_text_config(decoder=True)
 
 
 def cache_bytes(model: PreTrainedModel) -> int:
-    """Bytes of the keys and values of one token, in all layers; with an encoder, also of one token of its input.
+    """Bytes of the keys and values of one token, summed over the layers; with an encoder, also of one of its input.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> cache_bytes(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
     64
     """
-    config = decoder_config(model)
-    heads = config.num_attention_heads
-    head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    return int(2 * config.num_hidden_layers * shared * head_width * model.dtype.itemsize)
+    layers = decoder_config(model).per_layer_config
+    return sum(_numbers_of_a_token(layers[number]) for number in range(len(layers))) * model.dtype.itemsize
+
+
+def _numbers_of_a_token(layer: PreTrainedConfig) -> int:
+    latent = getattr(layer, "kv_lora_rank", None)
+    if latent:  # what keys and values of all heads are made from
+        return int(latent + layer.qk_rope_head_dim)
+    heads = layer.num_attention_heads
+    width = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+    return int(2 * width * (getattr(layer, "num_key_value_heads", None) or heads))

@@ -40,16 +40,10 @@ class CachedModel:
     def record_hidden_states(self, layers: tuple[int, ...], batch: int) -> None:
         """Keeps the hidden states of `layers`, concatenated, for each slot of `batch` rows from now on.
 
-        Layers are numbered as in `output_hidden_states` of transformers. Raises `ValueError` for one that is not there.
+        Layers are numbered as in `output_hidden_states` of transformers.
         """
-        outputs = self.model.config.num_hidden_layers + 1
-        if not all(-outputs <= layer < outputs for layer in layers):
-            raise ValueError(
-                f"hidden layers {layers} are asked for, and {type(self.model).__name__} has the hidden states "
-                f"{-outputs} to {outputs - 1}"
-            )
         self.hidden_layers = layers
-        width = self.model.config.hidden_size * len(layers)
+        width = decoder_config(self.model).hidden_size * len(layers)
         self.hidden_states = torch.zeros(batch, self.capacity, width, dtype=self.model.dtype, device=self.model.device)
 
     def clear(self) -> None:
@@ -87,6 +81,7 @@ class CachedModel:
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
+            return_dict=True,
             **more,
         )
         if self.hidden_states is not None:
@@ -113,7 +108,7 @@ class CachedModel:
         behind = self.places if rows is None else self.places[rows]
         far = positions[..., None] - behind[:, None] >= self.window
         near = mask.masked_fill(far[:, None], torch.finfo(mask.dtype).min)
-        several = getattr(self.model.config, "layer_types", None)
+        several = getattr(decoder_config(self.model), "layer_types", None)
         return {"full_attention": mask, "sliding_attention": near} if several else near
 
     def move(self, source: Tensor, destination: Tensor) -> None:
@@ -123,6 +118,21 @@ class CachedModel:
         for kept in (self.hidden_states, self.places):
             if kept is not None:
                 kept[every, destination] = kept[every, source]
+
+
+def require_hidden_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
+    """Raises `ValueError` if one of `layers` is no hidden state of `model`.
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
+    >>> require_hidden_layers(model, (-1, 0))
+    """
+    outputs = decoder_config(model).num_hidden_layers + 1
+    if not all(-outputs <= layer < outputs for layer in layers):
+        raise ValueError(
+            f"hidden layers {layers} are asked for, and {type(model).__name__} has the hidden states {-outputs} to "
+            f"{outputs - 1}"
+        )
 
 
 def prefill(runner: CachedModel, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:

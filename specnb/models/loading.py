@@ -116,7 +116,7 @@ def _load(folder: Path, device: str, dtype: torch.dtype, packed: bool) -> PreTra
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa",
+                folder, dtype=dtype, use_safetensors=True, trust_remote_code=False,
                 ignore_mismatched_sizes=True, output_loading_info=True,
             )  # fmt: skip
     except SafetensorError as error:

@@ -11,9 +11,20 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from specnb.models.cache import why_not_croppable
 
 
+def vocabulary(model: PreTrainedModel) -> int:
+    """The number of tokens that `model` has logits for; that of the text model inside a model of images.
+
+    >>> import torch
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> vocabulary(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
+    4
+    """
+    return int(model.config.get_text_config().vocab_size)
+
+
 def require_same_vocabulary(target: PreTrainedModel, draft_vocab: int) -> None:
     """Raises `ValueError` unless the draft's vocabulary is as large as the target's."""
-    vocab = target.config.vocab_size
+    vocab = vocabulary(target)
     if vocab != draft_vocab:
         raise ValueError(
             f"the target has {vocab} tokens and the draft {draft_vocab}; both need the same "
@@ -42,17 +53,19 @@ def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> 
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
     if model.get_output_embeddings() is None or not (two or "logits_to_keep" in arguments):
         raise TypeError(f"{name} gives no next-token logits; load it with load_pair or as a ...ForCausalLM")
-    embedded = getattr(model.get_input_embeddings(), "num_embeddings", model.config.vocab_size)
-    if embedded != model.config.vocab_size:
+    vocab = vocabulary(model)
+    embedded = getattr(model.get_input_embeddings(), "num_embeddings", vocab)
+    if embedded != vocab:
         raise TypeError(
-            f"the configuration of {name} has {model.config.vocab_size} tokens, and its embedding {embedded}; "
+            f"the configuration of {name} has {vocab} tokens, and its embedding {embedded}; "
             "change both with its resize_token_embeddings()"
         )
-    attention = model.config._attn_implementation
+    config = model.config.get_text_config(decoder=True)
+    attention = config._attn_implementation
     if attention not in ("eager", "sdpa"):
         raise TypeError(f"{name} runs {attention} attention; load it with attn_implementation='sdpa' or 'eager'")
     # The loop keeps what a window leaves behind, and masks it. A chunk has the cache of a window, and another mask.
-    chunked = getattr(model.config, "attention_chunk_size", None) is not None
+    chunked = getattr(config, "attention_chunk_size", None) is not None
     plain = (DynamicLayer,) if chunked else (DynamicLayer, DynamicSlidingWindowLayer)
     reason = why_not_croppable(DynamicCache(config=model.config), plain)
     if reason:
@@ -86,8 +99,9 @@ def context_limit(model: PreTrainedModel) -> int | None:
     >>> context_limit(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
     64
     """
-    rope = getattr(model.config, "rope_parameters", None) or {}
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         # Beyond this length the angles of all rows depend on the longest sequence of the batch.
         return int(rope["original_max_position_embeddings"])
-    return getattr(model.config, "max_position_embeddings", None)
+    return getattr(config, "max_position_embeddings", None)

@@ -8,6 +8,7 @@ against forward passes without a cache, in float64.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -92,11 +93,16 @@ def siblings_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TokenTree, "visible", all_before)
 
 
-@pytest.mark.parametrize("bug", [not_moved, siblings_visible])
-def test_bugs_of_trees_are_found(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    bug(monkeypatch)
+def test_a_path_that_is_not_moved_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    not_moved(monkeypatch)
     made = refilled(eager("llama"), TableTreeDrafter(DEPTH_2), 3_000, gamma=len(DEPTH_2), seed=6)
     assert completions_p_value(made, "llama") < LEVEL
+
+
+def test_visible_siblings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    siblings_visible(monkeypatch)
+    with pytest.raises(TypeError, match=r"wrong distributions: in the loop's cache, over a tree"):
+        refilled(copy.deepcopy(eager("llama")), TableTreeDrafter(DEPTH_2), 9, gamma=len(DEPTH_2), seed=6)
 
 
 # Numerics, apart from sampling.
@@ -183,4 +189,5 @@ def test_layers_with_a_window_see_its_tokens(model: str, make: Callable[[], Draf
     assert kept_error(target, make() if make else None) < 1e-5  # eager attention has a float32 softmax
     with pytest.MonkeyPatch.context() as everything_visible:
         everything_visible.setattr("specnb.models.cached_model.sliding_window", lambda config: 99)
-        assert kept_error(target, None) > 0.05
+        with pytest.raises(TypeError, match=r"wrong distributions: in the loop's cache, over a chain"):
+            kept_error(copy.deepcopy(target), None)

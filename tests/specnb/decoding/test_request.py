@@ -205,5 +205,5 @@ def test_caches_and_state_must_fit_into_what_is_free(changes: Any, monkeypatch: 
 def test_what_does_not_fit_is_refused_before_any_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "free_memory", lambda device: 100)
     for compiled in (False, True):
-        with pytest.raises(MemoryError, match="not even one row fits; ask for fewer tokens"):
+        with pytest.raises(MemoryError, match="two rows do not fit, which the model is checked with; ask"):
             generate(TARGET, [[1]], max_new_tokens=9, compile=compiled, progress=False)

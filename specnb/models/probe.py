@@ -1,0 +1,230 @@
+"""Whether a model, run as the decoding loop runs it, gives its own distributions.
+
+The loop keeps tokens in a cache with spare slots, gives every row its own positions, and hides slots by a mask. A model
+may compute a mask from the length of the cache, count positions in another way, or leave the mask out; it would be
+decoded from wrong distributions without an error. So a few tokens are run through the loop's cache, slots and mask, in
+pieces and in rows of different lengths, and compared with forward passes of the model alone. A model that differs is
+refused. The result is kept with the model.
+
+A draft model needs no probe: whatever distribution a token was sampled from, the rule makes it exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.distributions import total_variation
+from specnb.models.cache import decoder_config
+from specnb.models.cached_model import CachedModel, prefill
+from specnb.models.encoder_decoder import EncoderDecoder
+from specnb.models.support import context_limit, require_supported, sliding_window, vocabulary
+from specnb.trees import TokenTree
+
+HALF = 4  # tokens of a sequence before the pass that is compared, and in it
+NARROW = 3  # the window while the probe runs, where the model's is too long for it
+PROBED_ROWS = 2
+LARGEST_ROUNDED = 1024
+"""Up to so many slots the probe has the next power of two, so that one probe serves many lengths of prompts."""
+LOWEST, ROUNDINGS = 1e-4, 4
+"""A total variation is rounding up to `LOWEST`, or in 16 bits up to so many times the dtype's precision."""
+
+_agreed: WeakKeyDictionary[PreTrainedModel, set[tuple[Any, ...]]] = WeakKeyDictionary()
+
+
+def require_agreement(model: PreTrainedModel, slots: int, input_slots: int = 0, tree: bool = False) -> None:
+    """Raises `TypeError`, with the difference and a likely reason, for a model that the loop would run wrongly.
+
+    `slots` and `input_slots` are those of each row, as in `cached_model`; `tree` asks for trees of draft tokens, too.
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
+    >>> require_agreement(model, slots=20)
+    """
+    kinds = ("chain", "tree") if tree else ("chain",)
+    slots = max(slots, 2 ** (min(slots, LARGEST_ROUNDED) - 1).bit_length())
+    for kind in kinds:
+        key = (kind, slots, input_slots, model.dtype, model.device, model.config._attn_implementation)
+        if key in _agreed.setdefault(model, set()):
+            continue
+        difference = measured_difference(model, slots, input_slots, tree=kind == "tree")
+        if difference > tolerance(model.dtype):
+            raise TypeError(_refusal(model, difference, kind))
+        _agreed[model].add(key)
+
+
+def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, float]:
+    """Prints whether `model` can be decoded exactly; returns the total variation found for a chain and for a tree.
+
+    It is the largest difference between the model's own next-token distributions and those in the decoding loop, over
+    the tokens of a short probe in rows with `slots` (by default 512, or the model's limit). `generate` and
+    `beam_search` make the same comparison before the first step. Raises `TypeError` for a model that cannot be run.
+
+    >>> from specnb.models.shapes import Shape, empty_model
+    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float64)
+    >>> found = check_model(model)
+    GPTNeoXForCausalLM, float64, sdpa attention, rows of 64 slots
+    chain: agrees with the model's own forward pass (difference 0e+00, rounding up to 1e-04)
+    tree: agrees with the model's own forward pass (difference 0e+00, rounding up to 1e-04)
+    """
+    two = bool(model.config.is_encoder_decoder)
+    require_supported(model, encoder_decoder=two)
+    slots, allowed = slots or min(512, context_limit(model) or 512), tolerance(model.dtype)
+    dtype, attention = str(model.dtype).removeprefix("torch."), model.config._attn_implementation
+    print(f"{type(model).__name__}, {dtype}, {attention} attention, rows of {slots} slots")
+    found = {}
+    for kind in ("chain",) if two else ("chain", "tree"):
+        found[kind] = measured_difference(model, slots, tree=kind == "tree")
+        agrees = (
+            f"agrees with the model's own forward pass (difference {found[kind]:.0e}, rounding up to {allowed:.0e})"
+        )
+        print(f"{kind}: {agrees if found[kind] <= allowed else 'refused: ' + _refusal(model, found[kind], kind)}")
+    return found
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The largest total variation that rounding in `dtype` explains.
+
+    >>> tolerance(torch.float32), tolerance(torch.bfloat16)
+    (0.0001, 0.03125)
+    """
+    return max(LOWEST, ROUNDINGS * torch.finfo(dtype).eps)
+
+
+@torch.inference_mode()
+def measured_difference(model: PreTrainedModel, slots: int, input_slots: int = 0, tree: bool = False) -> float:
+    """The mean total variation between distributions in the loop's cache and those of the model alone.
+
+    It is NaN where the model gives NaN, which the loop reports. Raises `TypeError` if the model fails in the cache.
+    """
+    half = min(HALF, (context_limit(model) or 2 * HALF) // 2)
+    tokens = _tokens(model, 2 * half)
+    tokens[1, :half] = tokens[0, :half] if tree else tokens[1, :half]
+    runs: Callable[..., tuple[Tensor, Tensor]] = _encoder_decoder if model.config.is_encoder_decoder else _chain
+    with _narrow_window(model, 2 * half), _failing_clearly(model):
+        there, alone = (_tree if tree else runs)(model, tokens, half, slots, input_slots)
+    return float(total_variation(_probs(there), _probs(alone)).mean())
+
+
+def _probs(logits: Tensor) -> Tensor:
+    return torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+
+
+def _tokens(model: PreTrainedModel, length: int) -> Tensor:
+    """Two sequences `(2, length)` without tokens that the configuration names, such as padding and images."""
+    settings = model.config.to_dict() | model.config.get_text_config().to_dict()
+    named = {number for name, number in settings.items() if name.endswith(("_token_id", "_token_index"))
+             and isinstance(number, int)}  # fmt: skip
+    known = range(min(vocabulary(model), 1000))
+    plain = torch.tensor([token for token in known if token not in named])
+    if len(plain) < length:  # equal tokens would hide what a mask or a position does
+        plain = torch.tensor(known)
+    chosen = torch.randint(len(plain), (2, length), generator=torch.Generator().manual_seed(0))
+    return plain[chosen].to(model.device)
+
+
+@contextmanager
+def _failing_clearly(model: PreTrainedModel) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise TypeError(
+            f"{type(model).__name__} fails where it gets positions, a mask and a cache with spare slots, as the "
+            f"decoding loop runs it ({type(error).__name__}: {error}); choose another model"
+        ) from error
+
+
+@contextmanager
+def _narrow_window(model: PreTrainedModel, length: int) -> Iterator[None]:
+    """A window that is no shorter than the probe is `NARROW` inside, so that the probe reaches across it."""
+    config = decoder_config(model)
+    kept = sliding_window(config)
+    if kept < length:
+        yield
+        return
+    config.sliding_window = NARROW
+    try:
+        yield
+    finally:
+        config.sliding_window = kept
+
+
+def _alone(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    return model(input_ids=tokens, use_cache=False, return_dict=True).logits  # type: ignore[no-any-return]
+
+
+def _chain(model: PreTrainedModel, tokens: Tensor, half: int, slots: int, _: int) -> tuple[Tensor, Tensor]:
+    """Logits in rows of different lengths, after a prompt pass that also saw tokens beyond the shorter row."""
+    lengths = torch.tensor([half + 1, max(half - 1, 1)], device=tokens.device)
+    at = lengths[:, None] - 1 + torch.arange(half, device=tokens.device)
+    runner = CachedModel(model, max(slots, 2 * half))
+    beyond = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
+    prefill(runner, tokens.masked_fill(beyond, int(tokens[0, 0])), lengths)
+    there = runner.run(tokens.gather(1, at), at, keep=half)
+    return there, _alone(model, tokens).take_along_dim(at[..., None], dim=1)
+
+
+def _tree(model: PreTrainedModel, tokens: Tensor, half: int, slots: int, _: int) -> tuple[Tensor, Tensor]:
+    """Logits of both sequences as branches of one tree after their common first half."""
+    branch = [*range(-1, half - 1)]
+    tree = TokenTree([*branch, *[-1 if parent < 0 else parent + half for parent in branch]], tokens.device)
+    runner = CachedModel(model, max(slots, 3 * half))
+    first = torch.tensor([half - 1], device=tokens.device)
+    prefill(runner, tokens[:1], first + 1)
+    entries = torch.cat([tokens[:1, half - 1 :], tokens[1:, half:]], dim=1)
+    seen = {"positions": tree.positions(first), "visible": tree.visible(first, runner.capacity)}
+    there = runner.run(entries, tree.slots(first), keep=2 * half, **seen)
+    return there.reshape(2, half, -1), _alone(model, tokens)[:, half:]
+
+
+def _encoder_decoder(
+    model: PreTrainedModel, tokens: Tensor, half: int, slots: int, input_slots: int
+) -> tuple[Tensor, Tensor]:
+    """Logits of the decoder, in two pieces, after inputs of different lengths."""
+    start, inputs = int(model.config.decoder_start_token_id), [half, half // 2 + 1]
+    written = torch.cat([tokens.new_full((2, 1), start), tokens[:, : 2 * half - 1]], dim=1)
+    rows = tokens.new_zeros(2, 3 * half)
+    for row, length in enumerate(inputs):
+        rows[row, :length], rows[row, length : length + 2 * half] = tokens[row, -length:], written[row]
+    lengths = torch.tensor(inputs, device=tokens.device)
+    reserved = max(input_slots, half)
+    runner = EncoderDecoder(model, reserved + max(slots - input_slots, 2 * half), reserved)
+    prefill(runner, rows, lengths + 1)
+    at = lengths[:, None] + torch.arange(2 * half, device=tokens.device)
+    parts = [runner.run(rows.gather(1, part), part, keep=half) for part in at.split(half, dim=1)]
+    own = [model(input_ids=tokens[row : row + 1, -length:], decoder_input_ids=written[row : row + 1]).logits
+           for row, length in enumerate(inputs)]  # fmt: skip
+    return torch.cat(parts, dim=1), torch.cat(own)
+
+
+def _refusal(model: PreTrainedModel, difference: float, kind: str) -> str:
+    return (
+        f"{type(model).__name__} would be decoded from wrong distributions: in the loop's cache, over a {kind}, they "
+        f"differ by {difference:.2g} in total variation from those of its own forward pass, and rounding in "
+        f"{model.dtype} gives {tolerance(model.dtype):.0e} at most; {_reason(model)}"
+    )
+
+
+@torch.inference_mode()
+def _reason(model: PreTrainedModel) -> str:
+    """What the model does otherwise, by forward passes of the model alone."""
+    if model.config.is_encoder_decoder:
+        return "its decoder counts positions, or masks, in a way of its own"
+    tokens = _tokens(model, 2 * HALF)
+    whole, positions = _probs(_alone(model, tokens)), torch.arange(2 * HALF, device=tokens.device).expand(2, -1)
+    if float(total_variation(whole[:, :HALF], _probs(_alone(model, tokens[:, :HALF]))).max()) > tolerance(model.dtype):
+        return "a token's distribution depends on the tokens after it (a decoder needs is_decoder=True)"
+    counted = _probs(model(input_ids=tokens, position_ids=positions, use_cache=False, return_dict=True).logits)
+    if float(total_variation(whole, counted).max()) > tolerance(model.dtype):
+        return "it does not count positions 0, 1, 2, ..."
+    return (
+        "it makes its attention mask, or its window, from the length of the cache, or leaves out the mask it is given"
+    )

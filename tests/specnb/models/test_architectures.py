@@ -1,0 +1,54 @@
+"""Every causal architecture of the installed transformers is decoded exactly or refused; none is decoded wrongly."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from architectures import KINDS, tiny_model
+from transformers import PreTrainedModel
+
+from specnb import generate, standardise
+from specnb.decoding.generate import Study
+
+PROMPTS = [[3], [4, 5, 6], [6, 3, 5, 4, 5, 5, 4]]
+EXACT = (
+    "bert biogpt cohere cohere2 deepseek_v3 exaone4 falcon gemma gemma2 gemma3 gemma3_text gemma4 glm4 gpt2 "
+    "gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe llama mistral mixtral nemotron olmo olmo3 opt phi phi3 "
+    "qwen2 qwen2_moe qwen3 qwen3_moe smollm3 stablelm starcoder2"
+)
+ROUNDING = 2e-4  # in float32, with weights as large as these
+
+
+def _near(model: PreTrainedModel) -> PreTrainedModel:
+    draft = copy.deepcopy(model)
+    torch.manual_seed(3)
+    for weight in draft.parameters():
+        weight.data += 0.05 * torch.randn_like(weight)
+    return draft
+
+
+@torch.inference_mode()
+def _own(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    return standardise(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore")
+def test_an_architecture_is_exact_or_refused(kind: str) -> None:
+    model = tiny_model(kind)
+    if model is None:
+        pytest.skip(f"{kind} cannot be made as a tiny model from its names of sizes")
+    try:
+        made = generate(
+            model, PROMPTS, _near(model), gamma=3, max_new_tokens=6, study=Study(keep_probs=True), progress=False
+        )
+    except TypeError as refusal:
+        if kind in EXACT.split() or type(model).__name__ not in str(refusal):
+            raise
+        return
+    assert made.probs is not None
+    for prompt, tokens, probs in zip(PROMPTS, made.tokens, made.probs, strict=True):
+        for at in range(len(tokens)):
+            assert float((_own(model, prompt + tokens[:at]) - probs[at]).abs().max()) < ROUNDING
