@@ -146,17 +146,21 @@ def generate(
         rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
         numbers=() if study.rows is None else list(study.rows), keep_probs=study.keep_probs,
     )  # fmt: skip
-    require_agreement(
-        target, request.slots, request.input_slots, tree=drafter is not None and drafter.parents is not None
-    )
     make = (study.batch_class or Batch,) if auto is None else (AutoBatch, auto)
     if compile:
         batch = _compiled(request, draft, make, study.timed and target.device.type == "cuda", progress)
     else:
-        require_memory(request)
-        batch = make[0](request, *make[1:])
+        batch = _made(request, make)
     batch.clear(request.eos)
     return _run_to_completion(batch, Scheduler(request, batch), study.timed, progress)
+
+
+def _made(request: Request, make: tuple[Any, ...]) -> Batch:
+    require_memory(request)
+    tree = request.drafter is not None and request.drafter.parents is not None
+    require_agreement(request.target, request.slots, request.input_slots, tree)
+    batch: Batch = make[0](request, *make[1:])
+    return batch
 
 
 def _run_to_completion(batch: Batch, scheduler: Scheduler, timed: bool, progress: bool) -> Generation:
@@ -196,8 +200,7 @@ def _compiled(
     sizes = (request.rows, request.gamma, request.slots, len(request.eos))
     key = (make, request.target, draft, request.sampling, request.rule, sizes, request.compile, in_parts)
     if key not in _kept:
-        require_memory(request)
-        batch: Batch = make[0](request, *make[1:])
+        batch = _made(request, make)
         if request.compile is True:
             _compile(batch)
         if request.target.device.type == "cuda":
