@@ -9,12 +9,14 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.distributions import Sampling
+from specnb.distributions import Sampling, total_variation
+from specnb.models.probe import probabilities, probe_tokens, tolerance
 from specnb.models.support import context_limit
 from specnb.models.support import vocabulary as vocabulary_of
 from specnb_audit.bets import CutoffGap, Row, steps_between
@@ -26,6 +28,9 @@ Source = PreTrainedModel | NextTokenProbs
 
 LOGITS = 2**23
 """Logits that one forward pass may return: limits how many sequences share a pass, and cuts long ones into pieces."""
+
+
+PROBED = 8  # tokens of a sequence by which a model is compared with itself
 
 
 class Completion(NamedTuple):
@@ -167,7 +172,7 @@ def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> It
     if not isinstance(source, PreTrainedModel):
         for completion in completions:
             yield completion, 0, _function_logits(source, completion, vocab)
-    elif len(completions) == 1 and _length(completions[0]) * vocab > LOGITS:
+    elif len(completions) == 1 and _length(completions[0]) * vocab > LOGITS and agrees_in_pieces(source):
         yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab))
     else:
         yield from batch_logits(source, completions)
@@ -230,6 +235,65 @@ def _probs_after(probs: NextTokenProbs, prefix: tuple[int, ...]) -> Tensor:
     return row
 
 
+_causal: WeakSet[PreTrainedModel] = WeakSet()
+_in_pieces_as_whole: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+@torch.inference_mode()
+def require_causal(model: PreTrainedModel) -> None:
+    """Raises `ValueError` unless a sequence has the same distributions alone, beside others and without its end.
+
+    Compared once for a model, over a few tokens.
+    """
+    if model in _causal:
+        return
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{type(model).__name__} is an encoder-decoder; the audit reads decoder-only models")
+    long, short = _probes(model)
+    (alone,), (own,) = _read(model, [long]), _read(model, [short])
+    (begun,) = _read(model, [long._replace(tokens=long.tokens[:4])])
+    ways = {
+        "depend on the tokens after it (a decoder needs is_decoder=True)": (begun, alone[:4]),
+        "depend on the sequences beside it": (torch.cat(_read(model, [long, short])), torch.cat([alone, own])),
+    }
+    for reason, pair in ways.items():
+        difference = _difference(*pair)
+        if difference > tolerance(model.dtype):
+            raise ValueError(
+                f"{type(model).__name__} cannot be audited: the distributions of a sequence {reason}, by "
+                f"{difference:.2g} in total variation"
+            )
+    _causal.add(model)
+
+
+@torch.inference_mode()
+def agrees_in_pieces(model: PreTrainedModel) -> bool:
+    """Whether `model` gives a sequence the same distributions piece by piece, with its cache, as at once."""
+    if model not in _in_pieces_as_whole:
+        long, _ = _probes(model)
+        try:
+            pieces = torch.cat([logits for _, _, logits in _in_pieces(model, long, 3)])
+            agrees = _difference(pieces, *_read(model, [long])) <= tolerance(model.dtype)
+        except Exception:  # a state that cannot be continued
+            agrees = False
+        _in_pieces_as_whole[model] = agrees
+    return _in_pieces_as_whole[model]
+
+
+def _probes(model: PreTrainedModel) -> tuple[Completion, Completion]:
+    length = min(PROBED, context_limit(model) or PROBED)
+    long, short = (Completion([first], rest) for first, *rest in probe_tokens(model, length).tolist())
+    return long, short._replace(tokens=short.tokens[:4])
+
+
+def _read(model: PreTrainedModel, completions: Sequence[Completion]) -> list[Tensor]:
+    return [logits for _, _, logits in batch_logits(model, completions)]
+
+
+def _difference(first: Tensor, second: Tensor) -> float:
+    return float(total_variation(probabilities(first), probabilities(second)).mean())
+
+
 def require_completions(source: Source, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
     """Raises `ValueError` for a completion that `source` gives no distributions for.
 
@@ -239,6 +303,8 @@ def require_completions(source: Source, completions: Sequence[Completion], names
         raise ValueError(
             "the model is in training mode, where dropout makes its distributions random; call its eval() first"
         )
+    if isinstance(source, PreTrainedModel):
+        require_causal(source)
     vocab = vocabulary(source, completions[0].prompt)
     limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
     for number, completion in enumerate(completions):

@@ -104,19 +104,20 @@ def measured_difference(model: PreTrainedModel, slots: int, input_slots: int = 0
     It is NaN where the model gives NaN, which the loop reports. Raises `TypeError` if the model fails in the cache.
     """
     half = min(HALF, (context_limit(model) or 2 * HALF) // 2)
-    tokens = _tokens(model, 2 * half)
+    tokens = probe_tokens(model, 2 * half)
     tokens[1, :half] = tokens[0, :half] if tree else tokens[1, :half]
     runs: Callable[..., tuple[Tensor, Tensor]] = _encoder_decoder if model.config.is_encoder_decoder else _chain
     with _narrow_window(model, 2 * half), _failing_clearly(model):
         there, alone = (_tree if tree else runs)(model, tokens, half, slots, input_slots)
-    return float(total_variation(_probs(there), _probs(alone)).mean())
+    return float(total_variation(probabilities(there), probabilities(alone)).mean())
 
 
-def _probs(logits: Tensor) -> Tensor:
+def probabilities(logits: Tensor) -> Tensor:
+    """Softmax of `logits` `(..., vocab)` in float32 or better."""
     return torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
 
 
-def _tokens(model: PreTrainedModel, length: int) -> Tensor:
+def probe_tokens(model: PreTrainedModel, length: int) -> Tensor:
     """Two sequences `(2, length)` without tokens that the configuration names, such as padding and images."""
     settings = model.config.to_dict() | model.config.get_text_config().to_dict()
     named = {number for name, number in settings.items() if name.endswith(("_token_id", "_token_index"))
@@ -218,11 +219,13 @@ def _reason(model: PreTrainedModel) -> str:
     """What the model does otherwise, by forward passes of the model alone."""
     if model.config.is_encoder_decoder:
         return "its decoder counts positions, or masks, in a way of its own"
-    tokens = _tokens(model, 2 * HALF)
-    whole, positions = _probs(_alone(model, tokens)), torch.arange(2 * HALF, device=tokens.device).expand(2, -1)
-    if float(total_variation(whole[:, :HALF], _probs(_alone(model, tokens[:, :HALF]))).max()) > tolerance(model.dtype):
+    tokens = probe_tokens(model, 2 * HALF)
+    whole, positions = probabilities(_alone(model, tokens)), torch.arange(2 * HALF, device=tokens.device).expand(2, -1)
+    if float(total_variation(whole[:, :HALF], probabilities(_alone(model, tokens[:, :HALF]))).max()) > tolerance(
+        model.dtype
+    ):
         return "a token's distribution depends on the tokens after it (a decoder needs is_decoder=True)"
-    counted = _probs(model(input_ids=tokens, position_ids=positions, use_cache=False, return_dict=True).logits)
+    counted = probabilities(model(input_ids=tokens, position_ids=positions, use_cache=False, return_dict=True).logits)
     if float(total_variation(whole, counted).max()) > tolerance(model.dtype):
         return "it does not count positions 0, 1, 2, ..."
     return (

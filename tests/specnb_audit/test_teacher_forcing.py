@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +10,20 @@ from typing import Any
 import pytest
 import torch
 from tiny import ARCHITECTURES, llama, next_distributions
-from transformers import PreTrainedModel
+from transformers import BertConfig, BertLMHeadModel, PreTrainedModel
 
 from specnb.distributions import Sampling
 from specnb_audit import teacher_forcing
 from specnb_audit.bets import Row
-from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows
+from specnb_audit.teacher_forcing import (
+    Completion,
+    Models,
+    _read,
+    agrees_in_pieces,
+    require_completions,
+    teacher_forced_logits,
+    teacher_forced_rows,
+)
 
 TEXTS = [Completion([1], [0, 2, 3, 1]), Completion([2, 3, 0], [1]), Completion([0, 0], [3, 2, 1, 0, 2])]
 SHARP = Sampling(0.7, top_k=3, top_p=0.9)
@@ -199,3 +208,30 @@ def test_completions_that_a_model_cannot_judge_are_named() -> None:
     growing = lambda prefix: [1 / (len(prefix) + 1)] * (len(prefix) + 1)  # noqa: E731
     with pytest.raises(ValueError, match=r"^a distribution has 2 entries and the target's vocabulary 1; target and"):
         rows_of(growing, [Completion([], [0, 0])])
+
+
+def test_a_model_that_sees_the_future_is_refused() -> None:
+    sizes: dict[str, Any] = {"vocab_size": 24, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    model = BertLMHeadModel(BertConfig(**sizes, num_attention_heads=2, initializer_range=1.0)).eval()
+    with pytest.raises(ValueError, match=r"BertLMHeadModel cannot be audited: .* depend on the tokens after it"):
+        require_completions(model, [Completion([3], [4, 5])])
+
+
+def test_a_model_that_cannot_go_on_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a model whose cache loses a token gives other distributions in pieces."""
+    model = llama(24, dtype=torch.float64)
+    completion = Completion([3], [5, 6, 7, 8, 3, 4, 5, 6])
+    (whole,) = _read(model, [completion])
+    monkeypatch.setattr(teacher_forcing, "LOGITS", 4 * 24)
+    assert agrees_in_pieces(model)
+
+    def forgets(module: Any, args: Any, given: dict[str, Any], output: Any) -> Any:
+        if output.past_key_values is not None:
+            output.past_key_values.crop(-1)
+        return output
+
+    forgetful = copy.deepcopy(model)
+    forgetful.register_forward_hook(forgets, with_kwargs=True)
+    assert not agrees_in_pieces(forgetful)
+    pieces = [logits for _, _, logits in teacher_forced_logits(forgetful, [completion])]
+    assert torch.equal(torch.cat(pieces), whole)
