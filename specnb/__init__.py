@@ -9,7 +9,7 @@ interface. The files, each of which imports only from those before it:
     trees.py           trees of draft tokens, and how the children of a node are sampled
     rules.py           verification rules: which draft tokens are kept, and which token follows them
     theory.py          closed forms: expected tokens per step, speed-up, the best gamma, lenience
-    models/            everything that knows transformers: loading, caches, forward passes
+    models/            everything that knows transformers: loading, caches, forward passes, a probe of each model
     drafting/          drafters: models, heads, n-grams, copies of the text so far, mixtures, lengths
     enumeration.py     the exact distribution of everything that a step emits
     decoding/          `generate`: the request, the batched step, the scheduler of batch rows, the record

@@ -4,7 +4,7 @@ From the bottom up; each module imports only from those before it:
 
     setting_names, claimed     the settings claimed: filters in any order, min-p, what is refused
     alternatives, uniforms     the distributions that known bugs give, on a few cells; the uniform behind a token
-    frequencies, bets          how often each token came; all bets on one sequence
+    bets                       all bets on one sequence
     evidence                   test martingales, and a lower bound on the total variation
     teacher_forcing, numerics  a target's distributions along existing sequences; what rounding explains
     engine, report, auditor    what is known of an engine; the report; the audit sequence by sequence

@@ -1,1 +1,1 @@
-"""The decoding loop: one batched step, the scheduler of its rows, the record of a generation, and beam search."""
+"""The decoding loop: one batched step, the choice of gamma, the scheduler of its rows, and the record of a generation."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -43,3 +45,16 @@ def test_the_wheel_holds_every_folder_but_the_studies() -> None:
     for model in ("target", "draft"):
         assert f"specnb._pair.{model}" in packaged
         assert (PROJECT / "data" / "pair" / model / "model.safetensors").exists()
+
+
+INVENTORIES = [file for package in PACKAGES for file in (PROJECT / package).rglob("__init__.py")]
+
+
+@pytest.mark.parametrize("file", INVENTORIES, ids=lambda file: file.parent.name)
+def test_every_module_that_an_inventory_names_exists(file: Path) -> None:
+    """An inventory is the indented list of a package's docstring: names, then two spaces and what they hold."""
+    listed = re.findall(
+        r"^    (\S+(?:, \S+)*)  ", ast.get_docstring(ast.parse(file.read_text())) or "", flags=re.MULTILINE
+    )
+    names = [name.rstrip("/").removesuffix(".py") for line in listed for name in line.split(", ")]
+    assert not [name for name in names if not any((file.parent / end).exists() for end in (name, f"{name}.py"))]
