@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import partial, reduce
 from pathlib import Path
 
 import nbformat
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import specnb
 from studies.views.predictions import SETTINGS
 
 ROOT = Path(__file__).parent.parent
@@ -211,12 +213,29 @@ def _readme() -> str:
     return (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("page", ["README", "docs/package", "docs/decode", "docs/add-a-drafter", "docs/sweeps"])
-def test_code_on_pages_runs(page: str) -> None:
-    """Every Python block of the page, in order, in one namespace."""
-    namespace: dict[str, object] = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / f"{page}.md").read_text(), flags=re.DOTALL):
-        exec(compile(block, page, "exec"), namespace)  # it is the page's own code that is under test
+PAGES = [
+    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in page.read_text()
+]
+CODE = re.compile(r"```python\n(.*?)```(?:\n```\n(.*?)```)?|`(specnb\.\w+\([^`\n]*\))`", re.DOTALL)
+FETCHES = 'specnb.load_model("smollm2")'  # 93 MB
+SMALLER = {"] * 10:": "]:", "max_new_tokens=64": "max_new_tokens=8"}  # of docs/export-token-ids.md, which take a minute
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_on_pages_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blocks and calls in the text, in order, in another folder; with the output that stands below."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(specnb, "recommend_gamma", partial(specnb.recommend_gamma, largest=2, repetitions=3))
+    namespace: dict[str, object] = {"__name__": "page", "specnb": specnb}
+    for block, output, call in CODE.findall(page.read_text()):
+        if call == FETCHES:
+            continue
+        capsys.readouterr()
+        code = reduce(lambda text, pair: text.replace(*pair), SMALLER.items(), block or call)
+        exec(compile(code, page.name, "exec"), namespace)  # it is the page's own code that is under test
+        assert capsys.readouterr().out == output or not output
 
 
 def test_notebooks_hold_no_trace_of_a_machine() -> None:
