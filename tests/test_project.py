@@ -147,6 +147,17 @@ def test_every_command_of_the_readme_is_installed() -> None:
         assert (Path(sys.executable).parent / command.split()[0]).exists(), command
 
 
+def test_make_does_or_says_something_by_every_name() -> None:
+    """A folder of the name of a target without a rule would have nothing to be done, with status 0."""
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0].isalpha()} - {"build", "mutants"}
+    for name in sorted(folders - {path.name for path in ROOT.glob("*.egg-info")}):
+        planned = subprocess.run(["make", "-n", name], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert "othing to be done" not in planned, name
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    targets = re.findall(r"^(\w+):.* ## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert re.findall(r"^make (\w+) +\S", listed, re.MULTILINE) == targets
+
+
 def test_readme_says_of_claims_whose_they_are_and_what_was_found() -> None:
     readme = _readme()
     table = pd.read_csv(ROOT / "data" / "results" / "claims.csv", dtype=str)
