@@ -12,7 +12,7 @@ endif
 models paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
 # Notebooks that take seconds.
 NOTEBOOKS ?= $(wildcard notebooks/00*_* notebooks/13_* notebooks/14_*)
-PIPELINE = snakemake --cores $(CORES) --quiet rules host
+PIPELINE = python .ci/pipeline.py --cores $(CORES) --quiet rules host
 # Where several processes share the cores, idle threads must not spin. What is timed alone keeps the default: with two
 # threads the real model takes nearly twice as long a token when they sleep.
 reproduce accept sweep test fast nbval: export GOMP_SPINCOUNT ?= 0
