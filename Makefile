@@ -12,12 +12,13 @@ endif
 models paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
 # Notebooks that take seconds.
 NOTEBOOKS ?= $(wildcard notebooks/00*_* notebooks/13_* notebooks/14_*)
-PIPELINE = snakemake --cores $(CORES) --quiet rules host
+PIPELINE = python .ci/pipeline.py --cores $(CORES) --quiet rules host
 # Where several processes share the cores, idle threads must not spin. What is timed alone keeps the default: with two
 # threads the real model takes nearly twice as long a token when they sleep.
 reproduce accept sweep test fast nbval: export GOMP_SPINCOUNT ?= 0
 
-.PHONY: environment reproduce accept sweep test fast wheel nbval lint lab book studies engines models distilled features paper lock clean
+FOLDERS = data figures notebooks profiles specnb specnb_audit
+.PHONY: help tests docs $(FOLDERS) environment reproduce accept sweep test fast wheel nbval lint lab book studies engines models distilled features paper lock clean
 
 reproduce: environment  ## run every notebook and typeset the paper, under build/, and compare all of it with what is committed
 	$(PIPELINE)
@@ -52,7 +53,7 @@ book: environment  ## notebooks as committed, guides, claims and interface as pa
 	python -c "import furo, myst_nb" 2>/dev/null || pip install -q -c constraints.txt -e .[book]
 	python -m docs.book
 
-lab: environment  ## explore in JupyterLab
+lab: environment  ## explore the notebooks in JupyterLab
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb
 
 studies: export OMP_NUM_THREADS = $(or $(THREADS),1)
@@ -91,3 +92,12 @@ clean:  ## forget what was run; keeps the environment
 
 environment:
 	@$(PYTHON) .ci/install.py
+
+help:  ## what make can do
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+# These are names of folders, too: without a rule, make would find nothing to be done.
+tests: test
+docs: book
+$(FOLDERS): help
+	@echo "$@ is a folder; make can do what is listed above" && false

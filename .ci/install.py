@@ -17,6 +17,14 @@ VENV = ROOT / ".venv"
 READY = VENV / "ready"
 REQUIREMENTS = ("requirements.txt", "constraints.txt", "pyproject.toml")
 OLDEST = (3, 11)
+SETTINGS = {
+    # Kernels here talk to this machine only and are interrupted when their notebook ends; they need not report it.
+    "etc/ipython/ipython_kernel_config.py": "c.IPKernelApp.log_level = 50\n",
+    # JupyterLab does not ask, over the first notebook, whether it may fetch news.
+    "share/jupyter/lab/settings/overrides.json": (
+        '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}\n'
+    ),
+}
 VERSION = "import sys; print(sys.version_info[:2], sys.prefix)"
 
 
@@ -57,9 +65,9 @@ def install(lock: int) -> None:
         subprocess.run([base if base.exists() else sys.executable, "-m", "venv", VENV], check=True, pass_fds=[lock])
     pip = [VENV / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, "-r", "requirements.txt"], cwd=ROOT, check=True, pass_fds=[lock])
-    # Kernels here talk to this machine only and are interrupted when their notebook ends; they need not report it.
-    (VENV / "etc" / "ipython").mkdir(parents=True, exist_ok=True)
-    (VENV / "etc" / "ipython" / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 50\n")
+    for name, content in SETTINGS.items():
+        (VENV / name).parent.mkdir(parents=True, exist_ok=True)
+        (VENV / name).write_text(content)
     READY.write_text(json.dumps(wanted(), indent=1) + "\n")
 
 

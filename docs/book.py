@@ -314,7 +314,8 @@ def main() -> None:
     shutil.copy(Path(mathjax, "static/mathjax/tex-svg.js"), source / "_static/mathjax")
     shutil.rmtree(site, ignore_errors=True)
     # A warning is an error, and so is a reference that leads nowhere.
-    options = ["-q", "-n", "-W", "--keep-going", "-j", "2", "-d", ROOT / "build/book-cache"]
+    quiet = [] if sys.stdout.isatty() else ["-q"]  # minutes of work: who waits at a terminal sees how far it is
+    options = [*quiet, "-n", "-W", "--keep-going", "-j", "2", "-d", ROOT / "build/book-cache"]
     status = subprocess.run([sys.executable, "-m", "sphinx", *options, source, site], cwd=ROOT).returncode
     site.mkdir(exist_ok=True)
     (site / "index.html").write_text('<!DOCTYPE html><meta charset="utf-8"><title>specnb</title>'

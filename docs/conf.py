@@ -15,6 +15,7 @@ html_static_path = ["_static"]
 html_css_files = ["book.css"]
 html_js_files = ["claims.js", "widgets.js"]
 html_copy_source = False
+html_show_search_summary = False  # from file:// a browser may not fetch the pages that excerpts come from
 html_theme_options = {"top_of_page_buttons": [], "light_css_variables": {"font-stack--monospace": "monospace"}}
 mathjax_path = "mathjax/tex-svg.js"
 

@@ -39,6 +39,7 @@ from specnb.enumeration import joint_distribution, step_distribution
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.predict import predict
 from specnb.measure.recommend import recommend_gamma
+from specnb.measure.speed import measure_speeds
 from specnb.models.loading import Pair, load_model, load_pair
 from specnb.models.probe import check_model
 from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification

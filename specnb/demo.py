@@ -1,8 +1,15 @@
-"""`specnb demo`: a real model answers two questions, with and without speculation, and the times are compared."""
+"""`specnb demo`: a real model answers two questions, with and without speculation, and the times are compared.
+
+Both answers repeat parts of their prompts, so tokens copied from the text so far are accepted: they are questions of
+data/workloads.jsonl, which has other kinds, too.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -10,52 +17,125 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from specnb.decoding.generate import Generation, generate
-from specnb.decoding.record import now
+from specnb.decoding.record import StepRecord, now
 from specnb.distributions import Sampling
 from specnb.drafting.ngram import PromptLookupDrafter
-from specnb.measure.timing import Job, measured_on, time_round
+from specnb.measure.statistics import bootstrap
+from specnb.measure.timing import Array, Job, measured_on, time_round
 from specnb.models.loading import load_model
-from specnb.models.real_model import REAL, smollm2
+from specnb.models.real_model import REAL, cache_folder, smollm2
 
-CODE = """
-def add_up(values):
-    x = 0
-    for value in values:
-        if value is not None:
-            x = x + value
-    return x
+EDIT = """Use an f-string in the return line and rename the function to greeting.
+
+```python
+def make_text(name, hour):
+    if hour < 12:
+        part = "morning"
+    elif hour < 18:
+        part = "afternoon"
+    else:
+        part = "evening"
+    return "Good " + part + ", " + name + "!"
+```"""
+QUOTATION = """The patient, a woman of fifty-four, came to the clinic because of pain in her left knee that had begun \
+three weeks before. She had not fallen, but she had started to run again in spring after a long break. The knee was \
+slightly swollen and hurt most when she went down stairs. An X-ray showed nothing unusual. She was advised to rest for \
+two weeks, to cool the knee after exercise, and to strengthen her thigh muscles under the guidance of a physiotherapist.
+
+What was the patient advised to do? Answer by quoting the sentence that says so."""
+QUESTIONS = {"An edited function": EDIT, "A quotation": QUOTATION}
+WAYS = ("plain", "speculative")
+GREEN, RESET = "\033[32m", "\033[0m"
+CALL = """The same in Python:
+
+import specnb
+from transformers import AutoTokenizer
+
+target = specnb.load_model({model!r})
+tokenizer = AutoTokenizer.from_pretrained(target.name_or_path)
+turn = [{{"role": "user", "content": {question!r}}}]
+prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
+made = specnb.generate(
+    target, [prompt], specnb.PromptLookupDrafter(target.config.vocab_size), max_new_tokens={new_tokens},
+    sampling=specnb.Sampling(temperature=0), eos=tokenizer.eos_token_id,
+)
+print(tokenizer.decode(made.tokens[0]), made.record.tokens_per_step)
 """
-QUESTIONS = {
-    "An answer that repeats the prompt": f"Rename the variable x to total in this function:\n\n```python{CODE}```",
-    "An answer in the model's own words": "Why does the sky look blue during the day and red at sunset?",
-}
 
 
-def run(new_tokens: int = 64, rounds: int = 3, questions: dict[str, str] = QUESTIONS) -> int:
+def run(new_tokens: int = 64, rounds: int = 5, questions: dict[str, str] = QUESTIONS) -> int:
     """Prints the answers of SmolLM2-135M at temperature 0, and how much faster drafts copied from the text made them.
 
     The model is fetched the first time (93 MB). Returns 0. Raises what `smollm2` raises.
     """
     target, tokenizer = load_model(REAL), AutoTokenizer.from_pretrained(smollm2())
-    drafters, order = (None, PromptLookupDrafter(target.config.vocab_size)), np.random.default_rng(0)
-    made: dict[int, Generation] = {}
-
-    def answer(way: int, prompt: list[int]) -> None:
-        made[way] = generate(
-            target, [prompt], drafters[way], max_new_tokens=new_tokens, sampling=Sampling(temperature=0),
-            eos=tokenizer.eos_token_id, progress=False,
-        )  # fmt: skip
-
     for kind, question in questions.items():
         turn = [{"role": "user", "content": question}]
         prompt: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
-        jobs, clock = [Job(partial(answer, way, prompt)) for way in (0, 1)], partial(now, target.device)
-        bar = tqdm(range(rounds + 1), desc=kind, leave=False)  # the first round warms up
-        seconds = np.stack([time_round(jobs, clock, order) for _ in bar])[1:]
-        plain, drafted = (len(made[way].tokens[0]) / np.median(seconds[:, way]) for way in (0, 1))
-        same = "the same as" if made[0].tokens == made[1].tokens else "by rounding not those of"
-        print(f"{kind}: {question}\n\n{tokenizer.decode(made[1].tokens[0], skip_special_tokens=True)}\n")
-        print(f"{drafted / plain:.2f} times as fast as plain decoding: {drafted:.0f} tokens/s instead of {plain:.0f},")
-        print(f"{made[1].record.tokens_per_step:.2f} tokens per step; the tokens are {same} plain decoding\n")
-    print(f"Medians of {rounds} rounds; {measured_on(target.dtype)}")
+        made, seconds = timed(target, prompt, tokenizer.eos_token_id, new_tokens, rounds, kind)
+        print(f"{kind}: {question}\n\n{answer(tokenizer, made['speculative'])}\n\n{comparison(made, seconds)}\n")
+    colours = "; green: accepted draft tokens" if is_terminal() else ""
+    print(f"Medians of {rounds} rounds; {measured_on(target.dtype)}{colours}\n")
+    print(CALL.format(model=REAL, question=question, new_tokens=new_tokens))
+    size = sum(file.stat().st_size for file in smollm2().iterdir()) / 1e6
+    print(f"The model stays in {cache_folder()} ({size:.0f} MB); delete this folder to have them back")
     return 0
+
+
+def timed(
+    target: Any, prompt: list[int], eos: int, new_tokens: int, rounds: int, kind: str
+) -> tuple[dict[str, Generation], Array]:
+    """What each of `WAYS` generated, and seconds `(rounds, ways)`, measured in turn."""
+    drafters = (None, PromptLookupDrafter(target.config.vocab_size))
+    made: dict[str, Generation] = {}
+
+    def call(way: int) -> None:
+        made[WAYS[way]] = generate(
+            target, [prompt], drafters[way], max_new_tokens=new_tokens, sampling=Sampling(temperature=0), eos=eos,
+            progress=False,
+        )  # fmt: skip
+
+    jobs, order = [Job(partial(call, way)) for way in range(len(WAYS))], np.random.default_rng(0)
+    bar = tqdm(range(rounds + 1), desc=kind, leave=False)  # the first round warms up
+    return made, np.stack([time_round(jobs, partial(now, target.device), order) for _ in bar])[1:]
+
+
+def comparison(made: dict[str, Generation], seconds: Array) -> str:
+    """Lines about speed: each of `WAYS`, and the ratio with its interval over rounds."""
+    per_token = seconds / [len(made[way].tokens[0]) for way in WAYS]
+
+    def ratio(rounds: Any) -> Any:
+        plain, speculative = np.moveaxis(np.median(per_token[rounds], axis=-2), -1, 0)
+        return plain / speculative
+
+    lines = [
+        f"{way:12} {1 / np.median(per_token[:, at]):6.1f} tokens/s {made[way].record.tokens_per_step:6.2f} tokens/step"
+        for at, way in enumerate(WAYS)
+    ]
+    found = bootstrap(ratio, len(seconds), 2000, 0)
+    interval = f" [{found.low:.2f}, {found.high:.2f}]" if len(seconds) > 2 else ""
+    said = f"{found.value:.2f}{interval} times as fast as plain decoding"
+    if not made["speculative"].record.accepted.any():
+        said = f"No draft token was accepted, so the ratio of the times, {found.value:.2f}, is noise"
+    same = "the same as" if made["plain"].tokens == made["speculative"].tokens else "by rounding not those of"
+    return "\n".join([*lines, f"{said}; the tokens are {same} plain decoding"])
+
+
+def answer(tokenizer: Any, made: Generation) -> str:
+    """The completion; on a terminal, accepted draft tokens are green."""
+    shown = []
+    for accepted, group in groupby(zip(kept(made.record), made.tokens[0], strict=True), key=lambda pair: pair[0]):
+        words = tokenizer.decode([token for _, token in group], skip_special_tokens=True)
+        shown.append(f"{GREEN}{words}{RESET}" if accepted and is_terminal() else words)
+    return "".join(shown)
+
+
+def kept(record: StepRecord) -> list[bool]:
+    """Whether each token of the first row is an accepted draft token."""
+    steps = zip(record.accepted[0].tolist(), record.emitted[0].tolist(), strict=True)
+    return [place < accepted for accepted, emitted in steps for place in range(emitted)]
+
+
+def is_terminal() -> bool:
+    """Whether the command's own output, which `specnb` collects first, goes to a terminal that shows colours."""
+    return sys.__stdout__ is not None and sys.__stdout__.isatty() and not os.environ.get("NO_COLOR")

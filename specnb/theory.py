@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import scipy  # its parts, which take a second, are imported when first used
 import torch
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 from torch import Tensor
 
 from specnb.distributions import residual
@@ -195,7 +195,7 @@ def solve_alpha(tokens_per_step: float, gamma: int) -> float:
         raise ValueError(f"gamma is {gamma}; without drafts every alpha gives one token per step")
     if not 1 <= tokens_per_step <= gamma + 1:
         raise ValueError(f"tokens_per_step is {tokens_per_step}; with gamma = {gamma} it lies in [1, {gamma + 1}]")
-    return float(brentq(lambda alpha: expected_tokens(alpha, gamma) - tokens_per_step, 0.0, 1.0))
+    return float(scipy.optimize.brentq(lambda alpha: expected_tokens(alpha, gamma) - tokens_per_step, 0.0, 1.0))
 
 
 def lenient_distribution(

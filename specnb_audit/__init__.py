@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from specnb_audit.claimed import Claimed
     from specnb_audit.engine import Aim, Engine
     from specnb_audit.report import Report
+    from specnb_audit.token_file import save_tokens
 
 # Imported when first used: tokens are collected in an engine's own environment, which may be without torch.
 _HOMES = {
     **dict.fromkeys(("assert_exact", "audit", "audit_distributions"), "api"),
     **{"Auditor": "auditor", "Row": "bets", "Claimed": "claimed", "Aim": "engine", "Engine": "engine"},
-    "Report": "report",
+    **{"Report": "report", "save_tokens": "token_file"},
 }
 __all__ = list(_HOMES)
 

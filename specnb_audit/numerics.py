@@ -32,6 +32,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, total_variation
+from specnb.models.cache import cache_argument
 from specnb_audit.claimed import claimed_probs
 from specnb_audit.evidence import log_mean
 from specnb_audit.teacher_forcing import Completion, Source, batch_logits, teacher_forced_logits
@@ -168,13 +169,14 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: Completion) -> tuple[Tensor, Tensor]:
     """Logits `(n, vocab)` of `model` from one pass over the sequence, and of `engine` from one pass per token."""
     ((_, _, many),) = batch_logits(model, [completion])
+    name = cache_argument(engine)
     output = engine(input_ids=torch.tensor([completion.prompt], device=engine.device), use_cache=True)
     logits = [output.logits[:, -1]]
     for token in completion.tokens[:-1]:
         output = engine(
             input_ids=torch.tensor([[token]], device=engine.device),
-            past_key_values=output.past_key_values,
             use_cache=True,
+            **{name: getattr(output, name)},
         )
         logits.append(output.logits[:, -1])
     return many, torch.cat(logits)

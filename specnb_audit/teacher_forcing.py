@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, total_variation
+from specnb.models.cache import cache_argument
 from specnb.models.probe import probabilities, probe_tokens, tolerance
 from specnb.models.support import context_limit
 from specnb.models.support import vocabulary as vocabulary_of
@@ -193,11 +194,12 @@ def batch_logits(model: PreTrainedModel, completions: Sequence[Completion]) -> I
 
 def _in_pieces(model: PreTrainedModel, completion: Completion, size: int) -> Iterator[tuple[Completion, int, Tensor]]:
     ids = torch.tensor([[*completion.prompt, *completion.tokens[:-1]]], device=model.device)
+    name = cache_argument(model)
     cache = None
     offset = 1 - len(completion.prompt)  # negative offsets are in the prompt
     for part in ids.split(size, dim=1):
-        output = _forward(model, part, keep=part.shape[1], use_cache=True, past_key_values=cache)
-        cache = output.past_key_values
+        output = _forward(model, part, keep=part.shape[1], use_cache=True, **{name: cache})
+        cache = getattr(output, name)
         if offset + part.shape[1] > 0:
             yield completion, max(offset, 0), output.logits[0, max(-offset, 0) :]
         offset += part.shape[1]

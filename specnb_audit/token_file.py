@@ -1,4 +1,4 @@
-"""Reads generated sequences from a file, or a pipe, of JSON lines: `{"prompt": [ids], "tokens": [ids]}`.
+"""Generated sequences in a file, or a pipe, of JSON lines: `{"prompt": [ids], "tokens": [ids]}`.
 
 A line may also have `steps`, the number of tokens emitted by each step; `batch`, a name or integer that sequences
 generated together share; and `seed`, an integer that the random numbers of the sequence, or of its batch, were seeded
@@ -48,6 +48,18 @@ def read_tokens(file: Path) -> list[Sequence]:
     for sequence in sequences:
         require_alike(sequences[0], sequence)
     return sequences
+
+
+def save_tokens(file: Path, prompts: Iterable[Iterable[int]], completions: Iterable[Iterable[int]]) -> None:
+    """Writes a file for `specnb audit`: `completions`, such as `Generation.tokens`, and the prompt of each.
+
+    Raises `ValueError` for other numbers of prompts than of completions, `OSError` where it cannot be written.
+
+    >>> save_tokens(Path(os.devnull), [[1, 2]], [[3]])
+    """
+    with file.open("w", encoding="utf-8") as lines:
+        for prompt, tokens in zip(prompts, completions, strict=True):
+            lines.write(json.dumps({"prompt": list(map(int, prompt)), "tokens": list(map(int, tokens))}) + "\n")
 
 
 class Seeds:

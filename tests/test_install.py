@@ -2,14 +2,17 @@
 
 import fcntl
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
-from script_files import script
+from script_files import ROOT, script
 
 
 class Commands:
@@ -105,3 +108,23 @@ def test_an_old_python_is_refused(installer: ModuleType, monkeypatch: pytest.Mon
     with pytest.raises(SystemExit, match=r"later is needed: make PYTHON="):
         installer.main()
     assert installer.subprocess.run.made == []
+
+
+EDITABLE = "from setuptools.build_meta import build_editable; print(build_editable('wheel'))"
+IMPORT = "import site; site.addsitedir('site'); import specnb; print(specnb.__file__)"
+
+
+def test_an_editable_install_is_imported_from_the_folder_above(tmp_path: Path) -> None:
+    """Git clones into a folder called `specnb`; seen from above, that folder is a package without content."""
+    checkout = tmp_path / "specnb"
+    for name in ("pyproject.toml", "LICENSE", "docs/package.md"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    for folder in ("specnb", "specnb_audit", "data/pair"):
+        shutil.copytree(ROOT / folder, checkout / folder, ignore=shutil.ignore_patterns("*.safetensors", "*.json"))
+    (checkout / "specnb/__init__.py").write_text("")  # imports nothing, so the test is fast
+    made = subprocess.run([sys.executable, "-c", EDITABLE], cwd=checkout, check=True, capture_output=True, text=True)
+    with ZipFile(checkout / "wheel" / made.stdout.split()[-1]) as wheel:
+        wheel.extractall(tmp_path / "site")
+    found = subprocess.run([sys.executable, "-ESc", IMPORT], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == str(checkout / "specnb/__init__.py")

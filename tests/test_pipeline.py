@@ -219,3 +219,28 @@ def test_a_failing_notebook_leaves_its_outputs_and_what_is_committed(project: Pa
     log = nbformat.read(project / "build" / "logs" / "01_second.ipynb", as_version=4)
     assert any(output.get("text") == "rows: 6\n" for output in log.cells[-1].outputs)
     assert {file: file.read_bytes() for file in (project / "data" / "results").iterdir()} == committed
+
+
+def test_a_killed_run_leaves_no_lock_and_a_running_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`snakemake` is a program here that waits until it is killed, as notebooks make it wait."""
+    program, build = tmp_path / "bin/snakemake", tmp_path / "build"
+    for folder in (program.parent, tmp_path / ".ci"):
+        folder.mkdir()
+    shutil.copy(ROOT / ".ci/pipeline.py", tmp_path / ".ci")
+    program.write_text('#!/bin/sh\necho "$@"\nexec sleep 600\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    command: list[Any] = [sys.executable, tmp_path / ".ci/pipeline.py", "all"]
+    for _ in range(2):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+            try:
+                assert running.stdout is not None
+                assert running.stdout.readline() == "--nolock all\n"
+                second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            finally:
+                running.kill()
+        assert (second.returncode, second.stdout) == (1, "")
+        assert second.stderr.endswith("wait for it to end\n")
+    assert [file.name for file in build.iterdir()] == ["pipeline.lock"]

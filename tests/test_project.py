@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import partial, reduce
 from pathlib import Path
 
 import nbformat
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import specnb
 from studies.views.predictions import SETTINGS
 
 ROOT = Path(__file__).parent.parent
@@ -145,6 +147,17 @@ def test_every_command_of_the_readme_is_installed() -> None:
         assert (Path(sys.executable).parent / command.split()[0]).exists(), command
 
 
+def test_make_does_or_says_something_by_every_name() -> None:
+    """A folder of the name of a target without a rule would have nothing to be done, with status 0."""
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0].isalpha()} - {"build", "mutants"}
+    for name in sorted(folders - {path.name for path in ROOT.glob("*.egg-info")}):
+        planned = subprocess.run(["make", "-n", name], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert "othing to be done" not in planned, name
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    targets = re.findall(r"^(\w+):.* ## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert re.findall(r"^make (\w+) +\S", listed, re.MULTILINE) == targets
+
+
 def test_readme_says_of_claims_whose_they_are_and_what_was_found() -> None:
     readme = _readme()
     table = pd.read_csv(ROOT / "data" / "results" / "claims.csv", dtype=str)
@@ -211,12 +224,34 @@ def _readme() -> str:
     return (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("page", ["README", "docs/package", "docs/decode", "docs/add-a-drafter", "docs/sweeps"])
-def test_code_on_pages_runs(page: str) -> None:
-    """Every Python block of the page, in order, in one namespace."""
-    namespace: dict[str, object] = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / f"{page}.md").read_text(), flags=re.DOTALL):
-        exec(compile(block, page, "exec"), namespace)  # it is the page's own code that is under test
+PAGES = [
+    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in page.read_text()
+]
+CODE = re.compile(r"```python\n(.*?)```(?:\n```\n(.*?)```)?|`(specnb\.\w+\([^`\n]*\))`", re.DOTALL)
+FETCHES = 'specnb.load_model("smollm2")'  # 93 MB
+SMALLER = {  # the same code, faster
+    "] * 10:": "]:",
+    "prompts * 8": "prompts",
+    "max_new_tokens=64": "max_new_tokens=8",
+    "max_new_tokens=32": "max_new_tokens=8",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_on_pages_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blocks and calls in the text, in order, in another folder; with the output that stands below."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(specnb, "recommend_gamma", partial(specnb.recommend_gamma, largest=2, repetitions=3))
+    namespace: dict[str, object] = {"__name__": "page", "specnb": specnb}
+    for block, output, call in CODE.findall(page.read_text()):
+        if call == FETCHES:
+            continue
+        capsys.readouterr()
+        code = reduce(lambda text, pair: text.replace(*pair), SMALLER.items(), block or call)
+        exec(compile(code, page.name, "exec"), namespace)  # it is the page's own code that is under test
+        assert capsys.readouterr().out == output or not output
 
 
 def test_notebooks_hold_no_trace_of_a_machine() -> None:

@@ -26,8 +26,8 @@ DEPENDENCE = (0.75, 1.1)  # accepted draft tokens per step over Equation 1's, fo
 class Range:
     """A predicted value and the least and greatest that the missing inputs allow.
 
-    >>> print(Range(2.0, 1.5, 2.25))
-    2.00 [1.50, 2.25]
+    >>> print(Range(2.0, 1.5, 2.25), Range(2.3, 2.3, 2.3))
+    2.00 [1.50, 2.25] 2.30
     """
 
     value: float
@@ -35,7 +35,7 @@ class Range:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.value:.2f}" + (f" [{self.low:.2f}, {self.high:.2f}]" if self.low < self.high else "")
 
 
 OVERHEAD = Range(0.1, 0.0, 0.25)  # of a target forward pass, per step: sampling, verification, cache, scheduler

@@ -21,7 +21,7 @@ from specnb.models.loading import Pair
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Speeds:
     """Measured generations, one row per repetition.
 
@@ -34,12 +34,22 @@ class Speeds:
     >>> speeds = Speeds((0, 3), seconds, tokens_per_step=np.array([[1.0, 2.5]] * 4))
     >>> speeds.improvement(3).value, speeds.tokens(3), speeds.time_fraction(3, "draft")
     (2.0, 2.5, 0.25)
+    >>> speeds
+    gamma = 3: 2 [2, 2] (n = 4) times as fast as plain decoding, 2.50 tokens per step
     """
 
     gammas: tuple[int, ...]
     seconds: Array
     tokens_per_step: Array
     active: Array = field(default_factory=lambda: np.ones((1, 1)))
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"gamma = {gamma}: {self.improvement(gamma)} times as fast as plain decoding, {self.tokens(gamma):.2f} "
+            "tokens per step"
+            for gamma in self.gammas
+            if gamma
+        )
 
     def improvement(self, gamma: int, refilled: bool = False, over: int = 0) -> Estimate:
         """Wall-clock improvement over gamma = `over`, by default plain decoding.

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # its parts, which take a second, are imported when first used
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
-from scipy.optimize import brentq
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -59,7 +58,7 @@ def proportion(successes: int, n: int, level: float = 0.95) -> Estimate:
     """
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"{successes} successes in {n} trials: there must be 0 to n successes and at least 1 trial")
-    wilson = stats.binomtest(int(successes), int(n)).proportion_ci(level, method="wilson")
+    wilson = scipy.stats.binomtest(int(successes), int(n)).proportion_ci(level, method="wilson")
     return Estimate(successes / n, wilson.low, wilson.high, int(n))
 
 
@@ -197,7 +196,7 @@ def goodness_of_fit(counts: ArrayLike, probs: ArrayLike, fitted: int = 0) -> Fit
     cells_o, cells_e = (np.bincount(merged, weights=own).astype(np.float64) for own in (observed, probs * n))
     statistic = float(((cells_o - cells_e) ** 2 / cells_e).sum())
     freedom = len(cells_e) - 1 - fitted
-    return Fit(statistic, float(stats.chi2.sf(statistic, max(freedom, 1))), distance, int(n))
+    return Fit(statistic, float(scipy.stats.chi2.sf(statistic, max(freedom, 1))), distance, int(n))
 
 
 def merged_cells(expected: Array) -> Indices:
@@ -230,12 +229,12 @@ def detectable_total_variation(cells: int, n: int, false_alarm: float, power: fl
     """
     if cells < 2 or n < 1 or not 0 < false_alarm < power < 1:
         raise ValueError(f"no test has {cells} cells, n = {n}, false alarms {false_alarm} and power {power}")
-    threshold = stats.chi2.isf(false_alarm, cells - 1)
+    threshold = scipy.stats.chi2.isf(false_alarm, cells - 1)
 
     def excess(distance: float) -> float:
-        return float(stats.ncx2.sf(threshold, cells - 1, n * (2 * distance) ** 2)) - power
+        return float(scipy.stats.ncx2.sf(threshold, cells - 1, n * (2 * distance) ** 2)) - power
 
-    return float(brentq(excess, 0.0, 1.0)) if excess(1.0) > 0 else np.inf
+    return float(scipy.optimize.brentq(excess, 0.0, 1.0)) if excess(1.0) > 0 else np.inf
 
 
 def within_chance(deviations: ArrayLike, false_alarm: float) -> bool:
@@ -245,7 +244,7 @@ def within_chance(deviations: ArrayLike, false_alarm: float) -> bool:
     (True, False)
     """
     sizes = np.abs(np.atleast_1d(np.asarray(deviations, dtype=np.float64)))
-    return bool(sizes.max() < stats.norm.isf(false_alarm / (2 * sizes.size)))
+    return bool(sizes.max() < scipy.stats.norm.isf(false_alarm / (2 * sizes.size)))
 
 
 def below(error: float) -> float:

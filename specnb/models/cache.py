@@ -8,6 +8,7 @@ cropped.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -171,6 +172,14 @@ def why_not_croppable(cache: Any, plain: tuple[type, ...] = (DynamicLayer,)) -> 
         if type(layer) not in plain:
             return f"its layer {number} is a {type(layer).__name__}, which is not plain full attention"
     return ""
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the forward pass of `model` calls its cache, as an argument and in its output.
+
+    `cache` from transformers 5.24 on, where the name before warns and ends with 5.40.
+    """
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def decoder_config(model: PreTrainedModel) -> PreTrainedConfig:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.models.cache import RaggedCache, additive_mask, decoder_config, ragged_mask
+from specnb.models.cache import RaggedCache, additive_mask, cache_argument, decoder_config, ragged_mask
 from specnb.models.support import context_limit, sliding_window
 
 
@@ -31,6 +31,7 @@ class CachedModel:
         self.model = model
         self.capacity = capacity
         self.cache = RaggedCache(decoder_config(model).num_hidden_layers, capacity)
+        self.cache_argument = cache_argument(model)
         self.window = sliding_window(decoder_config(model))
         self.places: Tensor | None = None  # with a window, the position of what each slot of each row holds
         self.last_position = (context_limit(model) or capacity) - 1
@@ -78,10 +79,10 @@ class CachedModel:
             # Draft tokens beyond the model's limit are never emitted; they only need a valid index.
             position_ids=positions.clamp_max(self.last_position),
             attention_mask=mask,
-            past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
             return_dict=True,
+            **{self.cache_argument: self.cache},
             **more,
         )
         if self.hidden_states is not None:

@@ -85,8 +85,8 @@ class EncoderDecoder(CachedModel):
                 attention_mask=mask,
                 decoder_input_ids=tokens,
                 decoder_attention_mask=self.mask(own),
-                past_key_values=self.both,
                 use_cache=True,
+                **{self.cache_argument: self.both},
             )
         return output.logits[:, -keep:]  # type: ignore[no-any-return]
 

@@ -105,7 +105,7 @@ def converted(file: Path, sha256: str | None = None) -> Path:
 def _require_packages() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ImportError(f"reading a GGUF file needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+        raise ImportError(f"reading a GGUF file needs {' and '.join(missing)}: pip install 'specnb[real]'")
 
 
 def _downloaded(folder: Path) -> Path:

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -53,16 +54,19 @@ def read_table(name: str, **how: Any) -> pd.DataFrame:
 def write(path: Path, content: str | bytes) -> Path:
     """Writes a file under a temporary name, moves it into place and returns `path`; readers never see half a file.
 
-    Raises `OSError` if the disk is full or the folder is read-only; an old file then stays as it was.
+    Raises `OSError`, with the path, if the disk is full or the folder is read-only; an old file then stays as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        hint = f"{error.strerror} (the environment variable SPECNB_OUT names another folder for what is made)"
+        raise OSError(error.errno, hint, str(path)) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
     return path
 
 

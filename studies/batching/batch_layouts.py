@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 
 from specnb.decoding.record import StepRecord
 from specnb.distributions import Sampling, sample, standardise, uniforms
-from specnb.models.cache import additive_mask, crop
+from specnb.models.cache import additive_mask, cache_argument, crop
 from specnb.models.cached_model import CachedModel
 from specnb.models.support import context_limit
 from specnb.rules import Rule, token_verification
@@ -83,8 +83,8 @@ class CompactedBatch:
             input_ids=tokens,
             position_ids=self.position_ids_of(positions).clamp(0, self.last_position),
             attention_mask=additive_mask(visible, self.model.dtype),
-            past_key_values=self.cache,
             use_cache=True,
+            **{cache_argument(self.model): self.cache},
         ).logits
         return logits
 

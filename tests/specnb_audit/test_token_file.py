@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from specnb_audit import token_file
-from specnb_audit.token_file import Seeds, Sequence, lines_of, read_stream, read_tokens
+from specnb_audit.token_file import Seeds, Sequence, lines_of, read_stream, read_tokens, save_tokens
 
 GOOD = '{"prompt": [1], "tokens": [2]}'
 
@@ -35,6 +36,14 @@ def test_a_byte_order_mark_and_gzip_make_no_difference(tmp_path: Path) -> None:
     assert read_tokens(write(tmp_path, b"\xef\xbb\xbf" + GOOD.encode())) == plain
     assert read_tokens(write(tmp_path, gzip.compress(GOOD.encode()))) == plain
     assert read_tokens(write(tmp_path, gzip.compress(b"\xef\xbb\xbf" + GOOD.encode()))) == plain
+
+
+def test_what_is_saved_is_read(tmp_path: Path) -> None:
+    prompts, completions, file = [[1, 2], [3]], torch.tensor([[4], [5]]), tmp_path / "tokens.jsonl"
+    save_tokens(file, prompts, completions)
+    assert [(each.prompt, each.tokens) for each in read_tokens(file)] == [([1, 2], [4]), ([3], [5])]
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        save_tokens(file, prompts, completions[:1])
 
 
 LINE = '{"prompt": [ids], "tokens": [ids]}'

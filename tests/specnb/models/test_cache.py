@@ -15,7 +15,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from specnb.models.cache import RaggedCache, crop
+from specnb.models.cache import RaggedCache, cache_argument, crop
 from specnb.models.cached_model import CachedModel
 
 TOKENS = torch.tensor([[0, 3, 1, 2, 0, 1, 1, 3], [2, 2, 0, 1, 3, 3, 0, 1]])
@@ -164,3 +164,17 @@ def test_nan_in_a_hidden_slot_is_loud(attention: str) -> None:
     logits = runner.run(torch.tensor([[2], [0]]), ENDS, keep=1)
     assert logits[0].isnan().all()
     assert not logits[1].isnan().any()
+
+
+@torch.inference_mode()
+def test_a_cache_is_given_by_the_name_that_the_model_has_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cache` in newer versions of transformers, which warn of the older name."""
+    model, slots = llama(), torch.arange(LENGTH).expand(2, -1)
+    expected = CachedModel(model, LENGTH).run(TOKENS, slots, keep=1)
+    known, forward = cache_argument(model), model.forward
+
+    def renamed(*, cache: Any, **more: Any) -> Any:
+        return forward(**{known: cache}, **more)
+
+    monkeypatch.setattr(model, "forward", renamed)
+    assert torch.equal(CachedModel(model, LENGTH).run(TOKENS, slots, keep=1), expected)

@@ -67,7 +67,7 @@ def test_what_is_wrong_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         load_model(write_gguf(path.parent / "tiny", path.with_name("other.gguf")))
     assert not list((path.parent / "cache").iterdir())
     monkeypatch.setattr(real_model, "NEEDED", ("no_such_package",))
-    with pytest.raises(ImportError, match=r"pip install no_such_package"):
+    with pytest.raises(ImportError, match=r"needs no_such_package: pip install 'specnb\[real\]'"):
         load_model("smollm2")
 
 
