@@ -198,10 +198,10 @@ def test_a_sweep_gathers_its_runs_and_a_failing_one_stops_no_other(project: Path
     [
         (
             {"notebooks": {"01_second": {"parameters": {"m": 3}}}},
-            "01_second.ipynb: there is no parameter m, only n, text",
+            "01_second.ipynb: there is no parameter m, only n",
         ),
         ({"notebooks": {"02_third": {"parameters": {"n": 3}}}}, "there is no notebooks/02_third.ipynb"),
-        ({"notebook": "01_second", "grid": {"m": [3]}}, "01_second.ipynb: there is no parameter m, only n, text"),
+        ({"notebook": "01_second", "grid": {"m": [3]}}, "01_second.ipynb: there is no parameter m, only n"),
         ({"notebook": "01_second", "grid": {"n": 3}}, "wrong.yml: a sweep has `notebook`, `grid` (lists of values"),
         ({"notebook": "01_second", "grid": {"n": [3]}, "parameters": {"n": 1}}, "n stands under `grid` and under"),
     ],
