@@ -83,6 +83,7 @@ def test_values_may_be_any_literal() -> None:
     [
         "gamma = 4  # draft tokens, from 1",
         "gamma: int = 4",
+        'text: str = "x"',
         "gamma: int  # draft tokens, from 1",
         "gamma: list = [4]  # draft tokens, from 1",
         "gamma: int = 4  # draft tokens",
