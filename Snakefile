@@ -4,7 +4,6 @@
 import hashlib
 import json
 import os
-import re
 import shlex
 import sys
 from glob import glob
@@ -12,6 +11,9 @@ from pathlib import Path
 
 import yaml
 from snakemake.exceptions import WorkflowError
+
+sys.path.insert(0, str(Path(workflow.basedir, "specnb", "notebook")))  # specnb itself would take seconds to import
+import parameters  # noqa: E402
 
 # Notebooks that `--configfile` names, and only these, with its parameters; without it all of config.yml.
 KNOWN = yaml.safe_load(Path("config.yml").read_text(encoding="utf-8"))["notebooks"]
@@ -55,11 +57,8 @@ def checked(name, entry):
         raise WorkflowError(f"there is no {notebook}; config.yml lists the notebooks")
     if not given:
         return "{}"
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    (source,) = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-    known = re.findall(r"^(\w+) = ", source, re.MULTILINE)
-    if unknown := sorted(given.keys() - set(known)):
-        raise WorkflowError(f"{notebook} has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
+    if wrong := parameters.unknown(given, parameters.of_notebook(notebook)):
+        raise WorkflowError(f"{notebook}: {'; '.join(wrong)}")
     return json.dumps(given)
 
 

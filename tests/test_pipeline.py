@@ -23,6 +23,7 @@ COPIED = (
     "specnb/notebook/claims.py",
     "specnb/notebook/figures.py",
     "specnb/notebook/findings.py",
+    "specnb/notebook/parameters.py",
     "data/claims.csv",
     "data/corpus.csv",
 )
@@ -30,7 +31,7 @@ CONFIG = {
     "00_first": {"tables": ["numbers"], "reads": ["data/reference/given.csv"]},
     "01_second": {"tables": ["numbers"], "reads": ["data/results/00_numbers.csv"]},
 }
-PARAMETERS = "n = 1  # what is added; n >= 1\ntext = ''  # what is written; any text"
+PARAMETERS = "n: int = 1  # what is added, from 1\ntext: str = ''  # what is written"
 CODE = """
 import pandas
 from specnb import used
@@ -135,8 +136,8 @@ def test_a_run_is_compared_and_accepted_and_then_nothing_is_left_to_do(project: 
     [
         ("specnb/used.py", "ZERO = 0", "ZERO = 1", BOTH),
         ("data/reference/given.csv", "5", "6", BOTH),
-        ("notebooks/00_first.ipynb", "n = 1", "n = 2", BOTH),
-        ("notebooks/01_second.ipynb", "n = 1", "n = 2", BOTH - {"notebook_00"}),
+        ("notebooks/00_first.ipynb", "int = 1", "int = 2", BOTH),
+        ("notebooks/01_second.ipynb", "int = 1", "int = 2", BOTH - {"notebook_00"}),
         ("notebooks/01_second.ipynb", "# test", "# other words", set()),
         ("specnb/used.py", "ZERO", "ZERO", set()),  # another time stamp
     ],
@@ -180,7 +181,7 @@ def test_a_sweep_gathers_its_runs_and_a_failing_one_stops_no_other(project: Path
     ended, output = snakemake(project, "--keep-going", "--config", "sweep=mine.yml")
     assert ended != 0
     assert "# 01_second over n: 2 of 3 runs are done" in output
-    assert re.search(r"\| -1 \| failed: ValueError: n = -1 is not allowed: n >= 1 \(what is added\)", output)
+    assert re.search(r"\| -1 \| failed: ValueError: n = -1 is not allowed: int, what is added, from 1\. ", output)
     made = project / "build" / "own" / "sweeps" / "mine"
     table = [line.split(",")[1:] for line in (made / "table.csv").read_text().splitlines()]
     assert [(line[0], line[-1]) for line in table if line[1:4] == ["numbers", "0", "x"]] == [("3", "9"), ("4", "10")]
@@ -195,9 +196,12 @@ def test_a_sweep_gathers_its_runs_and_a_failing_one_stops_no_other(project: Path
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"notebooks": {"01_second": {"parameters": {"m": 3}}}}, "01_second.ipynb has no parameter m; it has n, text"),
+        (
+            {"notebooks": {"01_second": {"parameters": {"m": 3}}}},
+            "01_second.ipynb: there is no parameter m, only n",
+        ),
         ({"notebooks": {"02_third": {"parameters": {"n": 3}}}}, "there is no notebooks/02_third.ipynb"),
-        ({"notebook": "01_second", "grid": {"m": [3]}}, "01_second.ipynb has no parameter m; it has n, text"),
+        ({"notebook": "01_second", "grid": {"m": [3]}}, "01_second.ipynb: there is no parameter m, only n"),
         ({"notebook": "01_second", "grid": {"n": 3}}, "wrong.yml: a sweep has `notebook`, `grid` (lists of values"),
         ({"notebook": "01_second", "grid": {"n": [3]}, "parameters": {"n": 1}}, "n stands under `grid` and under"),
     ],
@@ -208,6 +212,23 @@ def test_unknown_names_stop_it_at_once(project: Path, given: dict[str, object], 
     ended, output = snakemake(project, *option)
     assert ended != 0
     assert says in output
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("n", "2"), ""),
+        (("tex", "a"), "there is no parameter tex (did you mean text?), only n, text. Change the cell tagged"),
+        (("n", "0"), "n = 0 is not allowed: int, what is added, from 1. Change the cell tagged"),
+    ],
+)
+def test_papermill_by_hand_is_told_what_is_wrong(project: Path, given: tuple[str, str], says: str) -> None:
+    """By the cell after the parameters; papermill itself warns of a wrong name, and of no right one."""
+    run = ("papermill", "notebooks/01_second.ipynb", "own.ipynb", "--cwd", "notebooks", "-k", "python3", "-p", *given)
+    ended, output = call(project, *run)
+    assert bool(ended) == bool(says), output
+    assert says in output
+    assert ("Passed unknown parameter" in output) == ("no parameter" in says), output
 
 
 def test_a_failing_notebook_leaves_its_outputs_and_what_is_committed(project: Path) -> None:

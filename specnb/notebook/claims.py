@@ -17,32 +17,18 @@ A claim is judged as its source states it, with thresholds that `data/claims.csv
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import re
 import sys
 import textwrap
 from types import TracebackType
-from typing import Any, NamedTuple
 
 import pandas as pd
 
 from specnb.notebook.findings import ROOT, Number, all_claims, as_number, out, write, written
+from specnb.notebook.parameters import mistakes, names_given, of_notebook, unknown
 
 Answer = bool | None  # None: not decided
-
-
-class Parameter(NamedTuple):
-    """A parameter of a notebook: its committed value, its meaning with the unit, and a condition, or words, on it."""
-
-    value: Any
-    meaning: str
-    allowed: str
-
-    def fits(self, name: str, given: dict[str, Any]) -> bool:
-        said_in_words = isinstance(self.value, str) and f"{name} in" not in self.allowed
-        return said_in_words or bool(eval(self.allowed, {}, given))
 
 
 def notebook(number: str) -> Notebook:
@@ -55,39 +41,17 @@ def notebook(number: str) -> Notebook:
 
     from specnb.notebook.figures import use_style
 
-    found, known, around = Notebook(number), parameters(number), sys._getframe(1).f_globals
+    found, around = Notebook(number), sys._getframe(1).f_globals
+    (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    known = of_notebook(path)
     given = {name: around.get(name, parameter.value) for name, parameter in known.items()}
-    # The last cell of parameters that was run: papermill's, or the tagged one.
-    run = [cell for cell in around.get("In", ()) if cell.startswith(("# Parameters\n", f"{next(iter(known))} = "))]
-    names = re.findall(r"^(\w+) = ", run[-1], re.MULTILINE) if run else []
-    wrong = [f"there is no parameter {name}; there are {', '.join(known)}" for name in names if name not in known]
-    for name, (value, *_) in known.items():
-        if type(given[name]) is not type(value) and not (type(value) is float and type(given[name]) is int):
-            wrong.append(f"{name} = {given[name]!r} is no {type(value).__name__}")
-    wrong = wrong or [
-        f"{name} = {given[name]!r} is not allowed: {parameter.allowed} ({parameter.meaning})"
-        for name, parameter in known.items()
-        if not parameter.fits(name, given)
-    ]
+    wrong = unknown(names_given(around.get("In", ()), known), known) + mistakes(known, given)
     if wrong:
-        raise ValueError(f"{'; '.join(wrong)}. Change the cell tagged `parameters`")
+        raise ValueError(f"{'; '.join(wrong)}. Change the cell tagged `parameters`, or what papermill was given")
     torch.set_num_threads(given.get("threads", 1))
     logging.disable_progress_bar()
     use_style()
     return found
-
-
-def parameters(number: str) -> dict[str, Parameter]:
-    """The parameters of a notebook: the lines `name = value  # meaning; allowed values` of the cell tagged so.
-
-    >>> parameters("01")["n_rows"].allowed
-    'n_rows >= 256'
-    """
-    (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    (source,) = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-    lines = re.findall(r"^(\w+) = (.+)  # (.+); (.+)$", source, re.MULTILINE)
-    return {name: Parameter(ast.literal_eval(value), *words) for name, value, *words in lines}
 
 
 def above(low: float, high: float, bound: float = 0) -> Answer:
