@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 from weakref import WeakValueDictionary
 
 import cuda_guard
 import pytest
 import torch
-from simulated_graph import Graph, address, aten, is_work, tensors_of
+from simulated_graph import Graph, address, aten, is_work, mapped, tensors_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 FREE = 2**30  # bytes
@@ -82,7 +82,7 @@ class SimulatedCuda(TorchDispatchMode):
         self.graph: Graph | None = None  # that is being captured
         self.copies = 0  # to pinned memory so far
         self.unseen: list[tuple[int, Tensor, Tensor]] = []  # of these: number, destination, values
-        self.tensors: dict[int, WeakValueDictionary[int, DeviceTensor]] = {}  # that exist, by their memory
+        self.tensors: WeakValueDictionary[int, DeviceTensor] = WeakValueDictionary()  # that exist
 
     def counts(self, since: int = 0) -> Counter[str]:
         """How often each kind is in the log, from entry `since` on."""
@@ -114,14 +114,14 @@ class SimulatedCuda(TorchDispatchMode):
 
     def require_same(self, graph: Graph, function: Callable[[], Any]) -> None:
         """Raises `RuntimeError` unless `function` would do now what `graph` has."""
-        again = Graph(self.exists)
+        again = Graph(self.in_use)
         with self.capture(again):
             function()
         graph.require_same(again)
 
-    def exists(self, host: Tensor) -> bool:
-        """Whether a tensor on the device has this memory."""
-        return bool(self.tensors.get(address(host)))
+    def in_use(self) -> set[int]:
+        """The memory of all tensors that exist."""
+        return {address(tensor.host) for tensor in self.tensors.values()}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -131,10 +131,9 @@ class SimulatedCuda(TorchDispatchMode):
         to_here = here if device is None else device.type == "cuda"
         if not here and not to_here:
             return on_host(function, args, kwargs)
-        with self:  # in inference mode, what consists of other operations arrives here whole
-            parts = function.decompose(*args, **kwargs)
-        if parts is not NotImplemented:
-            return parts
+        if is_composite(function):  # in inference mode, what consists of other operations arrives here whole
+            with self:
+                return function.decompose(*args, **kwargs)
         if function is aten.detach_.default:
             return args[0]
         if torch.Tag.inplace_view in function.tags:
@@ -143,7 +142,7 @@ class SimulatedCuda(TorchDispatchMode):
             return self.copied_out(function, *args)
         self.check(function, args, tensors, here, to_here)
         result = self.executed(function, args, kwargs)
-        return tree_map(self.wrapped(tensors), result) if to_here else result
+        return mapped(self.wrapped(tensors), result) if to_here else result
 
     def copied_out(self, function: Any, destination: Tensor, source: DeviceTensor, waits_not: bool = False) -> Tensor:
         if waits_not and isinstance(destination, Pinned):
@@ -173,7 +172,7 @@ class SimulatedCuda(TorchDispatchMode):
 
     def executed(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of the operation on host tensors; it becomes part of the graph that is captured."""
-        args, kwargs = tree_map(self.on_host, args), tree_map(self.on_host, kwargs)
+        args, kwargs = mapped(self.on_host, args), mapped(self.on_host, kwargs)
         return function(*args, **kwargs) if self.graph is None else self.graph.add(function, args, kwargs)
 
     def on_host(self, leaf: Any) -> Any:
@@ -192,7 +191,7 @@ class SimulatedCuda(TorchDispatchMode):
             if not isinstance(leaf, Tensor) or id(leaf) in known:
                 return known.get(id(leaf), leaf)
             made = DeviceTensor(leaf)
-            self.tensors.setdefault(address(leaf), WeakValueDictionary())[id(made)] = made
+            self.tensors[id(made)] = made
             return made
 
         return wrap
@@ -203,6 +202,13 @@ def on_host(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     pinned = kwargs.get("pin_memory")
     result = function(*args, **({**kwargs, "pin_memory": False} if pinned else kwargs))
     return result.fill_(torch.iinfo(result.dtype).min).as_subclass(Pinned) if pinned else result
+
+
+@cache
+def is_composite(function: Any) -> bool:
+    """Whether the operation consists of other operations."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]  # the stub lacks it
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key))
 
 
 def waits(function: Any, args: Any) -> bool:
@@ -246,7 +252,7 @@ def simulated_cuda() -> Iterator[SimulatedCuda]:
 
     class CUDAGraph(Graph):
         def __init__(self) -> None:
-            super().__init__(device.exists)
+            super().__init__(device.in_use)
 
         def replay(self) -> None:
             device.note("replay", "a graph")

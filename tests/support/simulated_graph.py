@@ -7,12 +7,12 @@ no longer what the program has, a replay raises here; on a GPU it would compute 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
 ALLOCATIONS = {
@@ -47,11 +47,11 @@ class Operation(NamedTuple):
 class Graph:
     """What `torch.cuda.graph` captures, with host tensors in the place of those on the device.
 
-    `exists` says whether the program still has a tensor in the memory of the one given.
+    `in_use` gives the addresses of the memory in which the program has tensors.
     """
 
-    def __init__(self, exists: Callable[[Tensor], bool]) -> None:
-        self.exists = exists
+    def __init__(self, in_use: Callable[[], set[int]]) -> None:
+        self.in_use = in_use
         self.operations: list[Operation] = []
         self.made: dict[int, tuple[int, Tensor]] = {}  # memory that the capture made: address -> number, a tensor
         self.used: dict[int, Tensor] = {}  # memory that was there before
@@ -66,7 +66,7 @@ class Graph:
         for tensor in written(function, args, kwargs):
             if address(tensor) in self.used and address(tensor) not in self.before:
                 self.before[address(tensor)] = tensor.untyped_storage().clone()
-        described = (function, *map(self._described, tree_leaves((args, kwargs))))
+        described = (function, *map(self._described, leaves((args, kwargs))))
         result = function(*args, **kwargs)
         for tensor in tensors_of(result):
             if address(tensor) not in self.used:
@@ -96,8 +96,9 @@ class Graph:
         for now, captured in self.numbers:
             if not torch.equal(now, captured):
                 raise RuntimeError(f"the graph was captured with the number {captured.item()}, which is {now.item()} now")
-        for tensor in self.used.values():
-            if not isinstance(tensor, Number) and not self.exists(tensor):
+        in_use = self.in_use()
+        for at, tensor in self.used.items():
+            if at not in in_use and not isinstance(tensor, Number):
                 raise RuntimeError(f"the graph uses a tensor {tuple(tensor.shape)} that no longer exists")
         for operation in self.operations:
             operation.replay()
@@ -121,9 +122,29 @@ class Graph:
         return memory, leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset()
 
 
+def leaves(tree: Any) -> Iterator[Any]:
+    """What nested arguments or results consist of."""
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        for branch in tree:
+            yield from leaves(branch)
+    else:
+        yield tree
+
+
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same nested arguments or results with `function` of each leaf."""
+    if isinstance(tree, dict):
+        return {name: mapped(function, branch) for name, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)([mapped(function, branch) for branch in tree])
+    return function(tree)
+
+
 def tensors_of(tree: Any) -> list[Tensor]:
     """All tensors in nested arguments or results."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def address(tensor: Tensor) -> int:
@@ -131,6 +152,7 @@ def address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]  # torch does not say
 
 
+@cache
 def is_work(function: Any) -> bool:
     """Whether an operation computes or copies something: not a view, and not an allocation."""
     return not function.is_view and function not in ALLOCATIONS
@@ -138,8 +160,11 @@ def is_work(function: Any) -> bool:
 
 def written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """The arguments that an operation changes."""
-    found = []
-    for number, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += tensors_of(args[number] if number < len(args) else kwargs.get(argument.name))
-    return found
+    found = [args[number] if number < len(args) else kwargs.get(name) for number, name in _written(function)]
+    return tensors_of(found)
+
+
+@cache
+def _written(function: Any) -> list[tuple[int, str]]:
+    arguments = enumerate(function._schema.arguments)
+    return [(number, one.name) for number, one in arguments if one.alias_info is not None and one.alias_info.is_write]
