@@ -189,8 +189,8 @@ class TreeDrafter(ModelDrafter):
     """A tree of the shape `parents`, sampled from `model` as `sampling` and `scheme` say.
 
     The cache keeps the accepted path, as the target's does. `top_children` looks at the order of the probabilities
-    only: it ignores `sampling`. Raises `TypeError` for a model that the loop cannot run, `ValueError` for parents that
-    do not come before their children.
+    only: it ignores `sampling`. `capturable` as for a `ModelDrafter`. Raises `TypeError` for a model that the loop
+    cannot run, `ValueError` for parents that do not come before their children.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -207,14 +207,17 @@ class TreeDrafter(ModelDrafter):
         parents: tuple[int, ...],
         sampling: Sampling = Sampling(),
         scheme: Scheme = distinct_children,
+        *,
+        capturable: bool = False,
     ) -> None:
-        super().__init__(model, Sampling() if scheme is top_children else sampling)
+        super().__init__(model, Sampling() if scheme is top_children else sampling, capturable=capturable)
         self.parents: tuple[int, ...] = tuple(parents)
         self.scheme: Scheme = scheme
         self.tree = TokenTree(self.parents, model.device)
         depths = list(enumerate(self.tree.node_depths))
         self.levels = [[node for node, own in depths if own == depth] for depth in range(1, self.tree.depth)]
         self.levels = [[node for node in level if node in self.parents] for level in self.levels]  # without leaves
+        self.entries = [torch.tensor(level, device=model.device) + 1 for level in self.levels]  # as a step may not copy
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         self.first_node = context.lengths[:, None].clone()
@@ -228,8 +231,7 @@ class TreeDrafter(ModelDrafter):
         tokens: dict[int, Tensor] = {}
         q: dict[int, Tensor] = {}
         self._sample_children([-1], after, tokens, q, uniforms)
-        for level in self.levels:
-            entries = [node + 1 for node in level]
+        for level, entries in zip(self.levels, self.entries, strict=True):
             logits = self.runner.run(
                 torch.stack([tokens[node] for node in level], dim=1).clamp_min(0),
                 slots[:, entries],
