@@ -36,6 +36,8 @@ from studies.drafters.suffix import SuffixDrafter
 
 Head = TypeVar("Head", bound=nn.Module)
 VOCAB, WIDTH = 4, 8  # of the tiny models
+DEVICE = "cpu"
+"""Where drafters are made."""
 COUNTED = np.random.default_rng(0).integers(0, VOCAB, 60)
 TWO_DRAFTS = (-1, -1)
 DEPTH_2 = (-1, -1, 0, 0, 1)
@@ -44,7 +46,8 @@ DEEP = (-1, 0, -1, 1, 2, 1)  # depth 3, nodes of different branches in turn
 
 def table(seed: int = 0) -> Tensor:
     """Random next-token probabilities `(VOCAB, VOCAB)` after each token."""
-    return torch.softmax(torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)), dim=-1)
+    random = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed))
+    return torch.softmax(random, dim=-1).to(DEVICE)
 
 
 class TableTreeDrafter(Drafter):
@@ -71,9 +74,7 @@ def chain() -> TableDrafter:
 
 def near_model(architecture: str) -> PreTrainedModel:
     """A draft model that is accepted often."""
-    model = near_copy(ARCHITECTURES[architecture](VOCAB), noise=0.2)
-    model.set_attn_implementation("eager")
-    return model
+    return _placed(near_copy(ARCHITECTURES[architecture](VOCAB), noise=0.2))
 
 
 def near(architecture: str) -> ModelDrafter:
@@ -82,9 +83,12 @@ def near(architecture: str) -> ModelDrafter:
 
 def far(architecture: str) -> ModelDrafter:
     """A model with other weights."""
-    model = ARCHITECTURES[architecture](VOCAB, seed=100, layers=1)
+    return ModelDrafter(_placed(ARCHITECTURES[architecture](VOCAB, seed=100, layers=1)))
+
+
+def _placed(model: PreTrainedModel) -> PreTrainedModel:
     model.set_attn_implementation("eager")
-    return ModelDrafter(model)
+    return model.to(DEVICE)  # type: ignore[arg-type, no-any-return]  # the stub takes no name
 
 
 def random_head(head: Head) -> Head:
@@ -93,7 +97,7 @@ def random_head(head: Head) -> Head:
     with torch.no_grad():
         for weight in head.parameters():
             weight.normal_(generator=random)
-    return head
+    return head.to(DEVICE)
 
 
 def recurrent() -> FeatureDrafter:
