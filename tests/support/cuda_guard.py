@@ -1,7 +1,7 @@
-"""Two calls that torch makes of a CUDA library, as functions that do nothing: compiled once, kept under build/.
+"""What torch calls of a CUDA library before an operation, doing nothing: compiled once, kept under build/.
 
-Before an operation torch asks a guard to select the device; a build for the CPU has none for CUDA. And it initialises
-CUDA before the first tensor there. A guard stays registered until the process ends. It is called for CUDA tensors only.
+It asks a guard to select the device, of which a build for the CPU has none, and it initialises CUDA before the first
+tensor there. The guard stays registered until the process ends; it is called for tensors on CUDA only.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ extern "C" void require_initialisation(bool required) {
 
 def reason_to_skip() -> str:
     """Why there can be no guard here; empty if there can."""
-    if torch.version.cuda is not None:
-        return "this torch has a CUDA library of its own, and no device"
+    if torch.cuda.is_available():
+        return "there is a real device"
     return "" if shutil.which(cpp_extension.get_cxx_compiler()) else "no C++ compiler"
 
 

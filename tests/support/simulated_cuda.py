@@ -112,13 +112,6 @@ class SimulatedCuda(TorchDispatchMode):
             self.graph = None
             graph.undo()
 
-    def require_same(self, graph: Graph, function: Callable[[], Any]) -> None:
-        """Raises `RuntimeError` unless `function` would do now what `graph` has."""
-        again = Graph(self.in_use)
-        with self.capture(again):
-            function()
-        graph.require_same(again)
-
     def in_use(self) -> set[int]:
         """The memory of all tensors that exist."""
         return {address(tensor.host) for tensor in self.tensors.values()}
@@ -257,6 +250,13 @@ def simulated_cuda() -> Iterator[SimulatedCuda]:
         def replay(self) -> None:
             device.note("replay", "a graph")
             super().replay()
+
+        def require_current(self, function: Callable[[], Any]) -> None:
+            """Raises `RuntimeError` unless `function` would do now what the graph does."""
+            again = Graph(device.in_use)
+            with device.capture(again):
+                function()
+            self.require_same(again)
 
     instead: dict[str, Any] = {
         "Event": lambda: Event(device),

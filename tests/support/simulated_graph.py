@@ -114,9 +114,9 @@ class Graph:
 
     def _described(self, leaf: Any) -> Any:
         if isinstance(leaf, Number):
-            return leaf.item()
+            return repr(leaf.item())
         if not isinstance(leaf, Tensor):
-            return leaf
+            return repr(leaf)  # NaN equals itself
         at = address(leaf)
         memory = f"tensor {self.made[at][0]} of the capture" if at in self.made else f"memory at {at}"
         return memory, leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset()

@@ -32,6 +32,7 @@ import specnb
 from specnb import rules
 from specnb.beam import beam_search
 from specnb.decoding import generate as loop
+from specnb.decoding.auto_gamma import Auto
 from specnb.decoding.generate import FIXED, Generation, Study, forget_compiled, generate
 from specnb.decoding.scheduler import ProgressReader
 from specnb.decoding.step import Batch
@@ -136,3 +137,166 @@ def test_a_captured_step_is_one_replay_with_the_tokens_of_the_cpu(
     captured, *replayed = steps
     assert len(captured) > 100
     assert all(log == [("replay", "a graph")] for log in replayed)
+
+
+# Every setting
+
+
+RULES = {
+    "token": rules.token_verification,
+    "exact match": rules.exact_match,
+    "rejection sampling": rules.rejection_sampling,
+    "lenient": rules.lenient_verification(0.5),
+    "lenient, greedy": rules.lenient_greedy_verification(0.5),
+    "block or traversal": rules.traversal_verification,
+}
+SAMPLINGS = (Sampling(0.7, top_k=3, top_p=0.9), Sampling(0))
+
+
+class Checked(Captured):
+    """Captures again before each replay, and compares: what the host would do now has to be what the graph does."""
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        if self.graph is not None:
+            for captured, given in zip(self.inputs, tensors, strict=True):
+                captured.copy_(given)
+            self.graph.require_current(lambda: self.function(*self.inputs))  # type: ignore[attr-defined]
+        return super().__call__(*tensors)
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "Captured", Checked)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("parents", [None, DEEP], ids=["chain", "tree"])
+def test_every_rule(name: str, parents: tuple[int, ...] | None, device: SimulatedCuda, checked: None) -> None:
+    def drafter(model: PreTrainedModel) -> Any:
+        return model if parents is None else TreeDrafter(model, parents, capturable=True)
+
+    common = COMMON | {"gamma": len(parents or "123"), "rule": RULES[name]}
+    expected = generate(target(), PROMPTS, drafter(draft()), **common)
+    made = generate(placed(target()), PROMPTS, drafter(placed(draft())), compile="graph", **common)
+    require_equal(made, expected)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_every_sampling(sampling: Sampling, device: SimulatedCuda, checked: None) -> None:
+    models = placed(target()), placed(draft())
+    common = COMMON | {"gamma": 2, "sampling": sampling}
+    expected = generate(target(), PROMPTS, draft(), **common)
+    for compile in (False, "graph"):
+        require_equal(generate(models[0], PROMPTS, models[1], compile=compile, **common), expected)
+
+
+@pytest.mark.parametrize("make", [*ARCHITECTURES.values(), neox, qwen2, mistral], ids=lambda make: make.__name__)
+def test_every_architecture(make: Callable[..., PreTrainedModel], device: SimulatedCuda, checked: None) -> None:
+    """A window of two tokens in the last one."""
+    model = make(dtype=torch.float64)
+    tree = drafter_kinds.TableTreeDrafter(drafter_kinds.TWO_DRAFTS)
+    expected = generate(model, PROMPTS, tree, gamma=2, **COMMON)
+    tree.table = tree.table.to("cuda")
+    for compile in (False, "graph"):
+        require_equal(generate(placed(model), PROMPTS, tree, gamma=2, compile=compile, **COMMON), expected)
+
+
+def test_gamma_is_fixed_where_steps_have_one_width(device: SimulatedCuda) -> None:
+    models = placed(target()), placed(draft())
+    expected = generate(target(), PROMPTS, draft(), gamma=FIXED, **COMMON)
+    for gamma in ("auto", Auto(costs=[1.0, 1.1, 1.2, 1.3, 1.4])):
+        require_equal(generate(models[0], PROMPTS, models[1], gamma=gamma, **COMMON), expected)
+
+
+def test_a_kept_graph_serves_other_prompts_seeds_and_ends(device: SimulatedCuda, checked: None) -> None:
+    models = placed(target()), placed(draft())
+    for seed, eos in ((1, [1, 2]), (2, [3, 0]), (1, [1, 2])):
+        common = COMMON | {"seed": seed, "eos": eos, "gamma": 3}
+        expected = generate(target(), PROMPTS[::-1], draft(), **common)
+        require_equal(generate(models[0], PROMPTS[::-1], models[1], compile="graph", **common), expected)
+    assert len(loop._kept) == 1
+
+
+def test_distributions_are_kept(device: SimulatedCuda) -> None:
+    common = COMMON | {"gamma": 3, "study": Study(keep_probs=True)}
+    expected = generate(target(), PROMPTS, draft(), **common).probs
+    made = generate(placed(target()), PROMPTS, placed(draft()), **common).probs
+    assert expected
+    assert made
+    for own, other in zip(made, expected, strict=True):
+        assert own.device.type == "cuda"
+        assert torch.allclose(own.cpu(), other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("compile", [False, "graph", True])
+def test_parts_of_steps_are_timed(
+    compile: bool | str, device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part is a graph of its own. What torch would compile is run as it is."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    common = COMMON | {"gamma": len(DEEP), "study": Study(timed=True)}
+    expected = generate(target(), PROMPTS, TreeDrafter(draft(), DEEP), **common)
+    drafter = TreeDrafter(placed(draft()), DEEP, capturable=True)
+    made = generate(placed(target()), PROMPTS, drafter, compile=compile, **common)
+    require_equal(made, expected)
+    assert all(len(seconds) >= made.record.target_passes.max() for seconds in made.record.seconds.values())
+
+
+# Everything else that runs on a device
+
+
+def test_beam_search(device: SimulatedCuda) -> None:
+    common: dict[str, Any] = {"width": 2, "draft_width": 3, "gamma": 2, "max_new_tokens": 5, "progress": False}
+    for model in (None, draft()):
+        expected = beam_search(target(), [2, 0], model, eos=1, **common)
+        own = None if model is None else placed(model)
+        made = beam_search(placed(target()), [2, 0], own, eos=1, **common)
+        assert made.tokens == expected.tokens
+
+
+def t5() -> PreTrainedModel:
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 2, "num_heads": 2, "relative_attention_num_buckets": 6}
+    torch.manual_seed(1)
+    config = T5Config(vocab_size=VOCAB, decoder_start_token_id=3, eos_token_id=None, pad_token_id=0, **sizes)
+    return T5ForConditionalGeneration(config).double().eval()
+
+
+def bart() -> PreTrainedModel:
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 16, "init_std": 1.0}
+    torch.manual_seed(2)
+    ends: dict[str, Any] = {"eos_token_id": None, "forced_eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+    config = BartConfig(vocab_size=VOCAB, decoder_start_token_id=3, **sizes, **heads, **ends)
+    return BartForConditionalGeneration(config).double().eval()
+
+
+@pytest.mark.parametrize("make", [t5, bart])
+def test_encoder_decoders(
+    make: Callable[[], PreTrainedModel], device: SimulatedCuda, steps: list[list[tuple[str, str]]]
+) -> None:
+    model = make()
+    for drafter in (near_copy(model, 0.2), PromptLookupDrafter(VOCAB, shortest=1)):
+        expected = generate(model, PROMPTS, drafter, gamma=2, **COMMON)
+        steps.clear()
+        own = placed(drafter) if isinstance(drafter, PreTrainedModel) else drafter
+        require_equal(generate(placed(model), PROMPTS, own, gamma=2, **COMMON), expected)
+        assert {kind for log in steps for kind, _ in log} == {"launch"}
+
+
+def test_costs_are_measured_on_captured_passes(device: SimulatedCuda) -> None:
+    pair = roomy_pair()
+    pair = without_tokenizer(placed(pair.target), placed(pair.draft))
+    for compile in (False, "graph"):
+        costs = measure_costs(pair, context=3, largest=2, repetitions=3, compile=compile, progress=False)
+        assert (costs.target.shape, costs.draft.shape) == ((3, 2), (3, 1))
+    assert device.counts()["replay"] > 0
+    assert machine(torch.device("cuda")) == "simulated"
+
+
+def test_acceptance_is_measured(device: SimulatedCuda) -> None:
+    models = (target(), draft())
+    found = [
+        measure_acceptance(one, {"draft": other}, PROMPTS, new_tokens=5, progress=False)
+        for one, other in (models, map(placed, models))
+    ]
+    assert np.allclose(found[0].beta["draft"], found[1].beta["draft"], rtol=0, atol=1e-12)
