@@ -95,7 +95,9 @@ class Graph:
         """Carries out all operations. Raises `RuntimeError` if a number has changed since, or memory was freed."""
         for now, captured in self.numbers:
             if not torch.equal(now, captured):
-                raise RuntimeError(f"the graph was captured with the number {captured.item()}, which is {now.item()} now")
+                raise RuntimeError(
+                    f"the graph was captured with the number {captured.item()}, which is {now.item()} now"
+                )
         in_use = self.in_use()
         for at, tensor in self.used.items():
             if at not in in_use and not isinstance(tensor, Number):
@@ -108,9 +110,13 @@ class Graph:
         pairs = zip(self.operations, other.operations, strict=False)
         for captured, now in pairs:
             if captured.described != now.described:
-                raise RuntimeError(f"the graph was captured with {captured.described}, which would be {now.described} now")
+                raise RuntimeError(
+                    f"the graph was captured with {captured.described}, which would be {now.described} now"
+                )
         if len(self.operations) != len(other.operations):
-            raise RuntimeError(f"the graph has {len(self.operations)} operations, now there are {len(other.operations)}")
+            raise RuntimeError(
+                f"the graph has {len(self.operations)} operations, now there are {len(other.operations)}"
+            )
 
     def _described(self, leaf: Any) -> Any:
         if isinstance(leaf, Number):
