@@ -35,6 +35,10 @@ WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Marks of operations that return values, or tensors whose shape depends on values."""
 
 
+TENSORS: WeakValueDictionary[int, DeviceTensor] = WeakValueDictionary()
+"""All that exist."""
+
+
 class DeviceTensor(Tensor):
     """A tensor that says that it is on the device. `host` holds its values."""
 
@@ -47,6 +51,7 @@ class DeviceTensor(Tensor):
             cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=CUDA
         )
         made.host = host
+        TENSORS[id(made)] = made
         return made
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -58,6 +63,11 @@ class DeviceTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise RuntimeError(f"{function} of a tensor on the simulated device, outside simulated_cuda()")
+
+
+def in_use() -> set[int]:
+    """The memory in which there are tensors on the device."""
+    return {address(tensor.host) for tensor in TENSORS.values()}
 
 
 class Pinned(Tensor):
@@ -82,7 +92,6 @@ class SimulatedCuda(TorchDispatchMode):
         self.graph: Graph | None = None  # that is being captured
         self.copies = 0  # to pinned memory so far
         self.unseen: list[tuple[int, Tensor, Tensor]] = []  # of these: number, destination, values
-        self.tensors: WeakValueDictionary[int, DeviceTensor] = WeakValueDictionary()  # that exist
 
     def counts(self, since: int = 0) -> Counter[str]:
         """How often each kind is in the log, from entry `since` on."""
@@ -111,10 +120,6 @@ class SimulatedCuda(TorchDispatchMode):
         finally:
             self.graph = None
             graph.undo()
-
-    def in_use(self) -> set[int]:
-        """The memory of all tensors that exist."""
-        return {address(tensor.host) for tensor in self.tensors.values()}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -183,9 +188,7 @@ class SimulatedCuda(TorchDispatchMode):
         def wrap(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or id(leaf) in known:
                 return known.get(id(leaf), leaf)
-            made = DeviceTensor(leaf)
-            self.tensors[id(made)] = made
-            return made
+            return DeviceTensor(leaf)
 
         return wrap
 
@@ -245,7 +248,7 @@ def simulated_cuda() -> Iterator[SimulatedCuda]:
 
     class CUDAGraph(Graph):
         def __init__(self) -> None:
-            super().__init__(device.in_use)
+            super().__init__(in_use)
 
         def replay(self) -> None:
             device.note("replay", "a graph")
@@ -253,7 +256,7 @@ def simulated_cuda() -> Iterator[SimulatedCuda]:
 
         def require_current(self, function: Callable[[], Any]) -> None:
             """Raises `RuntimeError` unless `function` would do now what the graph does."""
-            again = Graph(device.in_use)
+            again = Graph(in_use)
             with device.capture(again):
                 function()
             self.require_same(again)

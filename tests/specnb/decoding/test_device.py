@@ -23,6 +23,7 @@ import torch
 from drafter_kinds import CHAINS, DEEP, HIERARCHICAL, TREES, VOCAB, gamma_of, table
 from simulated_cuda import Event, SimulatedCuda, simulated_cuda
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -91,24 +92,33 @@ def kinds(logs: Iterable[Log]) -> set[str]:
     return {kind for log in logs for kind, _ in log}
 
 
-def placed(model: Any) -> Any:
-    """A copy of the model on the device."""
-    return copy.deepcopy(model).to("cuda")
-
-
 @cache
 def target() -> PreTrainedModel:
     return llama(dtype=torch.float64)
 
 
+@cache
 def draft() -> PreTrainedModel:
     return near_copy(target(), noise=0.2)
 
 
 @cache
-def on_the_cpu(name: str) -> Generation:
+def placed(model: PreTrainedModel) -> Any:
+    """A copy of the model on the device."""
+    return copy.deepcopy(model).to("cuda")  # type: ignore[arg-type]  # the stub takes no name
+
+
+def on_the_cpu(*given: Any, **settings: Any) -> Generation:
+    """What `generate` returns without the simulation."""
+    with _disable_current_modes():
+        return generate(*given, **settings)
+
+
+@cache
+def of_kind(name: str) -> Generation:
+    """With that drafter, on the CPU."""
     drafter = ALL[name]()
-    return generate(target(), PROMPTS, drafter, gamma=gamma_of(drafter), **COMMON)
+    return on_the_cpu(target(), PROMPTS, drafter, gamma=gamma_of(drafter), **COMMON)
 
 
 def require_equal(made: Generation, expected: Generation) -> None:
@@ -125,7 +135,7 @@ def require_equal(made: Generation, expected: Generation) -> None:
 def test_tokens_are_those_of_the_cpu_and_a_step_waits_for_nothing(
     name: str, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = on_the_cpu(name)
+    expected = of_kind(name)
     monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
     drafter = ALL[name]()
     require_equal(generate(placed(target()), PROMPTS, drafter, gamma=gamma_of(drafter), **COMMON), expected)
@@ -137,7 +147,7 @@ def test_tokens_are_those_of_the_cpu_and_a_step_waits_for_nothing(
 def test_a_captured_step_is_one_replay_with_the_tokens_of_the_cpu(
     name: str, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = on_the_cpu(name)
+    expected = of_kind(name)
     monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
     drafter = ALL[name]()
     drafter.capturable = True
@@ -183,7 +193,7 @@ def test_every_rule(name: str, parents: tuple[int, ...] | None, device: Simulate
         return model if parents is None else TreeDrafter(model, parents, capturable=True)
 
     common = COMMON | {"gamma": len(parents or "123"), "rule": RULES[name]}
-    expected = generate(target(), PROMPTS, drafter(draft()), **common)
+    expected = on_the_cpu(target(), PROMPTS, drafter(draft()), **common)
     made = generate(placed(target()), PROMPTS, drafter(placed(draft())), compile="graph", **common)
     require_equal(made, expected)
 
@@ -192,7 +202,7 @@ def test_every_rule(name: str, parents: tuple[int, ...] | None, device: Simulate
 def test_every_sampling(sampling: Sampling, device: SimulatedCuda, checked: None) -> None:
     models = placed(target()), placed(draft())
     common = COMMON | {"gamma": 2, "sampling": sampling}
-    expected = generate(target(), PROMPTS, draft(), **common)
+    expected = on_the_cpu(target(), PROMPTS, draft(), **common)
     for compile in (False, "graph"):
         require_equal(generate(models[0], PROMPTS, models[1], compile=compile, **common), expected)
 
@@ -202,7 +212,7 @@ def test_every_architecture(make: Callable[..., PreTrainedModel], device: Simula
     """A window of two tokens in the last one."""
     model = make(dtype=torch.float64)
     tree = drafter_kinds.TableTreeDrafter(drafter_kinds.TWO_DRAFTS)
-    expected = generate(model, PROMPTS, tree, gamma=2, **COMMON)
+    expected = on_the_cpu(model, PROMPTS, tree, gamma=2, **COMMON)
     tree.table = tree.table.to("cuda")
     for compile in (False, "graph"):
         require_equal(generate(placed(model), PROMPTS, tree, gamma=2, compile=compile, **COMMON), expected)
@@ -210,7 +220,7 @@ def test_every_architecture(make: Callable[..., PreTrainedModel], device: Simula
 
 def test_gamma_is_fixed_where_steps_have_one_width(device: SimulatedCuda) -> None:
     models = placed(target()), placed(draft())
-    expected = generate(target(), PROMPTS, draft(), gamma=FIXED, **COMMON)
+    expected = on_the_cpu(target(), PROMPTS, draft(), gamma=FIXED, **COMMON)
     for gamma in ("auto", Auto(costs=[1.0, 1.1, 1.2, 1.3, 1.4])):
         require_equal(generate(models[0], PROMPTS, models[1], gamma=gamma, **COMMON), expected)
 
@@ -219,14 +229,14 @@ def test_a_kept_graph_serves_other_prompts_seeds_and_ends(device: SimulatedCuda,
     models = placed(target()), placed(draft())
     for seed, eos in ((1, [2, 0]), (2, [3, 1]), (1, [2, 0])):
         common = COMMON | {"seed": seed, "eos": eos, "gamma": 3}
-        expected = generate(target(), PROMPTS[::-1], draft(), **common)
+        expected = on_the_cpu(target(), PROMPTS[::-1], draft(), **common)
         require_equal(generate(models[0], PROMPTS[::-1], models[1], compile="graph", **common), expected)
     assert len(loop._kept) == 1
 
 
 def test_distributions_are_kept(device: SimulatedCuda) -> None:
     common = COMMON | {"gamma": 3, "study": Study(keep_probs=True)}
-    expected = generate(target(), PROMPTS, draft(), **common).probs
+    expected = on_the_cpu(target(), PROMPTS, draft(), **common).probs
     made = generate(placed(target()), PROMPTS, placed(draft()), **common).probs
     assert expected
     assert made
@@ -240,7 +250,7 @@ def test_parts_of_steps_are_timed(compile: bool | str, device: SimulatedCuda, mo
     """Each part is a graph of its own. What torch would compile is run as it is."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     common = COMMON | {"gamma": len(DEEP), "study": Study(timed=True)}
-    expected = generate(target(), PROMPTS, TreeDrafter(draft(), DEEP), **common)
+    expected = on_the_cpu(target(), PROMPTS, TreeDrafter(draft(), DEEP), **common)
     drafter = TreeDrafter(placed(draft()), DEEP, capturable=True)
     made = generate(placed(target()), PROMPTS, drafter, compile=compile, **common)
     require_equal(made, expected)
@@ -279,7 +289,7 @@ def bart() -> PreTrainedModel:
 def test_encoder_decoders(make: Callable[[], PreTrainedModel], device: SimulatedCuda, steps: list[Log]) -> None:
     model = make()
     for drafter in (near_copy(model, 0.2), PromptLookupDrafter(VOCAB, shortest=1)):
-        expected = generate(model, PROMPTS, drafter, gamma=2, **COMMON)
+        expected = on_the_cpu(model, PROMPTS, drafter, gamma=2, **COMMON)
         steps.clear()
         own = placed(drafter) if isinstance(drafter, PreTrainedModel) else drafter
         require_equal(generate(placed(model), PROMPTS, own, gamma=2, **COMMON), expected)
@@ -386,7 +396,7 @@ FAULTS: dict[str, tuple[Callable[[Any, Context], torch.Tensor], str, str]] = {
 def test_a_fault_in_a_step_is_logged_and_cannot_be_captured(name: str, device: SimulatedCuda, steps: list[Log]) -> None:
     fault, kind, message = FAULTS[name]
     model = placed(target())
-    expected = generate(target(), PROMPTS, TableDrafter(table()), gamma=2, **COMMON)
+    expected = on_the_cpu(target(), PROMPTS, TableDrafter(table()), gamma=2, **COMMON)
     require_equal(generate(model, PROMPTS, Faulty(fault), gamma=2, **COMMON), expected)
     assert kinds(steps) == {"launch", kind}
     with pytest.raises(RuntimeError, match=re.escape(message)):
