@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -26,6 +26,7 @@ from simulated_graph import Graph, address, aten, is_work, mapped, tensors_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 FREE = 2**30  # bytes
 INDEXED = {aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default}
@@ -33,8 +34,6 @@ TAKES_NUMBERS = {aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.fill_.T
 """Operations, besides the pointwise ones, with operands that may be numbers of the host."""
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Marks of operations that return values, or tensors whose shape depends on values."""
-
-
 TENSORS: WeakValueDictionary[int, DeviceTensor] = WeakValueDictionary()
 """All that exist."""
 
@@ -43,11 +42,11 @@ class DeviceTensor(Tensor):
     """A tensor that says that it is on the device. `host` holds its values."""
 
     host: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, host: Tensor) -> DeviceTensor:
-        made: DeviceTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # the stub lacks it
+        made: DeviceTensor = Tensor._make_wrapper_subclass(
             cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=CUDA
         )
         made.host = host
@@ -61,7 +60,7 @@ class DeviceTensor(Tensor):
         return self.cpu().tolist()
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, function: Any, *_: Any, **__: Any) -> Any:
         raise RuntimeError(f"{function} of a tensor on the simulated device, outside simulated_cuda()")
 
 
@@ -73,7 +72,7 @@ def in_use() -> set[int]:
 class Pinned(Tensor):
     """Pinned memory of the host. What was in it before is nothing to rely on."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 class SimulatedCuda(TorchDispatchMode):
@@ -87,7 +86,7 @@ class SimulatedCuda(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.log: list[tuple[str, str]] = []
         self.graph: Graph | None = None  # that is being captured
         self.copies = 0  # to pinned memory so far
@@ -101,7 +100,7 @@ class SimulatedCuda(TorchDispatchMode):
         """Writes to the log. Raises `RuntimeError` for what cannot be captured."""
         if self.graph is not None and kind != "launch":
             raise RuntimeError(f"{kind} by {operation}: not permitted while a graph is captured")
-        self.log.append((kind, str(operation)))
+        self.log.append((kind, name_of(operation)))
 
     def wait(self, copies: int | None = None) -> None:
         """Lets the host see the first `copies` copies to pinned memory, or all."""
@@ -121,9 +120,16 @@ class SimulatedCuda(TorchDispatchMode):
             self.graph = None
             graph.undo()
 
+    @contextmanager
+    def recorded(self, graph: Graph) -> Iterator[None]:
+        """`torch.cuda.graph`."""
+        with self.capture(graph):
+            yield
+        graph.forget()
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = tensors_of((args, kwargs))
+        tensors = tensors_of(args, kwargs)
         here = any(isinstance(tensor, DeviceTensor) for tensor in tensors)
         device = kwargs.get("device")
         to_here = here if device is None else device.type == "cuda"
@@ -131,19 +137,21 @@ class SimulatedCuda(TorchDispatchMode):
             return on_host(function, args, kwargs)
         if is_composite(function):  # in inference mode, what consists of other operations arrives here whole
             with self:
-                return function.decompose(*args, **kwargs)
+                return function._op_dk(COMPOSITE, *args, **kwargs)
         if function is aten.detach_.default:
             return args[0]
         if torch.Tag.inplace_view in function.tags:
             raise NotImplementedError(f"{function}, which gives a tensor another shape in place, is not simulated")
         if function is aten.copy_.default and not isinstance(args[0], DeviceTensor):
             return self.copied_out(function, *args)
-        self.check(function, args, tensors, here, to_here)
+        self.check(function, args, tensors, to_here)
         result = self.executed(function, args, kwargs)
         return mapped(self.wrapped(tensors), result) if to_here else result
 
-    def copied_out(self, function: Any, destination: Tensor, source: DeviceTensor, waits_not: bool = False) -> Tensor:
-        if waits_not and isinstance(destination, Pinned):
+    def copied_out(self, function: Any, destination: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        """A copy from the device to the host."""
+        assert isinstance(source, DeviceTensor)
+        if non_blocking and isinstance(destination, Pinned):
             self.note("copy out", function)
             self.unseen.append((self.copies, destination, source.host.clone()))
             self.copies += 1
@@ -152,7 +160,7 @@ class SimulatedCuda(TorchDispatchMode):
         self.wait()
         return destination.copy_(source.host)
 
-    def check(self, function: Any, args: Any, tensors: list[Tensor], here: bool, to_here: bool) -> None:
+    def check(self, function: Any, args: Any, tensors: list[Tensor], to_here: bool) -> None:
         """Notes what the operation is for the device; raises for operands of which some are not there."""
         outside = [tensor for tensor in tensors if not isinstance(tensor, DeviceTensor)]
         moves = function in (aten._to_copy.default, aten.copy_.default)
@@ -201,10 +209,14 @@ def on_host(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 @cache
+def name_of(operation: Any) -> str:
+    return str(operation)
+
+
+@cache
 def is_composite(function: Any) -> bool:
     """Whether the operation consists of other operations."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]  # the stub lacks it
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key))
+    return torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), COMPOSITE)
 
 
 def waits(function: Any, args: Any) -> bool:
@@ -235,39 +247,37 @@ class Stream:
         assert isinstance(other, Stream)
 
 
+class CUDAGraph(Graph):
+    """`torch.cuda.CUDAGraph`."""
+
+    def __init__(self, device: SimulatedCuda) -> None:
+        super().__init__(in_use)
+        self.device = device
+
+    def replay(self) -> None:
+        self.device.note("replay", "a graph")
+        super().replay()
+
+    def require_current(self, function: Callable[[], Any]) -> None:
+        """Raises `RuntimeError` unless `function` would do now what the graph does."""
+        again = Graph(in_use)
+        with self.device.capture(again):
+            function()
+        self.require_same(again)
+
+
 @contextmanager
 def simulated_cuda() -> Iterator[SimulatedCuda]:
     """What torch has for CUDA is the simulated device; everything is as before at the end."""
     device = SimulatedCuda()
 
-    @contextmanager
-    def graph(of: Graph) -> Iterator[None]:
-        with device.capture(of):
-            yield
-        of.forget()
-
-    class CUDAGraph(Graph):
-        def __init__(self) -> None:
-            super().__init__(in_use)
-
-        def replay(self) -> None:
-            device.note("replay", "a graph")
-            super().replay()
-
-        def require_current(self, function: Callable[[], Any]) -> None:
-            """Raises `RuntimeError` unless `function` would do now what the graph does."""
-            again = Graph(in_use)
-            with device.capture(again):
-                function()
-            self.require_same(again)
-
     instead: dict[str, Any] = {
-        "Event": lambda: Event(device),
+        "Event": partial(Event, device),
         "Stream": Stream,
         "current_stream": Stream,
-        "stream": lambda stream: nullcontext(stream),
-        "CUDAGraph": CUDAGraph,
-        "graph": graph,
+        "stream": nullcontext,
+        "CUDAGraph": partial(CUDAGraph, device),
+        "graph": device.recorded,
         "synchronize": lambda *_: device.wait(),
         "mem_get_info": lambda *_: (FREE, FREE),
         "memory_reserved": lambda *_: 0,

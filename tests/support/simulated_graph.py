@@ -7,7 +7,7 @@ no longer what the program has, a replay raises here; on a GPU it would compute 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ ALLOCATIONS = {
 class Number(Tensor):
     """A number that was on the host when an operation was captured."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 class Operation(NamedTuple):
@@ -60,7 +60,7 @@ class Graph:
 
     def add(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of an operation, which is carried out to know what it gives."""
-        for tensor in tensors_of((args, kwargs)):
+        for tensor in tensors_of(args, kwargs):
             if address(tensor) not in self.made:
                 self.used.setdefault(address(tensor), tensor)
         for tensor in written(function, args, kwargs):
@@ -89,15 +89,14 @@ class Graph:
     def forget(self) -> None:
         """What was made holds no values: NaN, or -1."""
         for _, tensor in self.made.values():
-            tensor.untyped_storage().fill_(255)
+            tensor.untyped_storage().fill_(255)  # type: ignore[attr-defined]  # the stub lacks it
 
     def replay(self) -> None:
         """Carries out all operations. Raises `RuntimeError` if a number has changed since, or memory was freed."""
-        for now, captured in self.numbers:
-            if not torch.equal(now, captured):
-                raise RuntimeError(
-                    f"the graph was captured with the number {captured.item()}, which is {now.item()} now"
-                )
+        for number, captured in self.numbers:
+            if not torch.equal(number, captured):
+                was, now = captured.item(), number.item()
+                raise RuntimeError(f"the graph was captured with the number {was}, which is {now} now")
         in_use = self.in_use()
         for at, tensor in self.used.items():
             if at not in in_use and not isinstance(tensor, Number):
@@ -107,16 +106,12 @@ class Graph:
 
     def require_same(self, other: Graph) -> None:
         """Raises `RuntimeError` unless the same function, captured again, has the same operations."""
-        pairs = zip(self.operations, other.operations, strict=False)
-        for captured, now in pairs:
+        for captured, now in zip(self.operations, other.operations, strict=False):
             if captured.described != now.described:
-                raise RuntimeError(
-                    f"the graph was captured with {captured.described}, which would be {now.described} now"
-                )
-        if len(self.operations) != len(other.operations):
-            raise RuntimeError(
-                f"the graph has {len(self.operations)} operations, now there are {len(other.operations)}"
-            )
+                raise RuntimeError(f"the graph has {captured.described}, which would be {now.described} now")
+        own, new = len(self.operations), len(other.operations)
+        if own != new:
+            raise RuntimeError(f"the graph has {own} operations, which would be {new} now")
 
     def _described(self, leaf: Any) -> Any:
         if isinstance(leaf, Number):
@@ -128,15 +123,20 @@ class Graph:
         return memory, leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset()
 
 
-def leaves(tree: Any) -> Iterator[Any]:
+def leaves(tree: Iterable[Any]) -> list[Any]:
     """What nested arguments or results consist of."""
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    if isinstance(tree, list | tuple):
-        for branch in tree:
-            yield from leaves(branch)
-    else:
-        yield tree
+    found: list[Any] = []
+    for branch in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(branch, dict | list | tuple):
+            found += leaves(branch)
+        else:
+            found.append(branch)
+    return found
+
+
+def tensors_of(*trees: Any) -> list[Tensor]:
+    """All tensors in nested arguments or results."""
+    return [leaf for leaf in leaves(trees) if isinstance(leaf, Tensor)]
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -146,11 +146,6 @@ def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)([mapped(function, branch) for branch in tree])
     return function(tree)
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    """All tensors in nested arguments or results."""
-    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def address(tensor: Tensor) -> int:

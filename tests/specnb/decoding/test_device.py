@@ -20,7 +20,7 @@ import drafter_kinds
 import numpy as np
 import pytest
 import torch
-from drafter_kinds import CHAINS, DEEP, HIERARCHICAL, TREES, VOCAB, gamma_of, table
+from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, gamma_of, table
 from simulated_cuda import Event, SimulatedCuda, simulated_cuda
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
 from torch.utils._python_dispatch import _disable_current_modes
@@ -47,7 +47,6 @@ from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import measure_costs
 from specnb.measure.timing import machine
-from specnb.models import loading
 from specnb.models.compilation import Captured
 from studies.drafters.stopping_rules import TableDrafter
 
@@ -187,8 +186,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("parents", [None, DEEP], ids=["chain", "tree"])
-def test_every_rule(name: str, parents: tuple[int, ...] | None, device: SimulatedCuda, checked: None) -> None:
+@pytest.mark.parametrize("parents", [None, DEPTH_2], ids=["chain", "tree"])
+def test_every_rule(name: str, parents: tuple[int, ...] | None, device: SimulatedCuda) -> None:
     def drafter(model: PreTrainedModel) -> Any:
         return model if parents is None else TreeDrafter(model, parents, capturable=True)
 
@@ -269,20 +268,23 @@ def test_beam_search(device: SimulatedCuda) -> None:
         assert made.tokens == expected.tokens
 
 
-def t5() -> PreTrainedModel:
-    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 2, "num_heads": 2, "relative_attention_num_buckets": 6}
+SIZES: dict[str, Any] = {"d_model": 8, "vocab_size": VOCAB, "decoder_start_token_id": 3, "pad_token_id": 0}
+ENDLESS: dict[str, Any] = {"eos_token_id": None, "forced_eos_token_id": None}
+BART: dict[str, Any] = {
+    "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": 16, "init_std": 1.0,
+}  # fmt: skip
+
+
+def t5() -> Any:
     torch.manual_seed(1)
-    config = T5Config(vocab_size=VOCAB, decoder_start_token_id=3, eos_token_id=None, pad_token_id=0, **sizes)
+    config = T5Config(**SIZES, **ENDLESS, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
     return T5ForConditionalGeneration(config).double().eval()
 
 
-def bart() -> PreTrainedModel:
-    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 16, "init_std": 1.0}
+def bart() -> Any:
     torch.manual_seed(2)
-    ends: dict[str, Any] = {"eos_token_id": None, "forced_eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
-    config = BartConfig(vocab_size=VOCAB, decoder_start_token_id=3, **sizes, **heads, **ends)
-    return BartForConditionalGeneration(config).double().eval()
+    return BartForConditionalGeneration(BartConfig(**SIZES, **ENDLESS, **BART)).double().eval()
 
 
 @pytest.mark.parametrize("make", [t5, bart])
@@ -318,7 +320,7 @@ def test_acceptance_is_measured(device: SimulatedCuda) -> None:
 def test_a_model_is_loaded_to_the_device(device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="torch finds no CUDA device here"):
         specnb.load_pair(device="cuda")
-    monkeypatch.setattr(loading.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert specnb.load_pair(device="cuda").target.device.type == "cuda"
 
 
@@ -469,7 +471,7 @@ def test_operands_on_two_devices_are_an_error(device: SimulatedCuda) -> None:
 
 
 def test_a_capture_only_records(device: SimulatedCuda) -> None:
-    count, graph = torch.zeros(2, device="cuda"), torch.cuda.CUDAGraph()
+    count, graph = torch.zeros(2, device="cuda"), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
     with torch.cuda.graph(graph):
         count += 1
         doubled = count * 2
