@@ -79,6 +79,7 @@ def steps(device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> list[Log]:
     step = Batch.step
 
     def logged(batch: Batch) -> None:
+        assert len(logs) < 50, "the host does not learn that all rows have ended"
         before = len(device.log)
         step(batch)
         logs.append(device.log[before:])
@@ -463,7 +464,10 @@ def test_a_status_that_is_not_waited_for_is_not_the_one_copied(
 def test_operands_on_two_devices_are_an_error(device: SimulatedCuda) -> None:
     there, here = torch.ones(2, device="cuda"), torch.ones(2)
     assert (there + torch.tensor(1.0)).tolist() == [2.0, 2.0]
-    for mix in (lambda: there + here, lambda: torch.cat([there, here]), lambda: here.index_select(0, there.long())):
+    mixed: list[Callable[[], Any]] = [
+        lambda: there + here, lambda: torch.cat([there, here]), lambda: here.index_select(0, there.long()),
+    ]  # fmt: skip
+    for mix in mixed:
         with pytest.raises(RuntimeError, match="of tensors on cuda:0 and cpu"):
             mix()
     with pytest.raises(RuntimeError, match="numpy"):
@@ -471,7 +475,7 @@ def test_operands_on_two_devices_are_an_error(device: SimulatedCuda) -> None:
 
 
 def test_a_capture_only_records(device: SimulatedCuda) -> None:
-    count, graph = torch.zeros(2, device="cuda"), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+    count, graph = torch.zeros(2, device="cuda"), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         count += 1
         doubled = count * 2
