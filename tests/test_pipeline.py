@@ -185,6 +185,8 @@ def test_a_sweep_gathers_its_runs_and_a_failing_one_stops_no_other(project: Path
     made = project / "build" / "own" / "sweeps" / "mine"
     table = [line.split(",")[1:] for line in (made / "table.csv").read_text().splitlines()]
     assert [(line[0], line[-1]) for line in table if line[1:4] == ["numbers", "0", "x"]] == [("3", "9"), ("4", "10")]
+    titles = re.findall(r"^## (\w+)", (made / "summary.md").read_text(), re.MULTILINE)
+    assert titles == ["Verdicts"], "this notebook has claims and no numbers of them"
     assert compare(project) == (0, "9 files are as committed\n")
 
     asked["grid"]["n"][1] = 5
