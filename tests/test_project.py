@@ -211,12 +211,20 @@ def _readme() -> str:
     return (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("page", ["README", "docs/package", "docs/decode", "docs/add-a-drafter", "docs/sweeps"])
-def test_code_on_pages_runs(page: str) -> None:
-    """Every Python block of the page, in order, in one namespace."""
+PAGES_WITH_CODE = ["README", "docs/package", "docs/decode", "docs/add-a-drafter", "docs/add-a-rule", "docs/sweeps"]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_CODE)
+def test_code_on_pages_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every Python block of the page, in order, in one namespace; a block of text after one is what it prints."""
     namespace: dict[str, object] = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / f"{page}.md").read_text(), flags=re.DOTALL):
-        exec(compile(block, page, "exec"), namespace)  # it is the page's own code that is under test
+    blocks = re.findall(r"```(python|text)\n(.*?)```", (ROOT / f"{page}.md").read_text(), flags=re.DOTALL)
+    for kind, block in blocks:
+        printed = capsys.readouterr().out
+        if kind == "text":
+            assert printed == block
+        else:
+            exec(compile(block, page, "exec"), namespace)  # it is the page's own code that is under test
 
 
 def test_notebooks_hold_no_trace_of_a_machine() -> None:
