@@ -185,9 +185,8 @@ def _require_arguments(kind: str, function: Callable[..., Any], given: tuple[str
     try:
         takes.bind(*given)
     except TypeError as error:
-        raise TypeError(
-            f"the {kind} {_name_of(function)} takes {takes}: {error}; it is called with ({', '.join(given)})"
-        ) from None
+        own, needed = (", ".join(names) for names in (takes.parameters, given))
+        raise TypeError(f"the {kind} {_name_of(function)} takes ({own}): {error}; it is called with ({needed})") from None
 
 
 def require_plan(plan: Any, p: Tensor, rule: Any) -> None:
