@@ -47,7 +47,7 @@ HALVINGS = 42
 POINTS = 2**13
 
 
-class ChangesInside(ValueError):
+class ChangesInsideError(ValueError):
     """A rule changes its answer inside a cell, so that the volumes of the cells are not its probabilities."""
 
 
@@ -278,7 +278,7 @@ def _volumes(
     answers = _answers(rule, which, lows + widths / 2, p, drafts, tree)
     for corner in (lows + CORNER_INSET, lows + widths - CORNER_INSET):
         if not torch.equal(_answers(rule, which, corner, p, drafts, tree), answers):
-            raise ChangesInside(
+            raise ChangesInsideError(
                 f"{getattr(rule, '__name__', rule)} changes its answer inside a cell: its thresholds are those of none "
                 "of the plans; write it as a PlannedRule, or give integrated_distribution a plan that has them"
             )

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specnb.distributions import Conditional, total_variation
 from specnb.enumeration import (
-    ChangesInside,
+    ChangesInsideError,
     Emissions,
     completed,
     draft_trees,
@@ -186,7 +186,7 @@ def _emitted(
     """What the rule emits; where that can only be estimated, also what token verification does on the same points."""
     try:
         return step_distribution(rule, p, q, parents, scheme=scheme), None
-    except ChangesInside:
+    except ChangesInsideError:
         drafts = draft_trees(parents, q, scheme)
         own, control = (estimated_distribution(one, drafts, p, parents) for one in (rule, token_verification))
         return own, control
@@ -199,7 +199,7 @@ def worst_prefix(have: Tensor, want: Tensor) -> Prefix:
     Prefix(tokens=(0, 0), target=0.25, rule=0.5)
     """
     found = []
-    for length in range(have.dim(), 0, -1):
+    while have.dim():
         off = (have - want).abs()
         tokens = tuple(int(at) for at in np.unravel_index(int(off.argmax()), off.shape))
         found.append((float(off[tokens]), Prefix(tokens, float(want[tokens]), float(have[tokens]))))
@@ -236,9 +236,7 @@ def random_pairs(vocab: int, seeds: int = 2) -> dict[str, Pair]:
     >>> [round(one((2, 1)).sum().item(), 12) for one in (p, q)]
     [1.0, 0.0]
     """
-    return {
-        f"{vocab} tokens, {kind}, seed {seed}": _pair(vocab, kind, seed) for kind in KINDS for seed in range(seeds)
-    }
+    return {f"{vocab} tokens, {kind}, seed {seed}": _pair(vocab, kind, seed) for kind in KINDS for seed in range(seeds)}
 
 
 def _pair(vocab: int, kind: str, seed: int) -> Pair:

@@ -186,7 +186,9 @@ def _require_arguments(kind: str, function: Callable[..., Any], given: tuple[str
         takes.bind(*given)
     except TypeError as error:
         own, needed = (", ".join(names) for names in (takes.parameters, given))
-        raise TypeError(f"the {kind} {_name_of(function)} takes ({own}): {error}; it is called with ({needed})") from None
+        raise TypeError(
+            f"the {kind} {_name_of(function)} takes ({own}): {error}; it is called with ({needed})"
+        ) from None
 
 
 def require_plan(plan: Any, p: Tensor, rule: Any) -> None:
@@ -199,8 +201,8 @@ def require_plan(plan: Any, p: Tensor, rule: Any) -> None:
     wanted = [(*p.shape[:-2], p.shape[-2] - 1), tuple(p.shape)]
     if shapes != wanted:
         raise TypeError(
-            f"the plan of {_name_of(rule)} is a {type(plan).__name__} with accept and after {shapes}; it must be a Plan "
-            f"of tensors of the shapes {wanted}"
+            f"the plan of {_name_of(rule)} is a {type(plan).__name__} with accept and after {shapes}; it must be a "
+            f"Plan of tensors of the shapes {wanted}"
         )
 
 

@@ -236,7 +236,7 @@ class Sender:
             self.ended.result()
 
     def answer_of(self, url: str, data: bytes | None, seconds: float) -> Answer:
-        """The answer as soon as it is there. Raises `TimeoutError` after `seconds`, and once it has been told to end."""
+        """The answer as soon as it is there. Raises `TimeoutError` after `seconds`, and after an end."""
         answer = exchange(url, data, seconds)
         wait_for([answer, self.ended], seconds, FIRST_COMPLETED)
         return answer.result(0)
@@ -286,7 +286,12 @@ def add_to(commands: Any) -> None:
     add("--count", type=int, default=0, help="completions; prompts are repeated (default: one for each prompt)")
     add("--parallel", type=int, default=PARALLEL, help="requests at the same time (default: %(default)s)")
     add("--retries", type=int, default=RETRIES, help="further attempts for a request (default: %(default)s)")
-    add("--timeout", type=float, default=TIMEOUT, help="seconds for the whole answer to a request (default: %(default)g)")
+    add(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        help="seconds for the whole answer to a request (default: %(default)g)",
+    )
     add("--extra", type=_object, default={}, metavar="JSON", help="more entries of each request")
     add_settings(add)
 

@@ -293,6 +293,7 @@ def report(paths: Sequence[Path], quick: bool, table: Path | None = None) -> int
         with table.open("w", newline="", encoding="utf-8") as file:
             rows = csv.DictWriter(file, lines[0], lineterminator="\n")
             rows.writeheader()
-            rows.writerows({key: f"{x:.1e}" if isinstance(x, float) else x for key, x in line.items()} for line in lines)
+            for line in lines:
+                rows.writerow({name: f"{x:.1e}" if isinstance(x, float) else x for name, x in line.items()})
     verdicts = {line["verdict"] for line in lines}
     return 1 if "deviates" in verdicts else 3 if "not understood" in verdicts else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from specnb.distributions import Conditional, total_variation
 from specnb.enumeration import Emissions, completed, joint_distribution, step_distribution

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +34,13 @@ def test_every_public_name_has_a_docstring_with_an_example(package: str, name: s
     parts = [value] if inspect.isfunction(value) else [value, *vars(value).values()]
     assert inspect.getdoc(value)
     assert any(">>>" in (inspect.getdoc(part) or "") for part in parts)
+
+
+def test_no_package_leads_to_the_studies() -> None:
+    """The contract of import-linter sees neither examples nor modules that are imported by a string."""
+    files = [file for package in PACKAGES for file in (PROJECT / package).rglob("*.py")]
+    leads = re.compile(r"\b(from|import) studies\b|import_module\(\W*studies\b")
+    assert not [str(file) for file in files if leads.search(file.read_text(encoding="utf-8"))]
 
 
 def test_the_wheel_holds_every_folder_but_the_studies() -> None:

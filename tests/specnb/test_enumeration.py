@@ -216,7 +216,11 @@ def test_a_rare_token_at_an_end_of_the_uniforms_is_found(rare: int) -> None:
 
 @pytest.mark.parametrize(
     ("accepted", "token", "words"),
-    [(2, 0, "accepted from 2 to 2; 0 to 1 can be"), (0, 3, "token from 3 to 3; 0 to 2 can be"), (-1, 0, "accepted from -1 to")],
+    [
+        (2, 0, "accepted from 2 to 2; 0 to 1 can be"),
+        (0, 3, "token from 3 to 3; 0 to 2 can be"),
+        (-1, 0, "accepted from -1 to"),
+    ],
 )
 def test_what_a_rule_cannot_emit_is_refused(accepted: int, token: int, words: str) -> None:
     def rule(p: Tensor, *others: Any) -> Outcome:

@@ -12,8 +12,7 @@ from torch import Tensor
 from specnb.distributions import sample
 from specnb.enumeration import completed, joint_distribution, step_distribution
 from specnb.rules import Outcome, Rule, block_verification, lenient_verification, token_verification
-from specnb_audit.kernels.enumeration import random_distributions
-from specnb_audit.kernels.enumeration import Enumeration, Found, Steps, won_together
+from specnb_audit.kernels.enumeration import Enumeration, Found, Steps, random_distributions, won_together
 from specnb_audit.kernels.source import load, open_wheel
 
 P, Q = (random_distributions(3, key) for key in range(2))
