@@ -31,8 +31,8 @@ PAGES = (
     "data/results/README.md", "data/pair/README.md", "data/t5/README.md", "data/smollm2-head/README.md",
 )  # fmt: skip
 GUIDES = (
-    "run-a-notebook", "decode", "add-a-drafter", "any-engine", "litgpt", "on-transformers", "export-token-ids",
-    "engines", "kernels", "sweeps", "slurm", "dependencies", "glossary",
+    "run-a-notebook", "decode", "add-a-drafter", "add-a-rule", "any-engine", "litgpt", "on-transformers",
+    "export-token-ids", "engines", "kernels", "sweeps", "slurm", "dependencies", "glossary",
 )  # fmt: skip
 LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
 

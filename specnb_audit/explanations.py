@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
-from specnb_audit.alternatives import DEPENDENCE
+from specnb_audit.alternatives import DEPENDENCE, LEARNED
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import steps_between
 from specnb_audit.claimed import claimed_probs, is_active, other_orders, without_each
@@ -139,6 +139,22 @@ def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int] | No
         if gains[:, ~shared].sum(axis=1).max() < -math.log10(report.delta):
             return set(np.flatnonzero(shared).tolist())
     return None
+
+
+def repeated_noise(report: Report) -> tuple[str, list[str]]:
+    """A cause and a check where sequences repeat each other's noise, and those that do not deviate, too.
+
+    The cause is given where the diagnosis was learnt from earlier sequences: what one has by chance, all have that
+    repeat its noise, and then some tokens come too often as if they had a bias. Empty where no dependence was found.
+    """
+    shared = [name for name in found_kinds(report) if name in DEPENDENCE]
+    if not shared or report.verdict != "rejected":
+        return "", []
+    cause = "sequences repeat each other's noise, as one seed for all gives it, or a generator made anew for each call"
+    return cause if report.diagnosis in LEARNED else "", [
+        f"sequences repeat each other's noise ({', '.join(shared)}): what one has by chance, all have. Seed each one "
+        "differently, make no generator anew within a sequence, and audit again"
+    ]
 
 
 def rows_alone(report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor) -> Report | None:

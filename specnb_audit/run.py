@@ -19,7 +19,14 @@ from specnb_audit.auditor import SHARE, Auditor, Ends
 from specnb_audit.bets import Row
 from specnb_audit.control import compare_with_control
 from specnb_audit.engine import Engine
-from specnb_audit.explanations import audited, checks_of, likelier_settings, remembering, rows_alone
+from specnb_audit.explanations import (
+    audited,
+    checks_of,
+    likelier_settings,
+    remembering,
+    repeated_noise,
+    rows_alone,
+)
 from specnb_audit.numerics import Numerics, impossible_rate
 from specnb_audit.report import SUSPICIOUS, Report, counted
 from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows
@@ -230,5 +237,6 @@ def _explained(
     if report.verdict in ("not rejected", "dependent"):
         return replace(report, checks=checks)
     suspicious = {one.sequence for one in (*report.impossible, *report.borderline, *report.undeclared)}
-    cause, notes = likelier_settings(models, completions, suspicious, fresh)
-    return replace(report, checks=checks, cause=cause if report.rejected else "", notes=notes)
+    settings, notes = likelier_settings(models, completions, suspicious, fresh)
+    noise, more = repeated_noise(report)
+    return replace(report, checks=[*more, *checks], cause=(settings or noise) if report.rejected else "", notes=notes)

@@ -218,7 +218,7 @@ def _readme() -> str:
 PAGES = [
     page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in page.read_text()
 ]
-CODE = re.compile(r"```python\n(.*?)```(?:\n```\n(.*?)```)?|`(specnb\.\w+\([^`\n]*\))`", re.DOTALL)
+CODE = re.compile(r"```python\n(.*?)```(?:\n+```(?:text)?\n(?!\$)(.*?)```)?|`(specnb\.\w+\([^`\n]*\))`", re.DOTALL)
 FETCHES = 'specnb.load_model("smollm2")'  # 93 MB
 SMALLER = {  # the same code, faster
     "] * 10:": "]:",

@@ -23,7 +23,7 @@ from specnb.models.cached_model import require_hidden_layers
 from specnb.models.probe import PROBED_ROWS
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported, vocabulary
 from specnb.number_checks import require_whole, shown, whole, whole_numbers
-from specnb.rules import token_verification
+from specnb.rules import require_rule, token_verification
 from specnb.trees import node_depths
 
 Tokens = int | Collection[int] | None
@@ -260,8 +260,7 @@ def _rule_for(rule: Any, drafter: Drafter | None) -> Any:
     """`rule`, or for None the exact default, `token_verification`; its recursion over siblings is that for trees."""
     if rule is None:
         return token_verification
-    if not callable(rule) or isinstance(rule, type):
-        raise TypeError(f"rule is {shown(rule)}; it must be an acceptance rule of specnb.rules, or such a function")
+    require_rule(rule, with_tree=drafter is not None and drafter.parents is not None)
     if drafter is not None and drafter.parents is not None and drafter.scheme is not None:
         require_exact(rule, drafter.scheme, drafter.parents)
     return rule

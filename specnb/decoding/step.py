@@ -29,7 +29,7 @@ from specnb.drafting.base import Context, Drafter, Proposal, nothing, padded
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.encoder_decoder import cached_model
 from specnb.models.support import vocabulary
-from specnb.rules import Outcome, Rule
+from specnb.rules import Outcome, Rule, require_outcome
 from specnb.trees import TokenTree
 
 IDLE = 0  # value of `State.remaining` for a row that has ended
@@ -370,23 +370,4 @@ def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorte
         raise TypeError(
             f"a drafter proposed draft_tokens and q {given}; they must be int64 {(rows, gamma)} and float32 or float64 "
             f"{(rows, gamma, vocab)}"
-        )
-
-
-def require_outcome(outcome: Any, rows: int, with_path: bool = False) -> None:
-    """Raises `TypeError` unless a rule returned an `Outcome` of int64 tensors `(rows,)`, with a path for a tree.
-
-    >>> require_outcome(Outcome(torch.tensor([1]), torch.tensor([2])), rows=1)
-    """
-    found = [getattr(outcome, name, None) for name in Outcome._fields[:2]]
-    if not all(isinstance(one, Tensor) and one.dtype == torch.int64 and one.shape == (rows,) for one in found):
-        given = [(tuple(one.shape), one.dtype) if isinstance(one, Tensor) else type(one).__name__ for one in found]
-        raise TypeError(
-            f"the rule returned a {type(outcome).__name__} with accepted and token {given}; it must return an Outcome "
-            f"of two int64 tensors of the shape {(rows,)}"
-        )
-    if (getattr(outcome, "path", None) is not None) != with_path:
-        raise TypeError(
-            f"the rule returned {'no' if with_path else 'a'} path of nodes; it must return one for a tree, and None "
-            "for a chain"
         )

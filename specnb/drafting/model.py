@@ -171,9 +171,9 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
 
     A tree in which no node has two children is a chain for every scheme.
 
-    >>> from studies.rules.selection import k_sequential_tree
+    >>> from specnb.rules import recursive_rejection
     >>> from specnb.trees import independent_children
-    >>> require_exact(k_sequential_tree, independent_children, (-1, -1))
+    >>> require_exact(recursive_rejection, independent_children, (-1, -1))
     """
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
     if scheme in SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):

@@ -103,7 +103,8 @@ def _sigterm_raises() -> Iterator[list[int]]:
 def one_line(error: BaseException) -> str:
     """The message of `error` in one line, with its type where the message alone is not clear."""
     if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        name = str(error.filename)
+        return f"{name if name.isprintable() else repr(name)}: {error.strerror}"  # a name may have the end of a line
     words = " ".join(str(error).split())
     named = words if words and isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {words}"
     return named if len(named) <= LONGEST else named[: LONGEST - 3] + "..."

@@ -14,7 +14,9 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,13 +26,15 @@ from specnb_audit.cli.tokens_out import Say, complete_lines, parsed, read_prompt
 from specnb_audit.token_file import LARGEST
 
 RETRIES = 3
-TIMEOUT = 300.0  # seconds until the whole answer to a request is here, all attempts together
+TIMEOUT = 120.0
 PARALLEL = 4
 LARGEST_ANSWER = 2**26  # bytes
 MOST = 10_000_000  # completions: all their prompts are in memory
 MOST_RETRIES = 20  # the last would come after days
 TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 BLOCK = 64  # requests waiting at most, so that memory does not grow with the number of prompts
+
+Answer = tuple[int, bytes]
 
 # Returns every status: a redirect that is followed turns a POST into a GET.
 OPENER = urllib.request.OpenerDirector()
@@ -50,6 +54,7 @@ def collect(
     parallel: int = PARALLEL,
     retries: int = RETRIES,
     wait: float = 1.0,
+    timeout: float = TIMEOUT,
     say: Say = to_stderr,
 ) -> int:
     """Collects completions into the file `out`, in the form that `specnb audit` reads; returns how many were added.
@@ -62,13 +67,17 @@ def collect(
     parallel   requests that are sent at the same time
     retries    further attempts after a failed connection or a status that says to try again, each after twice the time
                of the one before, the first after `wait` seconds
+    timeout    seconds until the whole answer to a request must be here, all attempts together
     say        gets a line about each further attempt, and about the progress now and then
 
     Called again with the same arguments it continues `out`. Raises `ValueError` for an answer without token ids or with
     too many, for a request that the server refuses, and if `out` was made with other settings; `OSError` where the
     server cannot be reached or does not answer in time.
     """
-    ranges = {"count": (count, 0, MOST), "parallel": (parallel, 1, MOST), "retries": (retries, 0, MOST_RETRIES)}
+    ranges = {
+        "count": (count, 0, MOST), "parallel": (parallel, 1, MOST), "retries": (retries, 0, MOST_RETRIES),
+        "timeout": (timeout, 0.1, MOST),
+    }  # fmt: skip
     for what, (value, least, most) in ranges.items():
         if not least <= value <= most:
             raise ValueError(f"{what} is {value}; it must be from {least} to {most:,}")
@@ -83,13 +92,20 @@ def collect(
     if not rest:
         return 0
     base = url.rstrip("/").removesuffix("/v1")
-    send = Sender(f"{base}/v1", retries, wait, say)
+    send = Sender(f"{base}/v1", retries, wait, timeout, say)
     made_with["model"] = name = model or str(_first(send("models"), "data").get("id", ""))
     if not name:
         raise ValueError(f"{base}/v1/models lists no model; name one with --model")
     complete_lines(out, whole, made_with)  # the first model of the server may be another one now
 
     def completion(request: Request) -> list[int]:
+        try:
+            return asked_for(request)
+        except Exception as error:
+            send.end(error)
+            raise
+
+    def asked_for(request: Request) -> list[int]:
         sent = body(request, settings, name) | (extra or {})
         ids, most = token_ids(send("completions", sent), request.prompt), sent["max_tokens"]
         if isinstance(most, int) and len(ids) > most:
@@ -98,8 +114,11 @@ def collect(
 
     def completions() -> Iterator[list[int]]:
         with ThreadPoolExecutor(parallel) as pool:
-            for start in range(0, len(rest), BLOCK):
-                yield from pool.map(completion, rest[start : start + BLOCK])
+            try:
+                for start in range(0, len(rest), BLOCK):
+                    yield from pool.map(completion, rest[start : start + BLOCK])
+            finally:
+                send.end(OSError("interrupted"))
 
     write_tokens(out, whole[done:], completions(), say, made_with)
     return len(rest)
@@ -167,22 +186,34 @@ def _first(answer: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 class Sender:
-    """Sends JSON to a server and tries again where that can help, for `TIMEOUT` seconds at most."""
+    """Sends JSON to a server and tries again where that can help, for `timeout` seconds at most.
 
-    def __init__(self, base: str, retries: int, wait: float, say: Say) -> None:
-        self.base, self.retries, self.wait, self.say = base, retries, wait, say
+    Used by several threads. After an error of one of them, or Ctrl-C, nobody waits for answers to the others.
+    """
+
+    def __init__(self, base: str, retries: int, wait: float, timeout: float, say: Say) -> None:
+        self.base, self.retries, self.wait, self.timeout, self.say = base, retries, wait, timeout, say
+        self.ended: Future[None] = Future()
+
+    def end(self, error: Exception) -> None:
+        """From now on nothing is sent or waited for: all calls raise `error`, or that of an earlier end."""
+        with suppress(InvalidStateError):
+            self.ended.set_exception(error)
 
     def __call__(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer, decoded. Raises `ValueError` if the server refuses, `OSError` after the last attempt."""
         data, url = None if body is None else json.dumps(body).encode(), f"{self.base}/{path}"
-        until = time.monotonic() + TIMEOUT
+        until = time.monotonic() + self.timeout
         for attempt in range(self.retries + 1):
+            self.require_going_on()
             try:
-                status, content = exchange(url, data, max(until - time.monotonic(), 0.01))
+                status, content = self.answer_of(url, data, max(until - time.monotonic(), 0.01))
             except (ValueError, http.client.InvalidURL) as error:
                 raise ValueError(f"{url} is no URL ({error}); it begins with http://") from None
             except TimeoutError:
-                raise OSError(f"{url} did not answer in full within {TIMEOUT:g} seconds") from None
+                self.require_going_on()
+                words = f"{url} did not answer in full within {self.timeout:g} seconds"
+                raise OSError(f"{words}; a slow server needs more (--timeout)") from None
             except (OSError, http.client.HTTPException) as error:
                 last = str(error)
             else:
@@ -197,16 +228,26 @@ class Sender:
                 break
             if self.say:
                 self.say(f"{url}: {last}; trying again in {pause:g} s")
-            time.sleep(pause)
+            wait_for([self.ended], pause)
         raise OSError(f"{url} failed {attempt + 1} times; the last time: {last}")
 
+    def require_going_on(self) -> None:
+        if self.ended.done():
+            self.ended.result()
 
-def exchange(url: str, data: bytes | None, seconds: float) -> tuple[int, bytes]:
-    """The status and the content of an answer, or where it redirects to. Raises `TimeoutError` after `seconds`.
+    def answer_of(self, url: str, data: bytes | None, seconds: float) -> Answer:
+        """The answer as soon as it is there. Raises `TimeoutError` after `seconds`, and after an end."""
+        answer = exchange(url, data, seconds)
+        wait_for([answer, self.ended], seconds, FIRST_COMPLETED)
+        return answer.result(0)
 
-    In a thread that can be left behind, since the time-out of a socket begins anew with every byte.
+
+def exchange(url: str, data: bytes | None, seconds: float) -> Future[Answer]:
+    """The status and the content of an answer, or where it redirects to, once they are there.
+
+    In a thread that can be left behind, since the time-out of a socket, `seconds`, begins anew with every byte.
     """
-    answer: Future[tuple[int, bytes]] = Future()
+    answer: Future[Answer] = Future()
 
     def receive() -> None:
         try:
@@ -218,7 +259,7 @@ def exchange(url: str, data: bytes | None, seconds: float) -> tuple[int, bytes]:
             answer.set_exception(error)
 
     threading.Thread(target=receive, daemon=True).start()
-    return answer.result(seconds)
+    return answer
 
 
 EXAMPLES = """\
@@ -245,6 +286,12 @@ def add_to(commands: Any) -> None:
     add("--count", type=int, default=0, help="completions; prompts are repeated (default: one for each prompt)")
     add("--parallel", type=int, default=PARALLEL, help="requests at the same time (default: %(default)s)")
     add("--retries", type=int, default=RETRIES, help="further attempts for a request (default: %(default)s)")
+    add(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        help="seconds for the whole answer to a request (default: %(default)g)",
+    )
     add("--extra", type=_object, default={}, metavar="JSON", help="more entries of each request")
     add_settings(add)
 
@@ -257,6 +304,6 @@ def _object(words: str) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> int:
     """Collects what the options ask for; returns the exit status 0. Raises what `collect` raises."""
-    more = {name: getattr(options, name) for name in ("model", "extra", "count", "parallel", "retries")}
+    more = {name: getattr(options, name) for name in ("model", "extra", "count", "parallel", "retries", "timeout")}
     collect(options.url, options.prompts, options.out, settings_of(options), **more)
     return 0

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 EXAMPLES = """\
 One file of each wheel is executed, in Triton's interpreter (pip install 'specnb[triton]'), with stand-ins for the rest.
-All random numbers are scripted, so the distribution of the emitted tokens is computed and not sampled. For checkouts,
-which have the adapters of engines and docs/kernels.md, on what this shows: specnb kernels vllm-0.33.0-*.whl
+All random numbers are scripted, so the distribution of the emitted tokens is computed and not sampled. What this shows
+is in docs/kernels.md of the repository: specnb kernels vllm-0.33.0-*.whl
 
 exit status: 0: all functions are exact to the resolution stated. 1: one deviates. 2: no verdict; stderr says why.
 3: undecided, because with random noise a function emitted something else than its thresholds say.
@@ -31,9 +30,5 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Checks each wheel; returns the exit status. Raises `ValueError` for what is no wheel that has an adapter."""
-    root = Path(__file__).parents[2]
-    if not (root / "studies").is_dir():
-        raise ValueError("the adapters of engines are in a checkout of the project; run it there")
-    sys.path.append(str(root))
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch may do
-    return int(import_module("studies.engines.kernels").report(options.wheels, options.quick, options.table))
+    return int(import_module("specnb_audit.kernels.engines").report(options.wheels, options.quick, options.table))

@@ -85,26 +85,30 @@ def write_tokens(
     """Appends a line for each completion as it arrives; returns the number of tokens written.
 
     `say` gets a line about the progress at most every 10 seconds, and one at the end. The first line of a new file has
-    the `settings`, too. Raises `ValueError` if there are fewer completions than prompts; no empty file is left then.
+    the `settings`, too. Without a completion there is no file. Raises `ValueError` if there are fewer completions than
+    prompts, and `OSError` before the first is asked for where the file cannot be written.
     """
     start = last = time.monotonic()
-    count, done, new = 0, 0, not file.exists()
-    try:
-        with file.open("a", encoding="utf-8") as lines:
-            for done, (prompt, tokens) in enumerate(zip(prompts, completions, strict=False), 1):
-                line: dict[str, Any] = {"prompt": list(prompt), "tokens": [int(token) for token in tokens]}
-                lines.write(json.dumps(line if lines.tell() else line | {"settings": settings}) + "\n")
-                lines.flush()
-                count, now = count + len(tokens), time.monotonic()
-                if say and (now - last > 10 or done == len(prompts)):
-                    last = now
-                    say(f"{done} of {len(prompts)} prompts, {count} tokens, {now - start:.0f} s")
-    finally:
-        if new and not done:
-            file.unlink(missing_ok=True)
+    count, done = 0, 0
+    _require_writable(file)
+    for done, (prompt, tokens) in enumerate(zip(prompts, completions, strict=False), 1):
+        line: dict[str, Any] = {"prompt": list(prompt), "tokens": [int(token) for token in tokens]}
+        with file.open("a", encoding="utf-8") as lines:  # anew for each, so that there is no file before the first
+            lines.write(json.dumps(line if lines.tell() else line | {"settings": settings}) + "\n")
+        count, now = count + len(tokens), time.monotonic()
+        if say and (now - last > 10 or done == len(prompts)):
+            last = now
+            say(f"{done} of {len(prompts)} prompts, {count} tokens, {now - start:.0f} s")
     if done < len(prompts):
         raise ValueError(f"the engine returned {done} completions for {len(prompts)} prompts")
     return count
+
+
+def _require_writable(file: Path) -> None:
+    new = not file.exists()
+    file.open("a").close()
+    if new:
+        file.unlink()
 
 
 def to_stderr(line: str) -> None:

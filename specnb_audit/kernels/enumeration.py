@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import islice, pairwise, product
 from math import exp, prod
 from operator import eq
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +40,20 @@ Tokens = tuple[int, ...]
 Noise = tuple[Sequence[float], Tensor]  # the uniforms of a step, and its races (races, vocab)
 Ask = Callable[[list[float]], list[Tokens]]
 Change = tuple[float, float, Tokens, Tokens]  # an interval, and what is emitted at its ends
+
+
+def random_distributions(vocab: int, *key: int) -> Conditional:
+    """A different random distribution for every context; each `key` has its own.
+
+    >>> random_distributions(2, 7)((0, 1)).sum().item()
+    1.0
+    """
+
+    @cache
+    def probs(context: tuple[int, ...]) -> Tensor:
+        return torch.from_numpy(np.random.default_rng([*key, len(context), *context]).dirichlet(np.ones(vocab)))
+
+    return probs
 
 
 class Steps(NamedTuple):

@@ -37,6 +37,13 @@ def test_every_public_name_has_a_docstring_with_an_example(package: str, name: s
     assert any(">>>" in (inspect.getdoc(part) or "") for part in parts)
 
 
+def test_no_package_leads_to_the_studies() -> None:
+    """The contract of import-linter sees neither examples nor modules that are imported by a string."""
+    files = [file for package in PACKAGES for file in (PROJECT / package).rglob("*.py")]
+    leads = re.compile(r"\b(from|import) studies\b|import_module\(\W*studies\b")
+    assert not [str(file) for file in files if leads.search(file.read_text(encoding="utf-8"))]
+
+
 def test_the_wheel_holds_every_folder_but_the_studies() -> None:
     packaged = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     inits = (file for package in PACKAGES for file in (PROJECT / package).rglob("__init__.py"))

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from reports import report
+from samplers import depending, raced
 from tiny import llama
 
 from specnb.distributions import Sampling
-from specnb_audit import Auditor, explanations
+from specnb_audit import Auditor, audit, explanations
 from specnb_audit.bets import Row
 from specnb_audit.claimed import Claimed
 from specnb_audit.explanations import audited, checks_of, dependent_sequences, likelier_settings
@@ -130,6 +131,25 @@ def test_sequences_that_share_noise_have_evidence_of_their_own(
     nothing = [[0.0] * len(row) for row in gains]
     assert shared_noise({"same-tokens": gains, "noise-of-texts": nothing}) == found
     assert shared_noise({"same-tokens": nothing, "noise-of-texts": gains}) == found
+
+
+@pytest.mark.parametrize(
+    ("shared", "anew", "verdict"),
+    [(True, True, "rejected"), (True, False, "dependent"), (False, True, "rejected"), (False, False, "not rejected")],
+)
+def test_noise_that_sequences_repeat_is_said_to_be_repeated(shared: bool, anew: bool, verdict: str) -> None:
+    """Not taken for a bias of tokens. With seeds of their own sequences are not said to share noise, whatever else."""
+    tokens = [raced(start, 30, [3] if shared else [3, start], anew) for start in range(25)]
+    report = audit(lambda prefix: depending(prefix).tolist(), tokens, prompts=[[n] for n in range(25)], progress=False)
+    assert report.verdict == verdict
+    words = "sequences repeat each other's noise"
+    assert any(check.startswith(words) for check in report.checks) == (shared and anew)
+    assert report.cause.startswith(words) == (shared and anew)
+    assert ("DEPENDENT" in report.headline) == (shared and not anew)
+    if shared and anew:
+        assert report.diagnosis == "token-bias"
+        assert report.headline.startswith("REJECTED after ")
+        assert words in report.headline
 
 
 MODEL = llama()

@@ -12,9 +12,8 @@ from torch import Tensor
 from specnb.distributions import sample
 from specnb.enumeration import completed, joint_distribution, step_distribution
 from specnb.rules import Outcome, Rule, block_verification, lenient_verification, token_verification
-from specnb_audit.kernels.enumeration import Enumeration, Found, Steps, won_together
+from specnb_audit.kernels.enumeration import Enumeration, Found, Steps, random_distributions, won_together
 from specnb_audit.kernels.source import load, open_wheel
-from studies.audit_power.step_deviation import random_distributions
 
 P, Q = (random_distributions(3, key) for key in range(2))
 GAMMA = 2

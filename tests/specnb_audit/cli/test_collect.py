@@ -153,7 +153,7 @@ def dripping(handler: Handler) -> None:
 @pytest.mark.parametrize(
     ("instead", "words"),
     [
-        (dripping, "did not answer in full within 0.2 seconds"),
+        (dripping, r"did not answer in full within 0.2 seconds; a slow server needs more \(--timeout\)"),
         (lambda handler: handler.wfile.write(OK + b" " * 2000), r"answered 200 \(1,000 bytes\)"),
         (lambda handler: handler.wfile.write(b"HTTP/1.1 307 \r\nLocation: http://a/b\r\n\r\n"), "307 .* http://a/b"),
         (lambda handler: handler.reply(200, {"tokens": [1] * 100}), "answered with 100 tokens to a request for 3"),
@@ -164,12 +164,36 @@ def dripping(handler: Handler) -> None:
 def test_what_no_server_should_do_ends_it_and_leaves_no_file(
     server: Server, instead: Callable[[Handler], None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TIMEOUT", 0.2)
     monkeypatch.setattr(module, "LARGEST_ANSWER", 1000)
     server.instead = instead
     with pytest.raises((ValueError, OSError), match=words):
-        collect(server.url, PROMPTS[:1], tmp_path / "tokens.jsonl", Settings(max_new_tokens=3), say=None)
+        collect(server.url, PROMPTS[:1], tmp_path / "tokens.jsonl", Settings(max_new_tokens=3), timeout=0.2, say=None)
     assert not (tmp_path / "tokens.jsonl").exists()
+
+
+def test_an_answer_that_never_ends_leaves_no_file_and_holds_up_nothing(server: Server, tmp_path: Path) -> None:
+    """Not while it is waited for either; and an error of one request does not wait for the answers to others."""
+    out, begun, go_on = tmp_path / "tokens.jsonl", threading.Barrier(2), threading.Event()
+
+    def waiting(handler: Handler) -> None:
+        if begun.wait(10) == 0:
+            assert not out.exists()
+            return handler.reply(400, {})
+        go_on.wait(60)  # far longer than this test takes, and than the client waits once the other request has failed
+
+    server.instead = waiting
+    with pytest.raises(ValueError, match="answered 400"):
+        collect(server.url, PROMPTS[:2], out, parallel=2, timeout=50, say=None)
+    alive = not go_on.is_set()
+    go_on.set()
+    assert alive
+    assert not out.exists()
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_asked_for(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        collect(server.url, PROMPTS, tmp_path / "missing" / "tokens.jsonl", say=None)
+    assert server.requests == []
 
 
 def test_every_option_has_a_help_text() -> None:
@@ -220,6 +244,9 @@ def test_a_file_of_something_else_is_never_changed(server: Server, old: bytes, t
         (["--count", "-1"], "count is -1; it must be from 0 to 10,000,000"),
         (["--parallel", "0"], "parallel is 0"),
         (["--retries", "99"], "retries is 99"),
+        (["--timeout", "0"], "timeout is 0.0; it must be from 0.1 to 10,000,000"),
+        (["--prompts", "no\nne.jsonl"], "specnb: 'no\\nne.jsonl': No such file or directory\n"),
+        (["--out", "miss\ning/tokens.jsonl"], "specnb: 'miss\\ning/tokens.jsonl': No such file or directory\n"),
         (["--temperature", "-1"], "temperature is -1.0; it must be 0 (greedy) or positive and finite"),
         (["--top-p", "0"], "top_p is 0.0"),
         (["--out", "prompts.jsonl"], "is the file of prompts; give another file for the tokens"),

@@ -1,4 +1,4 @@
-"""Adapters for the acceptance functions of engines: `specnb kernels` finds them here, in a checkout.
+"""Adapters for the acceptance functions of engines: what `specnb kernels` checks.
 
 An adapter calls a function with `Steps` in the shapes that it takes, and returns the emitted tokens. Steps are rows of
 one batch with different distributions, so wrong strides show. To add one, write it, and a `Kernel` in `ENGINES`.
@@ -6,6 +6,7 @@ one batch with different distributions, so wrong strides show. To add one, write
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,15 +21,12 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from specnb.distributions import one_hot
-from specnb.notebook.findings import write
-from specnb_audit.kernels.enumeration import Enumeration, Steps
+from specnb_audit.kernels.enumeration import Enumeration, Steps, random_distributions
 from specnb_audit.kernels.source import Edit, Wheel, load, open_wheel
-from studies.audit_power.step_deviation import random_distributions
 
 NUMBERS = ("total_variation", "resolution", "deviation", "surprises", "draws")
 GAMMA = 2  # a single draft token hides errors of blocks and rows
@@ -292,6 +290,10 @@ def report(paths: Sequence[Path], quick: bool, table: Path | None = None) -> int
             print(f"    noise used twice: {line['used_twice'] or 'none'}; stand-ins: {line['stand_ins'] or 'none'}")
     print(*(f"{wheel.path.name}, sha256 {wheel.sha256}" for wheel in wheels), sep="\n")
     if table is not None:
-        write(table, pd.DataFrame(lines).to_csv(index=False, lineterminator="\n", float_format="%.1e"))
+        with table.open("w", newline="", encoding="utf-8") as file:
+            rows = csv.DictWriter(file, lines[0], lineterminator="\n")
+            rows.writeheader()
+            for line in lines:
+                rows.writerow({name: f"{x:.1e}" if isinstance(x, float) else x for name, x in line.items()})
     verdicts = {line["verdict"] for line in lines}
     return 1 if "deviates" in verdicts else 3 if "not understood" in verdicts else 0

@@ -17,8 +17,8 @@ import transformers
 from planted_errors import ERRORS, plant
 
 from specnb_audit.cli import main
+from specnb_audit.kernels.engines import ENGINES, Kernel, check
 from specnb_audit.kernels.source import Edit, Wheel, open_wheel
-from studies.engines.kernels import ENGINES, Kernel, check
 
 VERSION = metadata.version("transformers")
 WHEELS = sorted(Path(os.environ.get("SPECNB_WHEELS", "/nowhere")).glob("*.whl"))
