@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from specnb.decoding.auto_gamma import FIXED, LARGEST, Auto, varies
 from specnb.distributions import Sampling, require_sampling
-from specnb.drafting.base import Drafter, missing_members
+from specnb.drafting.base import Drafter
 from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
@@ -183,7 +183,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_decoder: bool = False) -> None:
-    """Models that the loop can run, on one device and with one vocabulary; an object with all members of `Drafter`."""
+    """Models that the loop can run, on one device and with one vocabulary; a `Drafter`."""
     require_supported(target, encoder_decoder)
     if target.device.type == "meta":
         raise ValueError("the target is on the device meta, where it has no weights; load it on another")
@@ -207,11 +207,10 @@ def _require_drafter(drafter: Any) -> None:
     if isinstance(drafter, type):
         name = drafter.__name__
         raise TypeError(f"draft is the class {name}; it must be a model, a Drafter, or None: give {name}(...)")
-    missing = missing_members(drafter)
-    if missing:
+    if not isinstance(drafter, Drafter):
         raise TypeError(
-            f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None. It lacks "
-            f"{', '.join(missing)}: inherit from specnb.drafting.base.Drafter, which has defaults"
+            f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None: load the model, or let the "
+            "class inherit from specnb.drafting.base.Drafter"
         )
 
 

@@ -37,7 +37,7 @@ Then give it to `specnb.generate` in place of the draft model, and add it to `te
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,7 +117,7 @@ class Proposal(NamedTuple):
     q: Tensor
 
 
-class Drafter(Protocol):
+class Drafter:
     """Inherit from this class, set `vocab`, and write `propose`; every other member has a default.
 
     vocab          number of tokens in the vocabulary, the target's
@@ -240,29 +240,12 @@ def padded(draft_tokens: Tensor, q: Tensor, gamma: int) -> Proposal:
     return Proposal(pad(draft_tokens, (0, missing), value=-1), pad(q, (0, 0, 0, missing)))
 
 
-MEMBERS = (
-    "vocab", "parents", "scheme", "hidden_layers", "draft_model", "can_refill", "capturable",
-    "start", "propose", "update",
-)  # fmt: skip
-
-
-def missing_members(drafter: Any) -> list[str]:
-    """The members of `Drafter` that `drafter` lacks.
-
-    >>> missing_members("no drafter")[:2]
-    ['vocab', 'parents']
-    """
-    return [name for name in MEMBERS if not hasattr(drafter, name)]
-
-
-def require_part(name: str, drafter: Any, kind: type = ChainDrafter) -> None:
-    """Raises `TypeError` unless `drafter`, which is to be part of another drafter, is a `kind` that proposes chains."""
-    suitable = isinstance(drafter, kind) and not isinstance(drafter, type) and not missing_members(drafter)
-    if not suitable:
+def require_part(name: str, drafter: Any) -> None:
+    """Raises `TypeError` unless `drafter`, which is to be part of another drafter, is a `ChainDrafter` without tree."""
+    if not isinstance(drafter, ChainDrafter):
         given = f"the class {drafter.__name__}" if isinstance(drafter, type) else f"a {type(drafter).__name__}"
-        allowed = "drafter" if kind is object else kind.__name__
         advice = ": give ModelDrafter(model, sampling)" if isinstance(drafter, PreTrainedModel) else ""
-        raise TypeError(f"{name} is {given}; it must be a {allowed}{advice}")
+        raise TypeError(f"{name} is {given}; it must be a ChainDrafter{advice}")
     if drafter.parents is not None:
         raise TypeError(
             f"{name} is a {type(drafter).__name__}, which proposes a tree; within another drafter it must propose a "

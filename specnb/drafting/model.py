@@ -45,7 +45,6 @@ class ModelDrafter(ChainDrafter):
     """
 
     runner: CachedModel
-    seen: SeenTokens
     runner_class: type[CachedModel] = CachedModel
 
     def __init__(
@@ -67,6 +66,7 @@ class ModelDrafter(ChainDrafter):
     def allocate(self, slots: int, input_slots: int = 0) -> None:
         """Makes an empty cache of so many slots, as in `Context`, and the function that samples a step's tokens."""
         self.runner = cached_model(self.model, slots, input_slots, self.runner_class)
+        self.seen = SeenTokens(slots, self.model.device)
         self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
@@ -78,7 +78,6 @@ class ModelDrafter(ChainDrafter):
                 self.allocated = sizes
                 self.allocate(tokens.shape[1], context.input_slots)
             self.runner.clear()
-            self.seen = SeenTokens(tokens, lengths - 1)
         prefill(self.runner, tokens, lengths, rows)
         self.seen.hold(tokens, lengths - 1, rows)
 

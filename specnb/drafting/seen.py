@@ -16,16 +16,18 @@ are not in the cache; otherwise only one is missing. Two serve both cases with o
 
 
 class SeenTokens:
-    """The tokens `(rows, slots)` that a cache holds; -1 from where it holds nothing that belongs to the tokens before.
+    """The tokens `(rows, slots)` that a cache of so many `slots` holds, from the first on; -1 where it holds none.
 
-    >>> seen = SeenTokens(torch.tensor([[5, 6, 7, 8, 0]]), torch.tensor([4]))
+    >>> seen = SeenTokens(slots=5, device=torch.device("cpu"))
+    >>> seen.hold(torch.tensor([[5, 6, 7, 8, 0]]), torch.tensor([4]))
     >>> seen.unseen(torch.tensor([[5, 9, 9, 9, 0]]), torch.tensor([4]))  # the entries of 6, 7 and 8 serve no more
     3
     """
 
-    def __init__(self, tokens: Tensor, counts: Tensor) -> None:
-        self.slots = torch.arange(tokens.shape[1], device=tokens.device)
-        self.tokens = self._first(tokens, counts)
+    tokens: Tensor
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.slots = torch.arange(slots, device=device)
 
     def hold(self, tokens: Tensor, counts: Tensor, rows: Tensor | None = None) -> None:
         """The cache holds the first `counts` `(rows,)` of `tokens` `(rows, n)` from now on; or so in `rows` `(n,)`."""

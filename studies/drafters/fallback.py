@@ -14,10 +14,10 @@ class FallbackDrafter(Drafter):
     """A row whose sequence has a match copies for the whole step; the other rows sample from the model.
 
     Which of both is decided before anything is sampled, by the sequence alone, so the q of the one that is used is
-    exact. When all rows copy, the model's forward passes are saved; it evaluates the tokens that it has missed in its
-    next first forward pass. A head, which reads the target's hidden states, is run in every step. `copy` has no model,
-    which would miss the tokens of steps that do not copy. The host reads whether all rows have a match, so on a CUDA
-    device a step waits; with a model the shapes differ between steps, so it cannot be compiled or captured.
+    exact. When all rows copy, the model's forward passes are saved; its next one also evaluates what its cache lacks. A
+    head, which reads the target's hidden states, is run in every step. `copy` has no model. The host reads whether all
+    rows have a match, so on a CUDA device a step waits; with a model the shapes differ between steps, so it cannot be
+    compiled or captured.
     """
 
     def __init__(self, copy: Drafter, model: ModelDrafter | HeadDrafter) -> None:

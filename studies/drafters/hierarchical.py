@@ -41,7 +41,7 @@ class HierarchicalDrafter(Drafter):
         wider = Context(torch.cat([context.tokens, self.padding], dim=1), context.lengths, waits=True)
         if rows is None:
             self.runner = CachedModel(self.large.model, wider.tokens.shape[1])
-            self.seen = SeenTokens(wider.tokens, wider.lengths - 1)
+            self.seen = SeenTokens(wider.tokens.shape[1], wider.tokens.device)
         prefill(self.runner, wider.tokens, wider.lengths, rows)
         self.seen.hold(wider.tokens, wider.lengths - 1, rows)
         self.small.start(wider, rows)
@@ -76,8 +76,7 @@ class HierarchicalDrafter(Drafter):
         own = more_uniforms(uniform, 2 * inner + 1)
         drafted, small_q = padded(*self.small.propose(context, own[:, :inner]), inner)
         count = self.seen.unseen(context.tokens, context.lengths)
-        slots = context.lengths[:, None] + torch.arange(-count, inner, device=uniform.device)
-        slots = slots.clamp_min(0)
+        slots = (context.lengths[:, None] + torch.arange(-count, inner, device=uniform.device)).clamp_min(0)
         tokens = context.tokens.scatter(1, slots[:, count:], drafted.clamp_min(0))
         self.seen.hold(tokens, context.lengths + inner)
         logits = self.runner.run(tokens.gather(1, slots), slots, keep=inner + 1)

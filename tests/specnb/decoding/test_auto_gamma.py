@@ -21,6 +21,7 @@ from specnb.drafting.base import Drafter
 from specnb.drafting.model import MixtureDrafter, TreeDrafter
 from specnb.enumeration import joint_distribution
 from specnb.measure.statistics import goodness_of_fit
+from specnb.models.cached_model import CachedModel
 
 VOCAB = 4
 LEVEL = 1e-7
@@ -113,6 +114,26 @@ def test_models_catch_up_on_the_tokens_of_plain_steps(monkeypatch: pytest.Monkey
         assert set(drafted[record.emitted > 0].tolist()) >= {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_models_evaluate_what_their_cache_lacks_and_not_more(mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tokens after a step that they drafted, as many more as there were plain steps since, and each draft token."""
+    _widths(monkeypatch, 2, 0, 0, 3, 1)
+    evaluated: list[int] = []
+
+    class Counting(CachedModel):
+        def run(self, tokens: torch.Tensor, *settings: Any, **more: Any) -> torch.Tensor:
+            evaluated.append(tokens.shape[1])
+            return super().run(tokens, *settings, **more)
+
+    class Counted(ModelDrafter):
+        runner_class = Counting
+
+    drafter = MixtureDrafter(PromptLookupDrafter(VOCAB), Counted(TARGET), 0.0) if mixed else Counted(TARGET)
+    record = generate(TARGET, [[1, 3]], drafter, gamma=CHEAP, max_new_tokens=11, progress=False).record
+    assert record.emitted.tolist() == [[3, 1, 1, 4, 2]]
+    assert evaluated == [1, *[2, 1], *[4, 1, 1], 2]
+
+
 def test_greedy_tokens_are_those_of_plain_decoding() -> None:
     sampling = Sampling(temperature=0)
     prompts = [[1, 0, 1, 0], [2], [3, 3, 1]]
@@ -137,16 +158,15 @@ def test_a_step_without_draft_tokens_is_a_plain_pass(monkeypatch: pytest.MonkeyP
     assert passes[0] == 1
 
 
-@pytest.mark.parametrize("name", _drafters())
-def test_the_steps_of_a_prompt_do_not_depend_on_the_batch(name: str) -> None:
-    """Not even their numbers of draft tokens."""
+def test_the_numbers_of_draft_tokens_of_a_prompt_do_not_depend_on_the_batch() -> None:
+    """With those that are chosen; other numbers, and all drafters, are in tests/specnb/drafting/test_all_drafters.py."""
     target = llama(VOCAB, dtype=torch.float64)
     prompts = [[1, 0, 1, 0, 1, 0], [2], [3, 3, 1], [0, 2]]
     asked: dict[str, Any] = {"gamma": CHEAP, "max_new_tokens": 10, "seed": 4, "progress": False}
-    made = generate(target, prompts, _drafters()[name], batch_size=3, **asked)
+    made = generate(target, prompts, DRAFT, batch_size=3, **asked)
     assert len({*(made.record.draft_tokens >= 0).sum(-1)[:, 1:].flat}) > 2
     for number, prompt in enumerate(prompts):
-        alone = generate(target, [prompt], _drafters()[name], study=Study(rows=[number]), **asked)
+        alone = generate(target, [prompt], DRAFT, study=Study(rows=[number]), **asked)
         assert alone.tokens == [made.tokens[number]]
         steps = alone.record.draft_tokens.shape[1]
         assert (alone.record.draft_tokens[0] == made.record.draft_tokens[number, :steps]).all()
