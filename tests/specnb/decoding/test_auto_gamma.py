@@ -159,7 +159,7 @@ def test_a_step_without_draft_tokens_is_a_plain_pass(monkeypatch: pytest.MonkeyP
 
 
 def test_the_numbers_of_draft_tokens_of_a_prompt_do_not_depend_on_the_batch() -> None:
-    """With those that are chosen; other numbers, and all drafters, are in tests/specnb/drafting/test_all_drafters.py."""
+    """Those that are chosen; tests/specnb/drafting/test_all_drafters.py has all drafters, with other numbers."""
     target = llama(VOCAB, dtype=torch.float64)
     prompts = [[1, 0, 1, 0, 1, 0], [2], [3, 3, 1], [0, 2]]
     asked: dict[str, Any] = {"gamma": CHEAP, "max_new_tokens": 10, "seed": 4, "progress": False}
