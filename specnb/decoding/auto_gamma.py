@@ -69,10 +69,10 @@ def _times(costs: Any) -> tuple[float, ...]:
     message = f"costs is {shown(costs)}; it must be a list of times of steps with 0, 1, ... draft tokens"
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise TypeError(message)
-    numbers = [isinstance(value, Real) and not isinstance(value, bool) and 0 < value < np.inf for value in values]
-    if len(values) < 2 or not all(numbers):
+    numbers: list[Any] = [value if isinstance(value, Real) else np.nan for value in values]
+    if len(numbers) < 2 or not all(0 < number < np.inf for number in numbers):
         raise ValueError(f"{message}: at least two positive numbers")
-    return tuple(map(float, values))
+    return tuple(map(float, numbers))
 
 
 def assumed_costs(target: PreTrainedModel, drafter: Drafter) -> tuple[float, ...]:

@@ -153,11 +153,12 @@ def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in(
 
 @pytest.mark.parametrize("name", CHAINS | HIERARCHICAL)
 def test_a_row_can_be_drafted_for_up_to_the_last_position(name: str) -> None:
-    """The models have no position after the last token asked for, and the caches no slot after those allocated."""
-    target, drafter = llama(), ALL[name]()
+    """The models have no position after the last token asked for, and the caches no slot after those allocated. Rows
+    need different numbers of steps, so some have ended while others go on."""
+    target, drafter, prompts = llama(), ALL[name](), torch.arange(16).reshape(8, 2).remainder(VOCAB)
     for gamma in range(1, 7):
-        made = generate(target, [[2, 0, 1, 3], [1, 1]], drafter, gamma=gamma, max_new_tokens=LIMIT - 4, progress=False)
-        assert [len(tokens) for tokens in made.tokens] == [LIMIT - 4] * 2
+        made = generate(target, prompts, drafter, gamma=gamma, max_new_tokens=LIMIT - 2, progress=False)
+        assert {len(tokens) for tokens in made.tokens} == {LIMIT - 2}
 
 
 @pytest.mark.parametrize("name", IN_THE_LOOP)
