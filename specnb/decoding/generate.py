@@ -17,9 +17,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.auto_gamma import LARGEST, Auto, AutoBatch, varies
+from specnb.decoding.auto_gamma import Auto
 from specnb.decoding.record import StepRecord, StepTimer, merge_rows
-from specnb.decoding.request import Request, Tokens, as_list, require_memory, require_models, token_lists
+from specnb.decoding.request import Request, Tokens, as_list, require_memory, token_lists
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
@@ -29,7 +29,6 @@ from specnb.models.compilation import Captured, Compiled
 from specnb.models.probe import require_agreement
 from specnb.rules import Rule
 
-FIXED = 4  # draft tokens of a step where `gamma="auto"` cannot choose; compiled, it chooses these or none
 COMPILED_SETTINGS = 8  # so many compiled batches are kept, each with its own weights
 
 
@@ -134,19 +133,13 @@ def generate(
     [6, 6]
     """
     drafter = as_drafter(draft, sampling, compile=compile is True)
-    auto = Auto() if gamma == "auto" else gamma if isinstance(gamma, Auto) else None
-    drafted: Any = gamma
-    if auto is not None:
-        require_models(target, drafter, encoder_decoder=not compile)
-        drafted = len(auto.costs) - 1 if auto.costs else FIXED if compile else LARGEST
-        if drafter is None or not varies(target, drafter, compile, study.batch_class):
-            auto, drafted = None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
     request = Request(
-        target, token_lists(prompts), drafter, gamma=drafted, max_new_tokens=max_new_tokens, sampling=sampling,
+        target, token_lists(prompts), drafter, gamma=gamma, max_new_tokens=max_new_tokens, sampling=sampling,
         rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
         numbers=() if study.rows is None else list(study.rows), keep_probs=study.keep_probs,
+        one_width=study.batch_class is not None,
     )  # fmt: skip
-    make = (study.batch_class or Batch,) if auto is None else (AutoBatch, auto)
+    make = study.batch_class or Batch
     if compile:
         batch = _compiled(request, draft, make, study.timed and target.device.type == "cuda", progress)
     else:
@@ -155,12 +148,11 @@ def generate(
     return _run_to_completion(batch, Scheduler(request, batch), study.timed, progress)
 
 
-def _made(request: Request, make: tuple[Any, ...]) -> Batch:
+def _made(request: Request, make: type[Batch]) -> Batch:
     require_memory(request)
     tree = request.drafter is not None and request.drafter.parents is not None
     require_agreement(request.target, request.slots, request.input_slots, tree)
-    batch: Batch = make[0](request, *make[1:])
-    return batch
+    return make(request)
 
 
 def _run_to_completion(batch: Batch, scheduler: Scheduler, timed: bool, progress: bool) -> Generation:
@@ -194,11 +186,11 @@ _kept: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
 
 
 def _compiled(
-    request: Request, draft: PreTrainedModel | Drafter | None, make: tuple[Any, ...], in_parts: bool, progress: bool
+    request: Request, draft: PreTrainedModel | Drafter | None, make: type[Batch], in_parts: bool, progress: bool
 ) -> Batch:
     """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
     sizes = (request.rows, request.gamma, request.slots, len(request.eos))
-    key = (make, request.target, draft, request.sampling, request.rule, sizes, request.compile, in_parts)
+    key = (make, request.target, draft, request.sampling, request.rule, request.auto, sizes, request.compile, in_parts)
     if key not in _kept:
         batch = _made(request, make)
         if request.compile is True:

@@ -15,8 +15,9 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
+from specnb.decoding.auto_gamma import FIXED, LARGEST, Auto, varies
 from specnb.distributions import Sampling, require_sampling
-from specnb.drafting.base import Drafter, missing_members
+from specnb.drafting.base import Drafter
 from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes, decoder_config
 from specnb.models.cached_model import require_hidden_layers
@@ -40,12 +41,15 @@ class Request:
     """The arguments of `generate` with their defaults, and the sizes that follow from them.
 
     Raises what `generate` raises for arguments that are not valid. Some are settled: `drafter` is None where nothing is
-    drafted, `gamma` is reduced to what a sequence can use, and `rule` is the exact default if none is given.
+    drafted, `gamma` is the most draft tokens of a step, reduced to what a sequence can use, and `rule` is the exact
+    default if none is given.
 
     prompts, eos  lists of whole numbers, as `token_lists` and `as_list` make them. The decoder's first token is added
                   to the prompts of an encoder-decoder
     numbers       the number of each prompt, which selects its random streams: 0, 1, ... unless given
     keep_probs    whether the target's distribution of every new token is kept
+    one_width     whether all steps have gamma draft tokens, whatever `gamma` asks for
+    auto          what chooses the number of draft tokens of each step; None where it is fixed. It follows from `gamma`
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -57,7 +61,7 @@ class Request:
     target: PreTrainedModel
     prompts: Sequence[Sequence[int]]
     drafter: Drafter | None = None
-    gamma: int = 4
+    gamma: Any = 4  # a whole number, once it is settled
     max_new_tokens: int = 64
     sampling: Sampling = field(default_factory=Sampling)
     rule: Any = None
@@ -67,20 +71,24 @@ class Request:
     compile: bool | str = False
     numbers: Sequence[int] = ()
     keep_probs: bool = False
+    one_width: bool = False
+    auto: Auto | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         require_sampling(self.sampling)
-        require_whole(gamma=(self.gamma, 0), max_new_tokens=(self.max_new_tokens, 1), seed=(self.seed, 0))
         require_models(self.target, self.drafter, encoder_decoder=not self.compile)
+        auto, most = self._choice()
+        require_whole(gamma=(most, 0), max_new_tokens=(self.max_new_tokens, 1), seed=(self.seed, 0))
         require_tokens(self.prompts, self.eos, vocabulary(self.target))
         require_whole(batch_size=(len(self.prompts) if self.batch_size is None else self.batch_size, 1))
-        gamma = _useful_gamma(index(self.gamma), index(self.max_new_tokens), self.drafter)
+        gamma = _useful_gamma(index(most), index(self.max_new_tokens), self.drafter)
         drafter = self.drafter if gamma else None
         first = [self.target.config.decoder_start_token_id] if self.target.config.is_encoder_decoder else []
         settled = {
             "prompts": [[*prompt, *first] for prompt in self.prompts],
             "drafter": drafter,
             "gamma": gamma,
+            "auto": auto if drafter is not None else None,
             "max_new_tokens": index(self.max_new_tokens),
             "rule": _rule_for(self.rule, drafter),
             "numbers": _numbers_of(self.prompts, self.numbers),
@@ -90,6 +98,17 @@ class Request:
         require_context(self.target, self.drafter, self.longest, self.max_new_tokens)
         _require_refill(self.drafter, len(self.prompts), self.rows)
         _require_compile(self.compile, self.target.device, self.keep_probs)
+
+    def _choice(self) -> tuple[Auto | None, Any]:
+        """What chooses the number of draft tokens of each step, None for a fixed number; and the most of a step."""
+        drafter, auto = self.drafter, self.gamma
+        if isinstance(auto, str) and auto == "auto":
+            auto = Auto()
+        if not isinstance(auto, Auto):
+            return None, self.gamma
+        if drafter is None or self.one_width or not varies(self.target, drafter, self.compile):
+            return None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
+        return auto, len(auto.costs) - 1 if auto.costs else FIXED if self.compile else LARGEST
 
     @property
     def rows(self) -> int:
@@ -168,7 +187,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_decoder: bool = False) -> None:
-    """Models that the loop can run, on one device and with one vocabulary; an object with all members of `Drafter`."""
+    """Models that the loop can run, on one device and with one vocabulary; a `Drafter`."""
     require_supported(target, encoder_decoder)
     if target.device.type == "meta":
         raise ValueError("the target is on the device meta, where it has no weights; load it on another")
@@ -194,11 +213,10 @@ def _require_drafter(drafter: Any) -> None:
     if isinstance(drafter, type):
         name = drafter.__name__
         raise TypeError(f"draft is the class {name}; it must be a model, a Drafter, or None: give {name}(...)")
-    missing = missing_members(drafter)
-    if missing:
+    if not isinstance(drafter, Drafter):
         raise TypeError(
-            f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None. It lacks "
-            f"{', '.join(missing)}: inherit from specnb.drafting.base.Drafter, which has defaults"
+            f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None: load the model, or let the "
+            "class inherit from specnb.drafting.base.Drafter"
         )
 
 

@@ -9,6 +9,7 @@ At temperature 0 all schemes but `top_children` propose one token only.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
 from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal, require_equal_vocabularies, require_part
+from specnb.drafting.seen import LEAST, SeenTokens
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.encoder_decoder import cached_model
@@ -60,13 +62,11 @@ class ModelDrafter(ChainDrafter):
         self.vocab = vocabulary(model)
         self.compile, self.capturable = compile, capturable
         self.allocated: tuple[Any, ...] = ()
-        # After full acceptance the last draft token is not in the cache yet; otherwise it is. A forward pass over the
-        # last two tokens serves both cases with one shape. A drafter that skips steps of this one sets more.
-        self.unseen = 2
 
     def allocate(self, slots: int, input_slots: int = 0) -> None:
         """Makes an empty cache of so many slots, as in `Context`, and the function that samples a step's tokens."""
         self.runner = cached_model(self.model, slots, input_slots, self.runner_class)
+        self.seen = SeenTokens(slots, self.model.device)
         self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
@@ -79,12 +79,27 @@ class ModelDrafter(ChainDrafter):
                 self.allocate(tokens.shape[1], context.input_slots)
             self.runner.clear()
         prefill(self.runner, tokens, lengths, rows)
+        self.seen.hold(tokens, lengths - 1, rows)
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        return Proposal(*self.draft_tokens(context.tokens, context.lengths, uniforms))
+        tokens, lengths, count = context.tokens, context.lengths, self._unseen(context)
+        draft = self.draft_tokens if count == LEAST else partial(self._sample_tokens, count=count)
+        proposal = Proposal(*draft(tokens, lengths, uniforms))
+        if context.readable:
+            evaluated = proposal.draft_tokens[:, :-1]
+            after = lengths[:, None] + torch.arange(evaluated.shape[1], device=lengths.device)
+            self.seen.hold(tokens.scatter(1, after, evaluated), lengths + evaluated.shape[1])
+        return proposal
 
-    def _sample_tokens(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        newest, slots = self._newest(tokens, lengths, self.unseen)
+    def _unseen(self, context: Context) -> int:
+        """How many of the newest tokens a step's first forward pass evaluates: no row then reads an entry that does not
+        belong to its tokens. Where the host must not wait, this drafter is asked in every step, and two are enough."""
+        return self.seen.unseen(context.tokens, context.lengths) if context.readable else LEAST
+
+    def _sample_tokens(
+        self, tokens: Tensor, lengths: Tensor, uniforms: Tensor, count: int = LEAST
+    ) -> tuple[Tensor, Tensor]:
+        newest, slots = self._newest(tokens, lengths, count)
         draft_tokens, distributions = [], []
         for uniform in uniforms.unbind(dim=1):
             distributions.append(self._after(newest, slots))
@@ -94,7 +109,10 @@ class ModelDrafter(ChainDrafter):
 
     def distribution(self, context: Context, position: int) -> Tensor:
         """For mixtures and stopping rules, which sample from it themselves."""
-        return self._after(*self._newest(context.tokens, context.lengths, 1 if position else self.unseen))
+        count = 1 if position else self._unseen(context)
+        if context.readable:
+            self.seen.hold(context.tokens, context.lengths)
+        return self._after(*self._newest(context.tokens, context.lengths, count))
 
     def _newest(self, tokens: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The `count` newest tokens of each row and their slots, both `(rows, count)`; slot 0 again in short rows."""
@@ -150,6 +168,7 @@ class MixtureDrafter(ChainDrafter):
         self.draft_model = second.draft_model or first.draft_model
         self.hidden_layers = tuple(one or other)
         self.can_refill = first.can_refill and second.can_refill
+        self.every_step = first.every_step or second.every_step
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         self.first.start(context, rows)
