@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
 from specnb.models.support import context_limit
+from specnb.models.support import vocabulary as vocabulary_of
+from specnb.models.token_map import TokenMap
 from specnb_audit.bets import CutoffGap, Row, steps_between
 from specnb_audit.claimed import claimed_probs
 from specnb_audit.claimed import cutoff_gap as cutoff_gap
@@ -39,7 +41,7 @@ class Completion(NamedTuple):
 def vocabulary(source: Source, prompt: Sequence[int]) -> int:
     """The size of the vocabulary of `source`; a function is called once, with `prompt`."""
     if isinstance(source, PreTrainedModel):
-        return int(source.config.vocab_size)
+        return vocabulary_of(source)
     return len(_probs_after(source, tuple(prompt)))
 
 
@@ -167,42 +169,49 @@ def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> It
         for completion in completions:
             yield completion, 0, _function_logits(source, completion, vocab)
     elif len(completions) == 1 and _length(completions[0]) * vocab > LOGITS:
-        yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab))
+        yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab), vocab)
     else:
-        yield from batch_logits(source, completions)
+        yield from batch_logits(source, completions, vocab)
 
 
-def batch_logits(model: PreTrainedModel, completions: Sequence[Completion]) -> Iterator[tuple[Completion, int, Tensor]]:
-    """For each completion: the completion, 0, and logits `(n, vocab)`, all from one forward pass without a cache."""
+def batch_logits(
+    model: PreTrainedModel, completions: Sequence[Completion], vocab: int | None = None
+) -> Iterator[tuple[Completion, int, Tensor]]:
+    """For each completion: the completion, 0, and logits `(n, vocab)`, all from one forward pass without a cache.
+
+    `vocab` is the number of the target's tokens, if a draft model has another.
+    """
     # Padding is on the right, where causal attention does not see it.
     longest = max(map(_length, completions)) - 1
     rows = [[*completion.prompt, *completion.tokens[:-1]] for completion in completions]
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=model.device)
     first = min(len(completion.prompt) for completion in completions) - 1
-    logits = _forward(model, ids, keep=longest - first, use_cache=False).logits
+    logits, _ = _forward(model, ids, vocab, keep=longest - first, use_cache=False)
     for completion, row in zip(completions, logits, strict=True):
         start = len(completion.prompt) - 1 - first
         yield completion, 0, row[start : start + len(completion.tokens)]
 
 
-def _in_pieces(model: PreTrainedModel, completion: Completion, size: int) -> Iterator[tuple[Completion, int, Tensor]]:
+def _in_pieces(
+    model: PreTrainedModel, completion: Completion, size: int, vocab: int
+) -> Iterator[tuple[Completion, int, Tensor]]:
     ids = torch.tensor([[*completion.prompt, *completion.tokens[:-1]]], device=model.device)
     cache = None
     offset = 1 - len(completion.prompt)  # negative offsets are in the prompt
     for part in ids.split(size, dim=1):
-        output = _forward(model, part, keep=part.shape[1], use_cache=True, past_key_values=cache)
-        cache = output.past_key_values
+        logits, cache = _forward(model, part, vocab, keep=part.shape[1], use_cache=True, past_key_values=cache)
         if offset + part.shape[1] > 0:
-            yield completion, max(offset, 0), output.logits[0, max(-offset, 0) :]
+            yield completion, max(offset, 0), logits[0, max(-offset, 0) :]
         offset += part.shape[1]
 
 
-def _forward(model: PreTrainedModel, ids: Tensor, keep: int, **more: Any) -> Any:
+def _forward(model: PreTrainedModel, ids: Tensor, vocab: int | None, keep: int, **more: Any) -> tuple[Tensor, Any]:
+    """The last `keep` logits `(batch, keep, vocab)`, and the cache."""
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        return model(input_ids=ids, logits_to_keep=keep, **more)
-    output = model(input_ids=ids, **more)
-    output.logits = output.logits[:, -keep:]
-    return output
+        more["logits_to_keep"] = keep
+    token_map = TokenMap(model, vocab)
+    output = model(input_ids=token_map.inputs(ids), **more)
+    return token_map.logits(output.logits[:, -keep:]), output.get("past_key_values")
 
 
 def _function_logits(probs: NextTokenProbs, completion: Completion, vocab: int) -> Tensor:
@@ -229,16 +238,19 @@ def _probs_after(probs: NextTokenProbs, prefix: tuple[int, ...]) -> Tensor:
     return row
 
 
-def require_completions(source: Source, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
+def require_completions(
+    source: Source, completions: Sequence[Completion], names: Sequence[str] | None = None, vocab: int | None = None
+) -> None:
     """Raises `ValueError` for a completion that `source` gives no distributions for.
 
-    The message names it by its entry in `names` (default: "sequence 0", "sequence 1", ...).
+    The message names it by its entry in `names` (default: "sequence 0", "sequence 1", ...). `vocab` is the number of
+    the target's tokens, if `source` is another model.
     """
     if isinstance(source, PreTrainedModel) and source.training:
         raise ValueError(
             "the model is in training mode, where dropout makes its distributions random; call its eval() first"
         )
-    vocab = vocabulary(source, completions[0].prompt)
+    vocab = vocabulary(source, completions[0].prompt) if vocab is None else vocab
     limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
     for number, completion in enumerate(completions):
         name = f"sequence {number}" if names is None else names[number]

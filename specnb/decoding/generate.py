@@ -95,7 +95,8 @@ def generate(
     prompts     lists of tokens, or an array or tensor of them. If the target is an encoder-decoder (T5, BART), a prompt
                 is the encoder's input, and the completion follows the decoder's first token
     draft       a model, which is then sampled as `sampling` says, or any `Drafter`. Without one, or with `gamma` = 0,
-                the target decodes alone
+                the target decodes alone. A model may have more or fewer tokens than the target: those of equal numbers
+                should mean the same, as in a family whose embeddings are padded to several sizes
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
                 "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
@@ -132,7 +133,7 @@ def generate(
     >>> [len(tokens) for tokens in made.tokens]
     [6, 6]
     """
-    drafter = as_drafter(draft, sampling, compile=compile is True)
+    drafter = as_drafter(draft, sampling, target, compile=compile is True)
     auto = Auto() if gamma == "auto" else gamma if isinstance(gamma, Auto) else None
     drafted: Any = gamma
     if auto is not None:

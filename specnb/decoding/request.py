@@ -19,7 +19,13 @@ from specnb.distributions import Sampling, require_sampling
 from specnb.drafting.base import Drafter, missing_members
 from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes
-from specnb.models.support import context_limit, require_same_vocabulary, require_supported
+from specnb.models.support import (
+    context_limit,
+    require_same_vocabulary,
+    require_supported,
+    require_whole_head,
+    vocabulary,
+)
 from specnb.number_checks import require_whole, shown, whole, whole_numbers
 from specnb.rules import token_verification
 
@@ -69,7 +75,7 @@ class Request:
         require_sampling(self.sampling)
         require_whole(gamma=(self.gamma, 0), max_new_tokens=(self.max_new_tokens, 1), seed=(self.seed, 0))
         require_models(self.target, self.drafter, encoder_decoder=not self.compile)
-        require_tokens(self.prompts, self.eos, self.target.config.vocab_size)
+        require_tokens(self.prompts, self.eos, vocabulary(self.target))
         require_whole(batch_size=(len(self.prompts) if self.batch_size is None else self.batch_size, 1))
         gamma = _useful_gamma(index(self.gamma), index(self.max_new_tokens), self.drafter)
         drafter = self.drafter if gamma else None
@@ -140,7 +146,7 @@ def require_memory(request: Request) -> None:
         row += slots * len(drafter.hidden_layers) * target.config.hidden_size * target.dtype.itemsize
         row += slots * cache_bytes(drafter.draft_model) if drafter.draft_model is not None else 0
     if request.keep_probs:
-        row += (request.steps + request.gamma + 1) * target.config.vocab_size * request.probs_dtype.itemsize
+        row += (request.steps + request.gamma + 1) * vocabulary(target) * request.probs_dtype.itemsize
     free = free_memory(target.device)
     if request.rows * row > free:
         fitting = free // row
@@ -166,12 +172,13 @@ def free_memory(device: torch.device) -> int:
 def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_decoder: bool = False) -> None:
     """Models that the loop can run, on one device and with one vocabulary; an object with all members of `Drafter`."""
     require_supported(target, encoder_decoder)
+    require_whole_head(target)
     if target.device.type == "meta":
         raise ValueError("the target is on the device meta, where it has no weights; load it on another")
     if drafter is None:
         return
     _require_drafter(drafter)
-    require_same_vocabulary(target, drafter.vocab)
+    require_same_vocabulary(target, type(drafter).__name__, drafter.vocab)
     model = drafter.draft_model
     if model is not None and model.device != target.device:
         raise ValueError(f"the target is on {target.device} and the draft on {model.device}; move one of them")

@@ -28,6 +28,7 @@ from specnb.distributions import Uniforms, overlap, standardise, uniforms
 from specnb.drafting.base import Context, Drafter, Proposal, nothing, padded
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.encoder_decoder import cached_model
+from specnb.models.support import vocabulary
 from specnb.rules import Outcome, Rule
 from specnb.trees import TokenTree
 
@@ -75,7 +76,7 @@ class State:
         self.probs: Tensor | None = None
         if request.keep_probs:
             # A step writes gamma + 1 distributions from the next token on.
-            self.probs = zeros(steps + gamma + 1, request.target.config.vocab_size, dtype=request.probs_dtype)
+            self.probs = zeros(steps + gamma + 1, vocabulary(request.target), dtype=request.probs_dtype)
 
     def record_path(self, depth: int) -> None:
         """Keeps the nodes of a tree that each step accepts."""
@@ -177,7 +178,7 @@ class Batch:
         self.drafter: Drafter | None = request.drafter
         self.sampling = request.sampling
         self.rule: Rule = request.rule
-        self.vocab = request.target.config.vocab_size
+        self.vocab = vocabulary(request.target)
         self.state = self.state_class(request)
         parents = None if self.drafter is None else self.drafter.parents
         self.tree = None if parents is None else TokenTree(parents, request.target.device)
@@ -349,7 +350,7 @@ def target_pass(
     first, width = lengths - 1, draft_tokens.shape[1] + 1
     slots = first[:, None] + torch.arange(width, device=first.device)
     newest = tokens.gather(1, slots[:, :1])
-    entries = torch.cat([newest, draft_tokens.clamp(0, runner.model.config.vocab_size - 1)], dim=1)
+    entries = torch.cat([newest, draft_tokens.clamp(0, vocabulary(runner.model) - 1)], dim=1)
     if tree is None:
         return runner.run(entries, slots, keep=width)
     positions, visible = tree.positions(first), tree.visible(first, runner.capacity)

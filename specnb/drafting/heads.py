@@ -37,7 +37,7 @@ from specnb.models.cache import RaggedCache
 from specnb.models.checkpoints import write_checksums
 from specnb.models.compilation import Compiled
 from specnb.models.packing import PackedLinear, pack
-from specnb.models.support import require_supported
+from specnb.models.support import require_supported, vocabulary
 from specnb.number_checks import shown
 
 EPSILON = 1e-6
@@ -278,7 +278,7 @@ class HeadDrafter(ChainDrafter):
         require_sampling(sampling)
         self.head: Any = head
         self.sampling, self.compile = sampling, compile
-        self.vocab = target.config.vocab_size
+        self.vocab = vocabulary(target)
         self.embedding, self.output = target.get_input_embeddings(), target.get_output_embeddings()
         self.proposed: Tensor | None = getattr(head, "proposed", None)
         if self.proposed is not None:

@@ -21,6 +21,7 @@ from specnb.models.cached_model import prefill
 from specnb.models.compilation import Captured, Compiled
 from specnb.models.encoder_decoder import cached_model
 from specnb.models.loading import Pair
+from specnb.models.support import vocabulary
 
 Array = NDArray[np.float64]
 WARM_UP = 3  # rounds that are not counted
@@ -157,7 +158,7 @@ class CostMeter:
             )
         self.lengths, self.draft_lengths = tuple(lengths), tuple(draft_lengths)
         self.order = np.random.default_rng(seed)
-        vocab = pair.target.config.vocab_size
+        vocab = min(vocabulary(model) for model in (pair.target, pair.draft))
         tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or required)))
         tokens = tokens.to(pair.target.device)
         plain, *verify = [_forward_pass_of(pair.target, n, tokens, context, compile) for n in lengths]

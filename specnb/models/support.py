@@ -11,13 +11,33 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from specnb.models.cache import why_not_croppable
 
 
-def require_same_vocabulary(target: PreTrainedModel, draft_vocab: int) -> None:
-    """Raises `ValueError` unless the draft's vocabulary is as large as the target's."""
-    vocab = target.config.vocab_size
+def vocabulary(model: PreTrainedModel) -> int:
+    """The number of tokens that `model` has, those included that only pad its embedding to a round size."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def head_size(model: PreTrainedModel) -> int:
+    """The number of logits of `model` after each token."""
+    return int(getattr(model.get_output_embeddings(), "out_features", vocabulary(model)))
+
+
+def require_whole_head(model: PreTrainedModel) -> None:
+    """Raises `ValueError` unless `model` has a logit for each token."""
+    if head_size(model) != vocabulary(model):
+        raise ValueError(
+            f"the output head of {type(model).__name__} gives {head_size(model)} logits, and its vocabulary has "
+            f"{vocabulary(model)} tokens; only a draft may have fewer: give ModelDrafter(model, vocab=..., tokens=...) "
+            "the target's token of each logit"
+        )
+
+
+def require_same_vocabulary(target: PreTrainedModel, drafter: str, draft_vocab: int) -> None:
+    """Raises `ValueError` unless a drafter, named `drafter`, proposes as many tokens as the target has."""
+    vocab = vocabulary(target)
     if vocab != draft_vocab:
         raise ValueError(
-            f"the target has {vocab} tokens and the draft {draft_vocab}; both need the same "
-            "vocabulary, so choose a draft of the target's own family"
+            f"the target has {vocab} tokens and the {drafter} {draft_vocab}; a drafter proposes tokens of the target's "
+            f"vocabulary: make it with vocab={vocab}, which ModelDrafter takes, too"
         )
 
 
@@ -42,10 +62,10 @@ def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> 
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
     if model.get_output_embeddings() is None or not (two or "logits_to_keep" in arguments):
         raise TypeError(f"{name} gives no next-token logits; load it with load_pair or as a ...ForCausalLM")
-    embedded = getattr(model.get_input_embeddings(), "num_embeddings", model.config.vocab_size)
-    if embedded != model.config.vocab_size:
+    embedded = getattr(model.get_input_embeddings(), "num_embeddings", vocabulary(model))
+    if embedded != vocabulary(model):
         raise TypeError(
-            f"the configuration of {name} has {model.config.vocab_size} tokens, and its embedding {embedded}; "
+            f"the configuration of {name} has {vocabulary(model)} tokens, and its embedding {embedded}; "
             "change both with its resize_token_embeddings()"
         )
     attention = model.config._attn_implementation

@@ -53,6 +53,7 @@ class HierarchicalDrafter(Drafter):
         wider = Context(torch.cat([context.tokens, padding], dim=1), context.lengths)
         if rows is None:
             self.runner = CachedModel(self.large.model, wider.tokens.shape[1])
+            self.runner.token_map = self.large.token_map
         prefill(self.runner, wider.tokens, wider.lengths, rows)
         self.small.start(wider, rows)
         self.padding = padding
