@@ -32,7 +32,8 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens, token_lists
+from specnb.decoding.given_tokens import Tokens, as_list, named_settings, token_lists
+from specnb.decoding.request import require_context, require_models, require_tokens
 from specnb.distributions import Sampling
 from specnb.drafting.model import as_drafter
 from specnb.models.cached_model import CachedModel
@@ -354,6 +355,7 @@ class BeamSearch:
     record: BeamRecord
 
 
+@named_settings
 def beam_search(
     target: PreTrainedModel,
     prompt: Sequence[int],

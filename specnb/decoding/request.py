@@ -6,7 +6,7 @@ and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any
@@ -26,10 +26,8 @@ from specnb.models.support import (
     require_whole_head,
     vocabulary,
 )
-from specnb.number_checks import require_whole, shown, whole, whole_numbers
+from specnb.number_checks import require_whole, shown
 from specnb.rules import token_verification
-
-Tokens = int | Collection[int] | None
 
 LARGEST_SPARE_GAMMA = 32
 """A gamma up to this is never reduced, so that short sequences have whole steps too."""
@@ -45,7 +43,7 @@ class Request:
     Raises what `generate` raises for arguments that are not valid. Some are settled: `drafter` is None where nothing is
     drafted, `gamma` is reduced to what a sequence can use, and `rule` is the exact default if none is given.
 
-    prompts, eos  lists of whole numbers, as `token_lists` and `as_list` make them. The decoder's first token is added
+    prompts, eos  lists of whole numbers, as `given_tokens` reads them. The decoder's first token is added
                   to the prompts of an encoder-decoder
     numbers       the number of each prompt, which selects its random streams: 0, 1, ... unless given
     keep_probs    whether the target's distribution of every new token is kept
@@ -68,7 +66,7 @@ class Request:
     seed: int = 0
     batch_size: int | None = None
     compile: bool | str = False
-    numbers: Sequence[int] = ()
+    numbers: Collection[int] | None = None
     keep_probs: bool = False
 
     def __post_init__(self) -> None:
@@ -233,14 +231,14 @@ def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: i
             )
 
 
-def _numbers_of(prompts: Sequence[Any], numbers: Sequence[int]) -> Sequence[int]:
-    if not numbers:
+def _numbers_of(prompts: Sequence[Any], numbers: Collection[int] | None) -> Sequence[int]:
+    if numbers is None:
         return range(len(prompts))
     if len(numbers) != len(prompts):
         raise ValueError(f"there are {len(prompts)} prompts and {len(numbers)} rows; each prompt has one number")
     for number in numbers:
         require_whole(rows=(number, 0))
-    return numbers
+    return list(numbers)
 
 
 def _useful_gamma(gamma: int, max_new_tokens: int, drafter: Drafter | None) -> int:
@@ -283,37 +281,3 @@ def _require_compile(compile: Any, device: torch.device, keep_probs: bool) -> No
         raise ValueError(f"a graph needs a CUDA device, and the target is on {device}; try compile=True")
     if compile and keep_probs:  # a compiled batch is kept for later requests, and so would be the distributions
         raise ValueError(f"keep_probs is {keep_probs} and compile is {shown(compile)}; leave one of them out")
-
-
-def token_lists(prompts: Any) -> list[list[int]]:
-    """`prompts`, lists, arrays or tensors of tokens, as lists. Raises `TypeError` for anything else.
-
-    >>> token_lists(torch.tensor([[1, 2]]))
-    [[1, 2]]
-    """
-    if isinstance(prompts, str) or not isinstance(prompts, Collection):
-        raise TypeError(f"prompts is {shown(prompts)}; it must be a list of prompts, each a list of tokens")
-    lists = []
-    for number, prompt in enumerate(prompts):
-        tokens = whole_numbers(prompt)
-        if tokens is None:
-            raise TypeError(
-                f"prompt {number} is {shown(prompt)}; each prompt is a list of tokens, which are whole numbers"
-            )
-        lists.append(tokens)
-    return lists
-
-
-def as_list(eos: Any) -> list[int]:
-    """No token, one, or several, as a list. Raises `TypeError` for anything else.
-
-    >>> as_list(None), as_list(3), as_list((3, 4))
-    ([], [3], [3, 4])
-    """
-    if eos is None:
-        return []
-    one = whole(eos)
-    tokens = [one] if one is not None else whole_numbers(list(eos) if isinstance(eos, Set) else eos)
-    if tokens is None:
-        raise TypeError(f"eos is {shown(eos)}; it must be a token, which is a whole number, a list of tokens, or None")
-    return tokens

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.decoding.generate import Study, generate
+from specnb.decoding.given_tokens import named_settings
 from specnb.distributions import Sampling, overlap, standardise, standardise_probs
 from specnb.drafting.ngram import NgramModel
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
@@ -45,6 +46,7 @@ class Acceptance:
     accepted_prob: dict[str, Array]
 
 
+@named_settings
 @torch.inference_mode()
 def measure_acceptance(
     target: PreTrainedModel,
