@@ -139,6 +139,7 @@ def generate(
     drafter = as_drafter(draft, sampling, target, compile=compile is True)
     auto = Auto() if gamma == "auto" else gamma if isinstance(gamma, Auto) else None
     drafted: Any = gamma
+    numbers: Any = () if study.rows is None else study.rows
     if auto is not None:
         require_models(target, drafter, encoder_decoder=not compile)
         drafted = len(auto.costs) - 1 if auto.costs else FIXED if compile else LARGEST
@@ -147,7 +148,7 @@ def generate(
     request = Request(
         target, token_lists(prompts, padding_token(target)), drafter, gamma=drafted, max_new_tokens=max_new_tokens,
         sampling=sampling, rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
-        numbers=study.rows, keep_probs=study.keep_probs,
+        numbers=numbers, keep_probs=study.keep_probs,
     )  # fmt: skip
     make = (study.batch_class or Batch,) if auto is None else (AutoBatch, auto)
     if compile:

@@ -66,7 +66,7 @@ class Request:
     seed: int = 0
     batch_size: int | None = None
     compile: bool | str = False
-    numbers: Collection[int] | None = None
+    numbers: Sequence[int] = ()
     keep_probs: bool = False
 
     def __post_init__(self) -> None:
@@ -231,8 +231,8 @@ def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: i
             )
 
 
-def _numbers_of(prompts: Sequence[Any], numbers: Collection[int] | None) -> Sequence[int]:
-    if numbers is None:
+def _numbers_of(prompts: Sequence[Any], numbers: Collection[int]) -> Sequence[int]:
+    if not len(numbers):
         return range(len(prompts))
     if len(numbers) != len(prompts):
         raise ValueError(f"there are {len(prompts)} prompts and {len(numbers)} rows; each prompt has one number")

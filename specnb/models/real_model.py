@@ -169,8 +169,9 @@ def _read(file: Path) -> tuple[Any, Any]:
             f"{str(file)!r} holds a model of the kind {architecture}; only {', '.join(ARCHITECTURES)} are read"
         )
     with _as_os_error(file):
-        model, info = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(**where)
+    model, info = loaded
     if len(blocks) != config.num_hidden_layers:  # of those beyond the header's number nothing is said
         raise ValueError(
             f"{str(file)!r} holds {len(blocks)} layers, and its header says {config.num_hidden_layers}; get it again"

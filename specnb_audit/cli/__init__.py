@@ -103,7 +103,7 @@ def _sigterm_raises() -> Iterator[list[int]]:
 def one_line(error: BaseException) -> str:
     """The message of `error` in one line, with its type where the message alone is not clear."""
     if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        return " ".join(f"{error.filename}: {error.strerror}".split())
     words = " ".join(str(error).split())
     named = words if words and isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {words}"
     return named if len(named) <= LONGEST else named[: LONGEST - 3] + "..."

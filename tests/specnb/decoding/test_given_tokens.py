@@ -65,7 +65,10 @@ def test_a_padding_token_that_may_be_text_is_none() -> None:
         (torch.tensor([[1, 2]]).to_sparse(), "prompts is tensor(indices="),
         ([torch.tensor([1, 2]).to_sparse()], "prompt 0 is tensor(indices="),
         (torch.empty(1, 2, dtype=torch.int64, device="meta"), "prompt 0 is tensor(..., device='meta'"),
-        ([np.ma.masked_array([1, 2], mask=[0, 1])], "prompt 0 is masked_array(data=[1, --], mask=[False, True],"),
+        (
+            [np.ma.masked_array([1, 2], mask=[False, True])],
+            "prompt 0 is masked_array(data=[1, --], mask=",
+        ),
         ({"text": "hello"}, "prompts is {'text': 'hello'}; it must be a list"),
         ({"input_ids": PADDED, "attention_mask": MASK[:1]}, "input_ids and attention_mask of the prompts differ"),
         ({"input_ids": PADDED, "attention_mask": [[0] * 3, [1] * 3]}, "prompt 0 is empty; give at least one token"),
