@@ -11,9 +11,7 @@ from itertools import chain
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
-from specnb.models.support import require_same_vocabulary, vocabulary
 from specnb_audit.alternatives import DEPENDENCE
 from specnb_audit.auditor import SHARE, Auditor, Ends
 from specnb_audit.bets import Row
@@ -29,7 +27,7 @@ from specnb_audit.explanations import (
 )
 from specnb_audit.numerics import Numerics, impossible_rate
 from specnb_audit.report import SUSPICIOUS, Report, counted
-from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows
+from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows, vocabulary
 
 MEASURED = 4  # sequences that the numerics are measured on
 SOON, EVERY = 0.5, 10.0  # seconds until progress is shown first, and between lines
@@ -123,11 +121,10 @@ def shown(progress: Progress, expected: int | None) -> Iterator[Show]:
 
 
 def require_models(models: Models, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
-    """Raises `ValueError` for a completion that a model gives no distributions for, and for different vocabularies."""
+    """Raises `ValueError` for a completion that a model gives no distributions for."""
+    vocab = vocabulary(models.target, completions[0].prompt)
     for source in models.all():
-        if isinstance(models.target, PreTrainedModel) and isinstance(source, PreTrainedModel):
-            require_same_vocabulary(models.target, vocabulary(source))
-        require_completions(source, completions, names)
+        require_completions(source, completions, names, vocab)
 
 
 @torch.inference_mode()

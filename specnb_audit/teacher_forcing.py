@@ -20,6 +20,7 @@ from specnb.models.cache import cache_argument
 from specnb.models.probe import probabilities, probe_tokens, tolerance
 from specnb.models.support import context_limit
 from specnb.models.support import vocabulary as vocabulary_of
+from specnb.models.token_map import TokenMap
 from specnb_audit.bets import CutoffGap, Row, steps_between
 from specnb_audit.claimed import claimed_probs
 from specnb_audit.claimed import cutoff_gap as cutoff_gap
@@ -174,43 +175,50 @@ def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> It
         for completion in completions:
             yield completion, 0, _function_logits(source, completion, vocab)
     elif len(completions) == 1 and _length(completions[0]) * vocab > LOGITS and agrees_in_pieces(source):
-        yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab))
+        yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab), vocab)
     else:
-        yield from batch_logits(source, completions)
+        yield from batch_logits(source, completions, vocab)
 
 
-def batch_logits(model: PreTrainedModel, completions: Sequence[Completion]) -> Iterator[tuple[Completion, int, Tensor]]:
-    """For each completion: the completion, 0, and logits `(n, vocab)`, all from one forward pass without a cache."""
+def batch_logits(
+    model: PreTrainedModel, completions: Sequence[Completion], vocab: int | None = None
+) -> Iterator[tuple[Completion, int, Tensor]]:
+    """For each completion: the completion, 0, and logits `(n, vocab)`, all from one forward pass without a cache.
+
+    `vocab` is the number of the target's tokens, if a draft model has another.
+    """
     # Padding is on the right, where causal attention does not see it.
     longest = max(map(_length, completions)) - 1
     rows = [[*completion.prompt, *completion.tokens[:-1]] for completion in completions]
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=model.device)
     first = min(len(completion.prompt) for completion in completions) - 1
-    logits = _forward(model, ids, keep=longest - first, use_cache=False).logits
+    logits, _ = _forward(model, ids, vocab, keep=longest - first, use_cache=False)
     for completion, row in zip(completions, logits, strict=True):
         start = len(completion.prompt) - 1 - first
         yield completion, 0, row[start : start + len(completion.tokens)]
 
 
-def _in_pieces(model: PreTrainedModel, completion: Completion, size: int) -> Iterator[tuple[Completion, int, Tensor]]:
+def _in_pieces(
+    model: PreTrainedModel, completion: Completion, size: int, vocab: int
+) -> Iterator[tuple[Completion, int, Tensor]]:
     ids = torch.tensor([[*completion.prompt, *completion.tokens[:-1]]], device=model.device)
     name = cache_argument(model)
     cache = None
     offset = 1 - len(completion.prompt)  # negative offsets are in the prompt
     for part in ids.split(size, dim=1):
-        output = _forward(model, part, keep=part.shape[1], use_cache=True, **{name: cache})
-        cache = getattr(output, name)
+        logits, cache = _forward(model, part, vocab, keep=part.shape[1], use_cache=True, **{name: cache})
         if offset + part.shape[1] > 0:
-            yield completion, max(offset, 0), output.logits[0, max(-offset, 0) :]
+            yield completion, max(offset, 0), logits[0, max(-offset, 0) :]
         offset += part.shape[1]
 
 
-def _forward(model: PreTrainedModel, ids: Tensor, keep: int, **more: Any) -> Any:
+def _forward(model: PreTrainedModel, ids: Tensor, vocab: int | None, keep: int, **more: Any) -> tuple[Tensor, Any]:
+    """The last `keep` logits `(batch, keep, vocab)`, and the cache."""
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        return model(input_ids=ids, logits_to_keep=keep, **more)
-    output = model(input_ids=ids, **more)
-    output.logits = output.logits[:, -keep:]
-    return output
+        more["logits_to_keep"] = keep
+    token_map = TokenMap(model, vocab)
+    output = model(input_ids=token_map.inputs(ids), **more)
+    return token_map.logits(output.logits[:, -keep:]), output.get(cache_argument(model))
 
 
 def _function_logits(probs: NextTokenProbs, completion: Completion, vocab: int) -> Tensor:
@@ -274,7 +282,7 @@ def agrees_in_pieces(model: PreTrainedModel) -> bool:
     if model not in _in_pieces_as_whole:
         long, _ = _probes(model)
         try:
-            pieces = torch.cat([logits for _, _, logits in _in_pieces(model, long, 3)])
+            pieces = torch.cat([logits for _, _, logits in _in_pieces(model, long, 3, vocabulary_of(model))])
             agrees = _difference(pieces, *_read(model, [long])) <= tolerance(model.dtype)
         except Exception:  # a state that cannot be continued
             agrees = False
@@ -296,10 +304,13 @@ def _difference(first: Tensor, second: Tensor) -> float:
     return float(total_variation(probabilities(first), probabilities(second)).mean())
 
 
-def require_completions(source: Source, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
+def require_completions(
+    source: Source, completions: Sequence[Completion], names: Sequence[str] | None = None, vocab: int | None = None
+) -> None:
     """Raises `ValueError` for a completion that `source` gives no distributions for.
 
-    The message names it by its entry in `names` (default: "sequence 0", "sequence 1", ...).
+    The message names it by its entry in `names` (default: "sequence 0", "sequence 1", ...). `vocab` is the number of
+    the target's tokens, if `source` is another model.
     """
     if isinstance(source, PreTrainedModel) and source.training:
         raise ValueError(
@@ -307,7 +318,7 @@ def require_completions(source: Source, completions: Sequence[Completion], names
         )
     if isinstance(source, PreTrainedModel):
         require_causal(source)
-    vocab = vocabulary(source, completions[0].prompt)
+    vocab = vocabulary(source, completions[0].prompt) if vocab is None else vocab
     limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
     for number, completion in enumerate(completions):
         name = f"sequence {number}" if names is None else names[number]

@@ -2,7 +2,7 @@
 
 A line may also have `steps`, the number of tokens emitted by each step; `batch`, a name or integer that sequences
 generated together share; and `seed`, an integer that the random numbers of the sequence, or of its batch, were seeded
-with.
+with. vLLM's names are read, too: `prompt_token_ids`, and `token_ids` in the line or in its one entry of `outputs`.
 """
 
 from __future__ import annotations
@@ -146,7 +146,18 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
     entries = decoded(line, where, LINE)
     if not isinstance(entries, dict):
         raise ValueError(f"{where} is {_short(line.decode('utf-8').strip())}; each line is {LINE}")
-    return entries
+    return _renamed(entries, where)
+
+
+def _renamed(entries: dict[str, Any], where: str) -> dict[str, Any]:
+    """The entries of a line under the names used here; vLLM's `prompt` is the text of its `prompt_token_ids`."""
+    outputs = entries.get("outputs")
+    if isinstance(outputs, list) and len(outputs) > 1:
+        raise ValueError(f"{where} has {len(outputs)} outputs; {ONE_EACH}: write a line for each, with its prompt")
+    one = outputs[0] if isinstance(outputs, list) and outputs else {}
+    ids = entries.get("token_ids", one.get("token_ids") if isinstance(one, dict) else None)
+    own = {"prompt": entries.get("prompt_token_ids"), "tokens": ids if "tokens" not in entries else None}
+    return entries | {name: value for name, value in own.items() if value is not None}
 
 
 def decoded(line: bytes, where: str, form: str) -> Any:

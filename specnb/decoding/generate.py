@@ -8,7 +8,7 @@ and the baseline of every comparison.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,8 +18,9 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.decoding.auto_gamma import Auto
+from specnb.decoding.given_tokens import Tokens, as_list, named_settings, padding_token, token_lists
 from specnb.decoding.record import StepRecord, StepTimer, merge_rows
-from specnb.decoding.request import Request, Tokens, as_list, require_memory, token_lists
+from specnb.decoding.request import Request, require_memory
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
@@ -73,10 +74,11 @@ class Generation:
     probs: list[Tensor] | None = None
 
 
+@named_settings
 @torch.inference_mode()
 def generate(
     target: PreTrainedModel,
-    prompts: Collection[Collection[int]],
+    prompts: Collection[Collection[int]] | Mapping[str, Any],
     draft: PreTrainedModel | Drafter | None = None,
     *,
     gamma: int | Literal["auto"] | Auto = "auto",
@@ -92,10 +94,12 @@ def generate(
 ) -> Generation:
     """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
-    prompts     lists of tokens, or an array or tensor of them. If the target is an encoder-decoder (T5, BART), a prompt
-                is the encoder's input, and the completion follows the decoder's first token
+    prompts     lists of tokens, an array or tensor of them, or what a tokenizer returns. Padding is left out where the
+                tokenizer's attention_mask says so, and refused where there is none. If the target is an encoder-decoder
+                (T5, BART), a prompt is the encoder's input, and the completion follows the decoder's first token
     draft       a model, which is then sampled as `sampling` says, or any `Drafter`. Without one, or with `gamma` = 0,
-                the target decodes alone
+                the target decodes alone. A model may have more or fewer tokens than the target: those of equal numbers
+                should mean the same, as in a family whose embeddings are padded to several sizes
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
                 "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
@@ -132,12 +136,12 @@ def generate(
     >>> [len(tokens) for tokens in made.tokens]
     [6, 6]
     """
-    drafter = as_drafter(draft, sampling, compile=compile is True)
+    drafter = as_drafter(draft, sampling, target, compile=compile is True)
+    numbers: Any = () if study.rows is None else study.rows
     request = Request(
-        target, token_lists(prompts), drafter, gamma=gamma, max_new_tokens=max_new_tokens, sampling=sampling,
-        rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
-        numbers=() if study.rows is None else list(study.rows), keep_probs=study.keep_probs,
-        one_width=study.batch_class is not None,
+        target, token_lists(prompts, padding_token(target)), drafter, gamma=gamma, max_new_tokens=max_new_tokens,
+        sampling=sampling, rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
+        numbers=numbers, keep_probs=study.keep_probs, one_width=study.batch_class is not None,
     )  # fmt: skip
     make = study.batch_class or Batch
     if compile:

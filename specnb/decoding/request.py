@@ -6,7 +6,7 @@ and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any
@@ -22,12 +22,16 @@ from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes, decoder_config
 from specnb.models.cached_model import require_hidden_layers
 from specnb.models.probe import PROBED_ROWS
-from specnb.models.support import context_limit, require_same_vocabulary, require_supported, vocabulary
-from specnb.number_checks import require_whole, shown, whole, whole_numbers
+from specnb.models.support import (
+    context_limit,
+    require_same_vocabulary,
+    require_supported,
+    require_whole_head,
+    vocabulary,
+)
+from specnb.number_checks import require_whole, shown
 from specnb.rules import require_rule, token_verification
 from specnb.trees import node_depths
-
-Tokens = int | Collection[int] | None
 
 LARGEST_SPARE_GAMMA = 32
 """A gamma up to this is never reduced, so that short sequences have whole steps too."""
@@ -44,7 +48,7 @@ class Request:
     drafted, `gamma` is the most draft tokens of a step, reduced to what a sequence can use, and `rule` is the exact
     default if none is given.
 
-    prompts, eos  lists of whole numbers, as `token_lists` and `as_list` make them. The decoder's first token is added
+    prompts, eos  lists of whole numbers, as `given_tokens` reads them. The decoder's first token is added
                   to the prompts of an encoder-decoder
     numbers       the number of each prompt, which selects its random streams: 0, 1, ... unless given
     keep_probs    whether the target's distribution of every new token is kept
@@ -189,6 +193,7 @@ def free_memory(device: torch.device) -> int:
 def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_decoder: bool = False) -> None:
     """Models that the loop can run, on one device and with one vocabulary; a `Drafter`."""
     require_supported(target, encoder_decoder)
+    require_whole_head(target)
     if target.device.type == "meta":
         raise ValueError("the target is on the device meta, where it has no weights; load it on another")
     if drafter is None:
@@ -196,7 +201,7 @@ def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_dec
     _require_drafter(drafter)
     node_depths(drafter.parents or ())  # raises for parents that are no tree
     require_hidden_layers(target, drafter.hidden_layers)
-    require_same_vocabulary(target, drafter.vocab)
+    require_same_vocabulary(target, type(drafter).__name__, drafter.vocab)
     model = drafter.draft_model
     if model is not None and model.device != target.device:
         raise ValueError(f"the target is on {target.device} and the draft on {model.device}; move one of them")
@@ -250,14 +255,14 @@ def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: i
             )
 
 
-def _numbers_of(prompts: Sequence[Any], numbers: Sequence[int]) -> Sequence[int]:
-    if not numbers:
+def _numbers_of(prompts: Sequence[Any], numbers: Collection[int]) -> Sequence[int]:
+    if not len(numbers):
         return range(len(prompts))
     if len(numbers) != len(prompts):
         raise ValueError(f"there are {len(prompts)} prompts and {len(numbers)} rows; each prompt has one number")
     for number in numbers:
         require_whole(rows=(number, 0))
-    return numbers
+    return list(numbers)
 
 
 def _useful_gamma(gamma: int, max_new_tokens: int, drafter: Drafter | None) -> int:
@@ -299,37 +304,3 @@ def _require_compile(compile: Any, device: torch.device, keep_probs: bool) -> No
         raise ValueError(f"a graph needs a CUDA device, and the target is on {device}; try compile=True")
     if compile and keep_probs:  # a compiled batch is kept for later requests, and so would be the distributions
         raise ValueError(f"keep_probs is {keep_probs} and compile is {shown(compile)}; leave one of them out")
-
-
-def token_lists(prompts: Any) -> list[list[int]]:
-    """`prompts`, lists, arrays or tensors of tokens, as lists. Raises `TypeError` for anything else.
-
-    >>> token_lists(torch.tensor([[1, 2]]))
-    [[1, 2]]
-    """
-    if isinstance(prompts, str) or not isinstance(prompts, Collection):
-        raise TypeError(f"prompts is {shown(prompts)}; it must be a list of prompts, each a list of tokens")
-    lists = []
-    for number, prompt in enumerate(prompts):
-        tokens = whole_numbers(prompt)
-        if tokens is None:
-            raise TypeError(
-                f"prompt {number} is {shown(prompt)}; each prompt is a list of tokens, which are whole numbers"
-            )
-        lists.append(tokens)
-    return lists
-
-
-def as_list(eos: Any) -> list[int]:
-    """No token, one, or several, as a list. Raises `TypeError` for anything else.
-
-    >>> as_list(None), as_list(3), as_list((3, 4))
-    ([], [3], [3, 4])
-    """
-    if eos is None:
-        return []
-    one = whole(eos)
-    tokens = [one] if one is not None else whole_numbers(list(eos) if isinstance(eos, Set) else eos)
-    if tokens is None:
-        raise TypeError(f"eos is {shown(eos)}; it must be a token, which is a whole number, a list of tokens, or None")
-    return tokens

@@ -257,6 +257,6 @@ def require_equal_vocabularies(first: Drafter, second: Drafter) -> None:
     """Raises `ValueError` unless both drafters have one vocabulary."""
     if first.vocab != second.vocab:
         raise ValueError(
-            f"{type(first).__name__} has {first.vocab} tokens and {type(second).__name__} {second.vocab}; "
-            "drafters that are combined need the target's vocabulary"
+            f"{type(first).__name__} has {first.vocab} tokens and {type(second).__name__} {second.vocab}; drafters "
+            "that are combined propose the target's tokens: make both with vocab=..., which ModelDrafter takes, too"
         )

@@ -9,6 +9,7 @@ At temperature 0 all schemes but `top_children` propose one token only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.encoder_decoder import cached_model
 from specnb.models.support import require_supported, vocabulary
+from specnb.models.token_map import TokenMap
 from specnb.number_checks import require_number
 from specnb.rules import Outcome
 from specnb.trees import SCHEMES, Scheme, TokenTree, distinct_children, top_children
@@ -31,9 +33,12 @@ from specnb.trees import SCHEMES, Scheme, TokenTree, distinct_children, top_chil
 class ModelDrafter(ChainDrafter):
     """A chain of tokens sampled one after the other from `model`, as `sampling` says.
 
-    `compile` compiles the forward passes and the sampling of a step as one function. `capturable` says that the
-    drafter serves one batch only, so that a CUDA graph may hold its operations. Raises `TypeError` for a model
-    that the loop cannot run, and for a `sampling` that is no `Sampling`.
+    `vocab` is the number of the target's tokens, if the model has another, and `tokens` the target's token of each of
+    the model's logits, if its tokens are not numbered as the target's are (`specnb.models.token_map`). EAGLE-3's d2t is
+    an offset: its `tokens` are `torch.arange(len(d2t)) + d2t`. `compile` compiles the forward passes and the sampling
+    of a step as one function. `capturable` says that the drafter serves one batch only, so that a CUDA graph may hold
+    its operations. Raises `TypeError` for a model that the loop cannot run, and for a `sampling` that is no `Sampling`,
+    and what `TokenMap` raises.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -52,6 +57,8 @@ class ModelDrafter(ChainDrafter):
         model: PreTrainedModel,
         sampling: Sampling = Sampling(),
         *,
+        vocab: int | None = None,
+        tokens: Sequence[int] | Tensor | None = None,
         compile: bool = False,
         capturable: bool = False,
     ) -> None:
@@ -59,7 +66,8 @@ class ModelDrafter(ChainDrafter):
         require_sampling(sampling)
         self.model = self.draft_model = model
         self.sampling = sampling
-        self.vocab = vocabulary(model)
+        self.token_map = TokenMap(model, vocab, tokens)
+        self.vocab = self.token_map.vocab
         self.compile, self.capturable = compile, capturable
         self.allocated: tuple[Any, ...] = ()
 
@@ -67,6 +75,7 @@ class ModelDrafter(ChainDrafter):
         """Makes an empty cache of so many slots, as in `Context`, and the function that samples a step's tokens."""
         self.runner = cached_model(self.model, slots, input_slots, self.runner_class)
         self.seen = SeenTokens(slots, self.model.device)
+        self.runner.token_map = self.token_map
         self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
@@ -129,11 +138,17 @@ class ModelDrafter(ChainDrafter):
         return sample(probs, uniform)
 
 
-def as_drafter(draft: PreTrainedModel | Drafter | None, sampling: Sampling, *, compile: bool = False) -> Drafter | None:
-    """`draft` itself if it is a drafter or None; for a model, a new `ModelDrafter` that serves one batch only."""
-    if isinstance(draft, PreTrainedModel):
-        return ModelDrafter(draft, sampling, compile=compile, capturable=True)
-    return draft
+def as_drafter(
+    draft: PreTrainedModel | Drafter | None, sampling: Sampling, target: PreTrainedModel, *, compile: bool = False
+) -> Drafter | None:
+    """`draft` itself if it is a drafter or None; for a model, a new `ModelDrafter` that serves one batch only.
+
+    A `target` that is no model is refused later, as it is without a draft.
+    """
+    if not isinstance(draft, PreTrainedModel):
+        return draft
+    vocab = vocabulary(target) if isinstance(target, PreTrainedModel) else None
+    return ModelDrafter(draft, sampling, vocab=vocab, compile=compile, capturable=True)
 
 
 class MixtureDrafter(ChainDrafter):
@@ -208,8 +223,8 @@ class TreeDrafter(ModelDrafter):
     """A tree of the shape `parents`, sampled from `model` as `sampling` and `scheme` say.
 
     The cache keeps the accepted path, as the target's does. `top_children` looks at the order of the probabilities
-    only: it ignores `sampling`. Raises `TypeError` for a model that the loop cannot run, `ValueError` for parents that
-    do not come before their children.
+    only: it ignores `sampling`. `vocab` and `tokens` are those of `ModelDrafter`. Raises what that raises, and
+    `ValueError` for parents that do not come before their children.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -226,8 +241,11 @@ class TreeDrafter(ModelDrafter):
         parents: tuple[int, ...],
         sampling: Sampling = Sampling(),
         scheme: Scheme = distinct_children,
+        *,
+        vocab: int | None = None,
+        tokens: Sequence[int] | Tensor | None = None,
     ) -> None:
-        super().__init__(model, Sampling() if scheme is top_children else sampling)
+        super().__init__(model, Sampling() if scheme is top_children else sampling, vocab=vocab, tokens=tokens)
         self.parents: tuple[int, ...] = tuple(parents)
         self.scheme: Scheme = scheme
         self.tree = TokenTree(self.parents, model.device)

@@ -42,6 +42,7 @@ class HierarchicalDrafter(Drafter):
         if rows is None:
             self.runner = CachedModel(self.large.model, wider.tokens.shape[1])
             self.seen = SeenTokens(wider.tokens.shape[1], wider.tokens.device)
+            self.runner.token_map = self.large.token_map
         prefill(self.runner, wider.tokens, wider.lengths, rows)
         self.seen.hold(wider.tokens, wider.lengths - 1, rows)
         self.small.start(wider, rows)

@@ -127,8 +127,6 @@ def test_every_argument_reaches_the_audit_of_completions(monkeypatch: pytest.Mon
         ([[1, 9]], {}, "sequence 0 has the token 9; the vocabulary has the tokens 0 to 3"),
         ([[1]], {"prompts": [[]]}, "sequence 0 has no prompt"),
         ([[1] * 40], {}, "sequence 0 has 41 tokens with its prompt, and the model has 16 positions"),
-        ([[1]], {"draft": llama(vocab=5)}, "same vocabulary"),
-        ([[1]], {"aim": Aim(suspected=llama(vocab=5))}, "same vocabulary"),
         ([[1]], {"draft": coin}, "vocabulary"),
         ([[1]], {"delta": 0.0}, "delta is 0"),
         ([[1]], {"eos": 4}, "eos is 4; the vocabulary has the tokens 0 to 3"),

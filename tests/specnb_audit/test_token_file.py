@@ -56,6 +56,13 @@ INTEGERS = f"is not a list of integers; each line is {LINE}"
         ("{", " is not JSON (.*); each line is .*"),
         ("[" * 100_000, " is not JSON (.*); each line is .*"),
         ('{"prompt": [1], "tokens": [1' + "0" * 5000 + "]}", " is not JSON (Exceeds the limit .*); each line is .*"),
+        ('{"prompt": "text", "tokens": [1]}', f": 'prompt' {INTEGERS}"),
+        ('{"prompt": [1], "outputs": [{"text": "a"}]}', f" has no 'tokens'; each line is {LINE}"),
+        ('{"prompt": [1], "outputs": ["a"]}', f" has no 'tokens'; each line is {LINE}"),
+        (
+            '{"prompt": [1], "outputs": [{"token_ids": [1]}, {"token_ids": [2]}]}',
+            " has 2 outputs; each line is one sequence: write a line for each, with its prompt",
+        ),
         ("[1, 2]", f" is [1, 2]; each line is {LINE}"),
         ('  "' + "a" * 59 + '"  ', f' is "{"a" * 56}...; each line is {LINE}'),
         ('{"tokens": [1]}', f" has no 'prompt'; each line is {LINE}"),
@@ -82,6 +89,21 @@ def test_a_bad_line_is_named_in_a_file_and_in_a_pipe(tmp_path: Path, line: str |
         read_tokens(write(tmp_path, f"{GOOD}\n\n".encode() + bad))
     with pytest.raises(ValueError, match=f"^stdin, line 3{pattern}$"):
         list(read_stream([GOOD.encode(), b"\n", bad]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"prompt_token_ids": [1], "token_ids": [2, 3]}',
+        '{"prompt": "text", "prompt_token_ids": [1], "outputs": [{"text": "more", "token_ids": [2, 3]}]}',
+        '{"prompt": [1], "outputs": [{"token_ids": [2, 3]}]}',
+        '{"prompt": [1], "tokens": [2, 3], "token_ids": null, "outputs": []}',
+    ],
+)
+def test_the_names_of_vllm_are_read_too(tmp_path: Path, line: str) -> None:
+    (one,) = read_tokens(write(tmp_path, line))
+    assert (one.prompt, one.tokens) == ([1], [2, 3])
+    assert list(read_stream([line.encode()]))[-1] == one._replace(where="stdin, line 1")
 
 
 @pytest.mark.parametrize(
