@@ -17,12 +17,14 @@ from specnb.models.support import require_same_vocabulary
 from specnb_audit.alternatives import DEPENDENCE
 from specnb_audit.auditor import SHARE, Auditor, Ends
 from specnb_audit.bets import Row
+from specnb_audit.claimed import penalties_of
 from specnb_audit.control import compare_with_control
 from specnb_audit.engine import Engine
 from specnb_audit.explanations import audited, checks_of, likelier_settings, remembering, rows_alone
 from specnb_audit.numerics import Numerics, impossible_rate
+from specnb_audit.penalties import require_penalties
 from specnb_audit.report import SUSPICIOUS, Report, counted
-from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows
+from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows, vocabulary
 
 MEASURED = 4  # sequences that the numerics are measured on
 SOON, EVERY = 0.5, 10.0  # seconds until progress is shown first, and between lines
@@ -116,7 +118,11 @@ def shown(progress: Progress, expected: int | None) -> Iterator[Show]:
 
 
 def require_models(models: Models, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
-    """Raises `ValueError` for a completion that a model gives no distributions for, and for different vocabularies."""
+    """Raises `ValueError` for a completion that a model gives no distributions for, for different vocabularies, and for
+    penalties that they cannot be given."""
+    vocab, penalised = vocabulary(models.target, completions[0].prompt), (models.target, models.suspected)
+    has_logits = all(source is None or isinstance(source, PreTrainedModel) for source in penalised)
+    require_penalties(penalties_of(models.sampling), vocab, has_logits)
     for source in models.all():
         if isinstance(models.target, PreTrainedModel) and isinstance(source, PreTrainedModel):
             require_same_vocabulary(models.target, source.config.vocab_size)

@@ -22,7 +22,7 @@ from specnb_audit.claimed import claimed_sampling
 from specnb_audit.cli import INTERRUPTED, UNDECIDED, one_line
 from specnb_audit.report import KINDS, Report
 from specnb_audit.run import Settings, audit_completions, require_models
-from specnb_audit.setting_names import NOT_AUDITED
+from specnb_audit.setting_names import NOT_AUDITED, PENALTIES
 from specnb_audit.teacher_forcing import Completion, Models
 from specnb_audit.token_file import Seeds, lines_of, read_stream, read_tokens
 from specnb_audit.token_file import Sequence as Line
@@ -76,9 +76,20 @@ def _audited(options: argparse.Namespace) -> Report:
 
 def _claimed(options: argparse.Namespace) -> Sampling:
     """The settings claimed. Raises `ValueError` for settings that cannot be claimed, by name."""
-    names = ("temperature", "top_k", "top_p", "min_p", *NOT_AUDITED)
+    names = ("temperature", "top_k", "top_p", "min_p", *PENALTIES, *NOT_AUDITED)
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given["logit_bias"] = dict(_bias(words) for words in options.logit_bias)
     return claimed_sampling(given, options.filter_order)
+
+
+def _bias(words: str) -> tuple[str, float]:
+    """The token and the bias of `ID:BIAS`. Raises `ValueError` for anything else."""
+    token, _, bias = words.partition(":")
+    try:
+        return token, float(bias)
+    except ValueError:
+        allowed = "give ID:BIAS, the id of a token and what is added to its logit"
+        raise ValueError(f"--logit-bias {words}: {allowed}") from None
 
 
 def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
