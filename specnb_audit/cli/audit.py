@@ -86,7 +86,7 @@ def _bias(words: str) -> tuple[str, float]:
     """The token and the bias of `ID:BIAS`. Raises `ValueError` for anything else."""
     token, _, bias = words.partition(":")
     try:
-        return token, float(bias)
+        return str(int(token)), float(bias)
     except ValueError:
         allowed = "give ID:BIAS, the id of a token and what is added to its logit"
         raise ValueError(f"--logit-bias {words}: {allowed}") from None

@@ -24,7 +24,7 @@ VOCAB = 6
 PROMPT, TOKENS = [1, 3, 3], [0, 2, 2, 5, 2, 0]
 ALL = Penalties(1.3, 0.4, -0.7, {2: -1.5, 4: 2.0})
 EACH: dict[str, dict[str, Any]] = {
-    "repetition-penalty": {"repetition_penalty": 3.0},
+    "repetition-penalty": {"repetition_penalty": 4.0},
     "presence-penalty": {"presence_penalty": 1.5},
     "frequency-penalty": {"frequency_penalty": 0.8},
     "logit-bias": {"logit_bias": {2: -1.0}},
@@ -126,7 +126,7 @@ def audited(model: Any, made: tuple[list[list[int]], ...], claimed: dict[str, An
 def test_an_engine_with_a_penalty_is_rejected_without_the_claim_and_only_then(name: str) -> None:
     model, penalty = llama(VOCAB, seed=3), EACH[name]
     with torch.inference_mode():
-        made, plain = (completions_of(one, model, 150) for one in (Penalties(**penalty), NO_PENALTIES))
+        made, plain = (completions_of(one, model, 90) for one in (Penalties(**penalty), NO_PENALTIES))
     assert audited(model, made, {}).rejected
     assert not audited(model, made, penalty, draft=llama(VOCAB, seed=4), aim=Aim(suspected=model)).rejected
     not_applied = audited(model, plain, penalty)
