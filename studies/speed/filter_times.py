@@ -35,7 +35,7 @@ SETTINGS = {
 
 def of_transformers(sampling: Sampling, logits: Tensor) -> Tensor:
     """The distribution that its processors make of `logits` `(rows, vocab)`."""
-    chain = LogitsProcessorList([processors.TemperatureLogitsWarper(float(sampling.temperature))])
+    chain: Any = LogitsProcessorList([processors.TemperatureLogitsWarper(float(sampling.temperature))])
     if sampling.top_k is not None:
         chain.append(processors.TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:

@@ -109,7 +109,8 @@ def test_every_combination_of_filters_is_that_of_transformers(names: tuple[str, 
     """Its own processors, in the order in which `generate` puts them together."""
     chosen = {name: FILTERS[name] for name in names}
     switched_off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None}
-    processors = llama()._get_logits_processor(GenerationConfig(do_sample=True, **(switched_off | chosen)))
+    model: Any = llama()
+    processors = model._get_logits_processor(GenerationConfig(do_sample=True, **(switched_off | chosen)))
     logits = 2 * torch.randn(50, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     want = torch.softmax(processors(torch.zeros(50, 1, dtype=torch.long), logits.clone()), dim=-1)
     torch.testing.assert_close(standardise(logits, Sampling(**chosen)), want)

@@ -33,7 +33,7 @@ def slow_nucleus(row: list[float], top_p: float) -> list[float]:
 
 def both_ways(probs: Tensor, top_p: float, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """The nucleus, which is the same whether small vocabularies are sorted whole or not."""
-    sorted_whole = nucleus(probs, top_p)
+    sorted_whole: Tensor = nucleus(probs, top_p)
     with monkeypatch.context() as patch:
         patch.setattr(module, "SMALL", 0)
         assert torch.equal(nucleus(probs, top_p), sorted_whole)
