@@ -93,10 +93,10 @@ def _bias(words: str) -> tuple[str, float]:
 
 
 def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
-    given = (options.draft_temperature, options.draft_top_k, options.draft_top_p)
-    if given == (None, None, None):
+    given = (options.draft_temperature, options.draft_top_k, options.draft_top_p, options.draft_min_p)
+    if all(value is None for value in given):
         return None
-    default = (options.temperature, options.top_k, options.top_p)
+    default = (options.temperature, options.top_k, options.top_p, options.min_p)
     return Sampling(*(own if value is None else value for value, own in zip(given, default, strict=True)))
 
 

@@ -94,7 +94,7 @@ def _add_claims(add: Add) -> None:
     add("--logit-bias", action="append", default=[], metavar="ID:BIAS", help="added to a logit; may be repeated")
     orders = ", ".join(ENGINE_ORDERS)
     add("--filter-order", metavar="ORDER", default="transformers", help=f"{orders}, or names such as top-p,temperature")
-    for name in ("temperature", "top-p"):
+    for name in ("temperature", "top-p", "min-p"):
         add(f"--draft-{name}", type=float, metavar="X", help=f"{name} of the draft (default: as claimed)")
     add("--draft-top-k", type=int, metavar="K", help="top-k of the draft (default: as claimed)")
     for name in NOT_AUDITED:

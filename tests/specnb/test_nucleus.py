@@ -56,6 +56,13 @@ def test_the_nucleus_is_that_of_the_slow_reference(dtype: torch.dtype, rows: lis
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mass_that_is_reached_exactly_is_reached(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    fourths = torch.full((4,), 0.25, dtype=dtype)
+    for top_p, kept in ((0.25, 1), (0.5, 2), (math.nextafter(0.5, 1), 3), (math.nextafter(1, 0), 4)):
+        assert both_ways(fourths, top_p, monkeypatch).tolist() == [0.25] * kept + [0.0] * (4 - kept)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("top_p", TOP_PS)
 def test_large_vocabularies_flat_and_sharp_with_and_without_ties(dtype: torch.dtype, top_p: float) -> None:
     """From one token that has nearly all mass to all equal; rounded logits tie thousands of tokens."""

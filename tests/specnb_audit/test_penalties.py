@@ -16,6 +16,7 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 from specnb.distributions import Sampling, sample, standardise
 from specnb_audit import Aim, Engine, audit, teacher_forcing
 from specnb_audit.claimed import Claimed, claimed_sampling
+from specnb_audit.numerics import impossible_rate
 from specnb_audit.penalties import NO_PENALTIES, Penalties, penalised
 from specnb_audit.report import Report
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
@@ -151,6 +152,14 @@ def test_near_ties_are_judged_by_penalised_logits() -> None:
     for tolerance, rejected in ((0.99 * gap, True), (1.01 * gap, False)):
         engine = Engine(logit_tolerance=tolerance)
         assert audit(model, [second], prompts=[[1, 2]], engine=engine, **greedy).rejected == rejected
+
+
+def test_how_many_tokens_noise_makes_impossible_is_counted_with_penalties() -> None:
+    """The bias makes the second token the most probable one."""
+    given, greedy = [Completion([prompt], [1]) for prompt in range(9)], {"temperature": 0}
+    for claimed, impossible in ((greedy, 9), (greedy | {"logit_bias": {1: 1.0}}, 0)):
+        rate = impossible_rate(lambda prefix: [0.505, 0.495], claimed_sampling(claimed), given, 0.1, 1e-6)
+        assert rate.impossible == impossible
 
 
 def test_penalties_that_add_to_logits_are_claimed_for_a_function_too() -> None:

@@ -159,6 +159,7 @@ def test_every_option_reaches_the_audit(
     [
         ("--seed", 1), ("--temperature", 0.5), ("--top-p", 0.9), ("--min-p", 0.05), ("--top-k", 3),
         ("--draft", "model", "--draft-temperature", 0.5), ("--draft", "model", "--draft-top-k", 3),
+        ("--draft", "model", "--draft-min-p", 0.3),
         ("--repetition-penalty", 1.5), ("--presence-penalty", 1), ("--frequency-penalty", -1), ("--logit-bias", "2:-1"),
         ("--temperature", 0.3, "--top-p", 0.6, "--filter-order", "llama.cpp"), ("--dtype", "bfloat16"),
     ],
