@@ -2,7 +2,7 @@
 
 From the bottom up; each module imports only from those before it:
 
-    setting_names, claimed     the settings claimed: filters in any order, min-p, what is refused
+    setting_names, claimed     the settings claimed: filters in any order, penalties, what is refused
     alternatives, uniforms     the distributions that known bugs give, on a few cells; the uniform behind a token
     bets                       all bets on one sequence
     evidence                   test martingales, and a lower bound on the total variation

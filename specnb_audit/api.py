@@ -41,7 +41,8 @@ def audit(
     target          a model of transformers, or a function from all tokens before (prompt included) to probabilities
                     `(vocab,)`
     completions     the new tokens of each sequence, and `prompts` the tokens before them
-    sampling        temperature, top-k and top-p claimed; `specnb_audit.claimed.Claimed` adds min-p and another order
+    sampling        temperature, top-k, top-p and min-p claimed; `specnb_audit.claimed.Claimed` adds another order and
+                    penalties, and `specnb_audit.claimed.claimed_sampling` takes an engine's settings by name
     eos             tokens that end a sequence, and `max_new_tokens` its length without one; how sequences end is
                     checked only where these are given
     draft           the draft model: adds bets on failures of speculative decoding

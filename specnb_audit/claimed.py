@@ -1,4 +1,4 @@
-"""The sampling settings that an engine claims: `Sampling`, with min-p, and the filters in the engine's own order.
+"""The sampling settings that an engine claims: `Sampling`, with the filters in the engine's own order, and penalties.
 
 `temperature` after the filters is not the same as before them: top-p keeps more tokens at a higher temperature. Engines
 differ in the order, and each is exact for its own.
@@ -8,35 +8,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specnb.distributions import Sampling, standardise
-from specnb_audit.setting_names import ENGINE_ORDERS, FILTERS, NOT_AUDITED
+from specnb_audit.penalties import NO_PENALTIES, Penalties
+from specnb_audit.setting_names import ENGINE_ORDERS, FILTERS, NOT_AUDITED, PENALTIES
 
 
 @dataclass(frozen=True)
 class Claimed(Sampling):
-    """`Sampling` with min-p and an order of the filters.
+    """`Sampling` with an order of the filters and penalties.
 
-    min_p  tokens less probable than this times the most probable token are removed; 0: none
-    order  the filters in the order in which they are applied; those left out come last, in the order of `FILTERS`
+    order      the filters in the order in which they are applied; those left out come last, in the order of `FILTERS`
+    penalties  changes of the target's logits that depend on the tokens before, applied before all filters
 
-    Raises what `Sampling` raises, and `ValueError` for min_p outside [0, 1] and an order with other or repeated names.
+    Raises what `Sampling` raises, and `ValueError` for an order with other or repeated names.
 
     >>> sampling = Claimed(0.7, min_p=0.05, order=("min-p", "temperature"))
     """
 
-    min_p: float = 0.0
     order: tuple[str, ...] = FILTERS
+    penalties: Penalties = NO_PENALTIES
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p is {self.min_p!r}; it must lie in [0, 1], where 0 keeps every token")
         if len(set(self.order)) < len(self.order) or not set(self.order) <= set(FILTERS):
             allowed = f"each of {', '.join(FILTERS)} at most once, or one of {', '.join(ENGINE_ORDERS)}"
             raise ValueError(f"the order of filters is {', '.join(self.order)}; give {allowed}")
@@ -44,19 +43,24 @@ class Claimed(Sampling):
         object.__setattr__(self, "order", (*self.order, *rest))
 
 
+def penalties_of(sampling: Sampling) -> Penalties:
+    """The penalties that `sampling` claims; a plain `Sampling` claims none."""
+    return sampling.penalties if isinstance(sampling, Claimed) else NO_PENALTIES
+
+
 def claimed_sampling(settings: Mapping[str, Any], order: str | Sequence[str] = "transformers") -> Sampling:
     """The `Sampling` of an engine's `settings`; `order` is an engine's name in `ENGINE_ORDERS`, or the filters' names.
 
-    `settings` may have temperature, top_k (0, -1 or None for none), top_p and min_p, and those of `NOT_AUDITED` with
-    the value that switches them off. Raises `ValueError` for anything else: a claim that is left out of the audit would
-    be found as a deviation.
+    `settings` may have temperature, top_k (0, -1 or None for none), top_p and min_p, those of `Penalties`, and those of
+    `NOT_AUDITED` with the value that switches them off. Raises `ValueError` for anything else: a claim that is left out
+    of the audit would be found as a deviation.
 
     >>> claimed_sampling({"temperature": 0.7, "top_k": 0})
-    Sampling(temperature=0.7, top_k=None, top_p=1.0)
-    >>> claimed_sampling({"repetition_penalty": 1.1})
+    Sampling(temperature=0.7, top_k=None, top_p=1.0, min_p=0.0)
+    >>> claimed_sampling({"typical_p": 0.9})
     Traceback (most recent call last):
         ...
-    ValueError: repetition_penalty is 1.1; the audit cannot claim it: generate with repetition_penalty=1
+    ValueError: typical_p is 0.9; the audit cannot claim it: generate with typical_p=1
     """
     for name, value in settings.items():
         if name in NOT_AUDITED and not _is_off(value, NOT_AUDITED[name]):
@@ -64,15 +68,19 @@ def claimed_sampling(settings: Mapping[str, Any], order: str | Sequence[str] = "
                 f"generate with {name}={NOT_AUDITED[name]}" if NOT_AUDITED[name] is not None else "generate without it"
             )
             raise ValueError(f"{name} is {value}; the audit cannot claim it: {off}")
-        if name not in NOT_AUDITED and name not in ("temperature", "top_k", "top_p", "min_p"):
+        if name not in NOT_AUDITED and name not in (*FIELDS, *PENALTIES):
             raise ValueError(f"{name} is no setting that the audit knows; leave it out if it changes no distribution")
-    given = {name: settings[name] for name in ("temperature", "top_p") if settings.get(name) is not None}
-    top_k = settings.get("top_k")
-    given["top_k"] = None if top_k in (0, -1) else top_k
+    given = {name: value for name, value in settings.items() if value is not None}
+    chosen = {name: given[name] for name in FIELDS if name in given}
+    chosen["top_k"] = None if given.get("top_k") in (0, -1) else given.get("top_k")
     names = ENGINE_ORDERS[order] if isinstance(order, str) and order in ENGINE_ORDERS else _names(order)
-    claimed = Claimed(**given, min_p=settings.get("min_p") or 0.0, order=names)
-    plain = claimed.order == FILTERS and not claimed.min_p
-    return Sampling(claimed.temperature, claimed.top_k, claimed.top_p) if plain else claimed
+    penalties = Penalties(**{name: given[name] for name in PENALTIES if name in given})
+    claimed = Claimed(**chosen, order=names, penalties=penalties)
+    plain = claimed.order == FILTERS and penalties == NO_PENALTIES
+    return Sampling(**chosen) if plain else claimed
+
+
+FIELDS = tuple(field.name for field in fields(Sampling))
 
 
 def _names(order: str | Sequence[str]) -> tuple[str, ...]:
@@ -84,13 +92,12 @@ def _is_off(value: Any, off: Any) -> bool:
 
 
 def claimed_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`."""
+    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`, which are already penalised."""
     if not isinstance(sampling, Claimed) or sampling.temperature == 0:
         return standardise(logits, sampling)
     for name in sampling.order:
         if is_active(sampling, name):
-            one = standardise(logits, _only(sampling, name)) if name != "min-p" else _min_p(logits, sampling.min_p)
-            logits = one.log()
+            logits = standardise(logits, _only(sampling, name)).log()
     return standardise(logits)
 
 
@@ -113,14 +120,16 @@ def _only(sampling: Sampling, name: str) -> Sampling:
 
 
 def without_each(sampling: Sampling) -> dict[str, Sampling]:
-    """The same settings without one of the filters claimed, by the name of that filter."""
+    """The same settings without one of the filters or penalties claimed, by the name of what is left out."""
     active = [name for name in FILTERS if is_active(sampling, name)]
-    return {name: replace(sampling, **OFF[name]) for name in active}
-
-
-def _min_p(logits: Tensor, min_p: float) -> Tensor:
-    probs = standardise(logits)
-    return probs.where(probs >= min_p * probs.amax(dim=-1, keepdim=True), 0.0)
+    fewer = {name: replace(sampling, **OFF[name]) for name in active}
+    if not isinstance(sampling, Claimed):
+        return fewer
+    for name in PENALTIES:
+        off = {name: getattr(NO_PENALTIES, name)}
+        if getattr(sampling.penalties, name) != off[name]:
+            fewer[name.replace("_", "-")] = replace(sampling, penalties=replace(sampling.penalties, **off))
+    return fewer
 
 
 def other_orders(sampling: Sampling) -> dict[str, Claimed]:
@@ -128,14 +137,15 @@ def other_orders(sampling: Sampling) -> dict[str, Claimed]:
     active = [name for name in FILTERS if is_active(sampling, name)]
     if sampling.temperature == 0 or len(active) < 2:
         return {}
-    min_p, order = (sampling.min_p, sampling.order) if isinstance(sampling, Claimed) else (0.0, FILTERS)
+    order = sampling.order if isinstance(sampling, Claimed) else FILTERS
+    plain = {name: getattr(sampling, name) for name in FIELDS}
     found: dict[str, Claimed] = {}
     seen = [[name for name in order if name in active]]
     for engine, names in ENGINE_ORDERS.items():
         effective = [name for name in names if name in active]
         if effective not in seen:
             seen.append(effective)
-            found[engine] = Claimed(sampling.temperature, sampling.top_k, sampling.top_p, min_p, names)
+            found[engine] = Claimed(**plain, order=names, penalties=penalties_of(sampling))
     return found
 
 
@@ -152,7 +162,7 @@ class CutoffGap(NamedTuple):
 
 
 def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
-    """How far `token` is from the tokens that `sampling` keeps, by `logits` `(vocab,)`; zeros if it is kept."""
+    """How far `token` is from those that `sampling` keeps, by penalised `logits` `(vocab,)`; zeros if it is kept."""
     now = logits.double()
     if sampling.temperature == 0:
         return CutoffGap(float((now.max() - now[token]).clamp_min(0)), 0.0)
@@ -186,5 +196,4 @@ def _weakest(logits: Tensor, sampling: Sampling, name: str) -> float:
     if name == "top-k":
         assert sampling.top_k is not None
         return float(logits.topk(min(sampling.top_k, len(logits))).values[-1])
-    assert isinstance(sampling, Claimed)
     return float(logits.max()) + math.log(sampling.min_p)

@@ -16,7 +16,7 @@ from specnb.distributions import Sampling
 from specnb_audit.alternatives import DEPENDENCE, LEARNED
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import steps_between
-from specnb_audit.claimed import claimed_probs, is_active, other_orders, without_each
+from specnb_audit.claimed import Claimed, claimed_probs, is_active, other_orders, penalties_of, without_each
 from specnb_audit.control import found_kinds
 from specnb_audit.report import Report
 from specnb_audit.teacher_forcing import Completion, Models, Source, teacher_forced_rows
@@ -42,7 +42,7 @@ def remembering(completions: Iterable[Completion | None], kept: list[Completion]
 def likelier_settings(
     models: Models, completions: Sequence[Completion], suspicious: set[int], auditor: Auditor
 ) -> tuple[str, list[str]]:
-    """A cause and a note if other settings explain the tokens: another order of the filters, or one filter left out.
+    """A cause and a note if other settings explain the tokens: another order of the filters, or one setting left out.
 
     They must do so better than those claimed by a likelihood ratio above 1/delta, and a fresh `auditor` must not reject
     them. Tried on `TRIED` tokens, those of the `suspicious` sequences first. Empty where none do.
@@ -73,12 +73,14 @@ def likelier_settings(
 
 def _log_likelihoods(target: Source, completions: Sequence[Completion], settings: Sequence[Sampling]) -> list[float]:
     totals = np.zeros(len(settings))
-    for row in teacher_forced_rows(Models(target), completions):
-        if len(row.tokens) == 0:
-            continue
-        logits, at = row.p.double().log(), row.p.new_tensor(row.tokens).long()[:, None]
-        for number, sampling in enumerate(settings):
-            totals[number] += float(claimed_probs(logits, sampling).gather(-1, at).log().sum())
+    for penalties in dict.fromkeys(map(penalties_of, settings)):
+        alike = [number for number, sampling in enumerate(settings) if penalties_of(sampling) == penalties]
+        for row in teacher_forced_rows(Models(target, Claimed(penalties=penalties)), completions):
+            if len(row.tokens) == 0:
+                continue
+            logits, at = row.p.double().log(), row.p.new_tensor(row.tokens).long()[:, None]
+            for number in alike:
+                totals[number] += float(claimed_probs(logits, settings[number]).gather(-1, at).log().sum())
     return [float(total) for total in totals]
 
 

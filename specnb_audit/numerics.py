@@ -33,8 +33,9 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, total_variation
 from specnb.models.cache import cache_argument
-from specnb_audit.claimed import claimed_probs
+from specnb_audit.claimed import claimed_probs, penalties_of
 from specnb_audit.evidence import log_mean
+from specnb_audit.penalties import penalised
 from specnb_audit.teacher_forcing import Completion, Source, batch_logits, teacher_forced_logits
 
 DRAWS = 4
@@ -134,7 +135,11 @@ def measure_numerics(
     chosen = [completion for completion in completions if completion.tokens][:SEQUENCES]
     each = -(-positions // len(chosen))
     engine = model if engine_dtype in (None, model.dtype) else in_dtype(model, engine_dtype)
-    pairs = [_many_and_one(model, engine, Completion(one.prompt, one.tokens[:each])) for one in chosen]
+    beginnings, penalties = [Completion(one.prompt, one.tokens[:each]) for one in chosen], penalties_of(sampling)
+    pairs = [
+        [penalised(logits, penalties, one.prompt, one.tokens) for logits in _many_and_one(model, engine, one)]
+        for one in beginnings
+    ]
     many, one = (torch.cat(logits).double() for logits in zip(*pairs, strict=True))
     p, r = claimed_probs(many, sampling), claimed_probs(one, sampling)
     distance = total_variation(p, r)
@@ -326,7 +331,7 @@ def impossible_rate(
     random = np.random.default_rng([seed, DRAWS])
     log_e, peak, found_after = np.zeros(len(ODDS)), 0.0, None
     tokens, count, imagined, seen = 0, 0, 0, set[int]()
-    for completion, start, logits in teacher_forced_logits(target, completions):
+    for completion, start, logits in teacher_forced_logits(target, completions, penalties_of(sampling)):
         emitted = completion.tokens[start : start + len(logits)]
         own, others, entries = *_impossible(logits, emitted, sampling, noise, random), logits.shape[-1]
         for at in np.flatnonzero(own).tolist():

@@ -11,10 +11,12 @@ from itertools import chain
 
 import torch
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from specnb_audit.alternatives import DEPENDENCE
 from specnb_audit.auditor import SHARE, Auditor, Ends
 from specnb_audit.bets import Row
+from specnb_audit.claimed import penalties_of
 from specnb_audit.control import compare_with_control
 from specnb_audit.engine import Engine
 from specnb_audit.explanations import (
@@ -26,6 +28,7 @@ from specnb_audit.explanations import (
     rows_alone,
 )
 from specnb_audit.numerics import Numerics, impossible_rate
+from specnb_audit.penalties import require_penalties
 from specnb_audit.report import SUSPICIOUS, Report, counted
 from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows, vocabulary
 
@@ -121,8 +124,12 @@ def shown(progress: Progress, expected: int | None) -> Iterator[Show]:
 
 
 def require_models(models: Models, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
-    """Raises `ValueError` for a completion that a model gives no distributions for."""
-    vocab = vocabulary(models.target, completions[0].prompt)
+    """Raises `ValueError` for a completion that a model gives no distributions for, and for penalties that they cannot
+    be given.
+    """
+    vocab, penalised = vocabulary(models.target, completions[0].prompt), (models.target, models.suspected)
+    has_logits = all(source is None or isinstance(source, PreTrainedModel) for source in penalised)
+    require_penalties(penalties_of(models.sampling), vocab, has_logits)
     for source in models.all():
         require_completions(source, completions, names, vocab)
 

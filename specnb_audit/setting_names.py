@@ -16,12 +16,10 @@ ENGINE_ORDERS = {
     "mlx-lm": ("top-p", "min-p", "top-k", "temperature"),
 }
 """The order of each engine's default, by its name; other versions and settings may have another."""
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+"""What changes the logits before temperature and filters, in any order of them."""
 NOT_AUDITED: dict[str, Any] = {
-    "repetition_penalty": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
     "no_repeat_ngram_size": 0,
-    "logit_bias": None,
     "bad_words": None,
     "allowed_token_ids": None,
     "grammar": None,

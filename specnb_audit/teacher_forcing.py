@@ -22,8 +22,9 @@ from specnb.models.support import context_limit
 from specnb.models.support import vocabulary as vocabulary_of
 from specnb.models.token_map import TokenMap
 from specnb_audit.bets import CutoffGap, Row, steps_between
-from specnb_audit.claimed import claimed_probs
+from specnb_audit.claimed import claimed_probs, penalties_of
 from specnb_audit.claimed import cutoff_gap as cutoff_gap
+from specnb_audit.penalties import NO_PENALTIES, Penalties, penalised
 
 NextTokenProbs = Callable[[tuple[int, ...]], Any]
 Source = PreTrainedModel | NextTokenProbs
@@ -54,6 +55,7 @@ def vocabulary(source: Source, prompt: Sequence[int]) -> int:
 class Models(NamedTuple):
     """The models that the rows of an audit come from, and the settings claimed for each.
 
+    sampling   penalties in it are those of the target, and of the model suspected; a draft's q has none
     suspected  a model that may have been used instead of the target
     """
 
@@ -98,11 +100,15 @@ def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iter
 
 
 def teacher_forced_logits(
-    target: Source, completions: Iterable[Completion]
+    target: Source, completions: Iterable[Completion], penalties: Penalties = NO_PENALTIES
 ) -> Iterator[tuple[Completion, int, Tensor]]:
-    """For each of `completions` with tokens, or piece of one: it, the offset of its first token, and logits."""
+    """For each of `completions` with tokens, or piece of one: it, the offset of its first token, and logits.
+
+    The logits are those with `penalties`.
+    """
     for batch in _batches((one for one in completions if one.tokens), target):
-        yield from _logits(target, batch, vocabulary(target, batch[0].prompt))
+        for one, start, logits in _logits(target, batch, vocabulary(target, batch[0].prompt)):
+            yield one, start, penalised(logits, penalties, one.prompt, one.tokens, start)
 
 
 def _row(
@@ -110,6 +116,11 @@ def _row(
 ) -> Row:
     completion, start, logits = piece
     tokens = completion.tokens[start : start + len(logits)]
+
+    def with_penalties(logits: Tensor) -> Tensor:
+        return penalised(logits, penalties_of(models.sampling), completion.prompt, completion.tokens, start)
+
+    logits = with_penalties(logits)
     p = claimed_probs(logits, models.sampling)
 
     def as_p(other: Tensor | None, sampling: Sampling) -> Tensor | None:
@@ -121,7 +132,7 @@ def _row(
         p,
         as_p(draft_logits, models.draft_sampling),
         raw=as_p(draft_logits, Sampling()) if models.draft_sampling != Sampling() else None,
-        suspected=as_p(suspected_logits, models.sampling),
+        suspected=as_p(None if suspected_logits is None else with_penalties(suspected_logits), models.sampling),
         prompt=completion.prompt,
         batch=completion.batch,
         steps=_steps(completion, start, len(tokens)),

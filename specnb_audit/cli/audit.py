@@ -22,7 +22,7 @@ from specnb_audit.claimed import claimed_sampling
 from specnb_audit.cli import INTERRUPTED, UNDECIDED, one_line
 from specnb_audit.report import KINDS, Report
 from specnb_audit.run import Settings, audit_completions, require_models
-from specnb_audit.setting_names import NOT_AUDITED
+from specnb_audit.setting_names import NOT_AUDITED, PENALTIES
 from specnb_audit.teacher_forcing import Completion, Models
 from specnb_audit.token_file import Seeds, lines_of, read_stream, read_tokens
 from specnb_audit.token_file import Sequence as Line
@@ -76,16 +76,27 @@ def _audited(options: argparse.Namespace) -> Report:
 
 def _claimed(options: argparse.Namespace) -> Sampling:
     """The settings claimed. Raises `ValueError` for settings that cannot be claimed, by name."""
-    names = ("temperature", "top_k", "top_p", "min_p", *NOT_AUDITED)
+    names = ("temperature", "top_k", "top_p", "min_p", *PENALTIES, *NOT_AUDITED)
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given["logit_bias"] = dict(_bias(words) for words in options.logit_bias)
     return claimed_sampling(given, options.filter_order)
 
 
+def _bias(words: str) -> tuple[str, float]:
+    """The token and the bias of `ID:BIAS`. Raises `ValueError` for anything else."""
+    token, _, bias = words.partition(":")
+    try:
+        return str(int(token)), float(bias)
+    except ValueError:
+        allowed = "give ID:BIAS, the id of a token and what is added to its logit"
+        raise ValueError(f"--logit-bias {words}: {allowed}") from None
+
+
 def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
-    given = (options.draft_temperature, options.draft_top_k, options.draft_top_p)
-    if given == (None, None, None):
+    given = (options.draft_temperature, options.draft_top_k, options.draft_top_p, options.draft_min_p)
+    if all(value is None for value in given):
         return None
-    default = (options.temperature, options.top_k, options.top_p)
+    default = (options.temperature, options.top_k, options.top_p, options.min_p)
     return Sampling(*(own if value is None else value for value, own in zip(given, default, strict=True)))
 
 

@@ -31,6 +31,8 @@ examples:
       plain.jsonl is of the same engine without speculation: whose are the deviations?
   specnb audit tokens.jsonl --target ./llama --temperature 0.7 --top-k 40 --filter-order llama.cpp
       the temperature is applied after top-k, as in llama.cpp
+  specnb audit tokens.jsonl --target ./llama --presence-penalty 0.5 --logit-bias 2:-100
+      penalties and a bias as vLLM defines them: on the target's logits, before temperature and filters
   specnb audit tokens.jsonl --target ./llama --alternative ./llama-4bit
       were quantised weights used? Adds the likelihood ratio against them
   generate-tokens | specnb audit - --target ./llama --stop --limit 500
@@ -86,9 +88,13 @@ def _add_claims(add: Add) -> None:
     add("--top-k", type=int, metavar="K", help="top-k; 0: none (default)")
     add("--top-p", type=float, metavar="P", default=1.0, help="top-p (default: 1, none)")
     add("--min-p", type=float, metavar="P", default=0.0, help="min-p (default: 0, none)")
+    add("--repetition-penalty", type=float, metavar="R", default=1.0, help="over prompt and output (default: 1, none)")
+    for name in ("presence", "frequency"):
+        add(f"--{name}-penalty", type=float, metavar="X", default=0.0, help="over the output (default: 0, none)")
+    add("--logit-bias", action="append", default=[], metavar="ID:BIAS", help="added to a logit; may be repeated")
     orders = ", ".join(ENGINE_ORDERS)
     add("--filter-order", metavar="ORDER", default="transformers", help=f"{orders}, or names such as top-p,temperature")
-    for name in ("temperature", "top-p"):
+    for name in ("temperature", "top-p", "min-p"):
         add(f"--draft-{name}", type=float, metavar="X", help=f"{name} of the draft (default: as claimed)")
     add("--draft-top-k", type=int, metavar="K", help="top-k of the draft (default: as claimed)")
     for name in NOT_AUDITED:

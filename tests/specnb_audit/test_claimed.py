@@ -1,4 +1,4 @@
-"""Claimed settings: filters in any order, min-p, how far a token is from being kept, and what is refused."""
+"""Claimed settings: filters in any order, penalties, how far a token is from being kept, and what is refused."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from specnb_audit.claimed import (
     cutoff_gap,
     other_orders,
 )
+from specnb_audit.penalties import Penalties
 from specnb_audit.setting_names import ENGINE_ORDERS, FILTERS, NOT_AUDITED
 
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.0, -1.0], dtype=torch.float64)
@@ -87,7 +88,10 @@ def test_a_near_tie_at_top_k_is_no_gap_of_top_p() -> None:
         ({"temperature": 0.5, "top_k": 0}, "transformers", Sampling(0.5)),
         ({"temperature": 0.5, "top_k": -1}, FILTERS, Sampling(0.5)),
         ({"top_k": 2, "repetition_penalty": 1}, "temperature,top-k", Sampling(1.0, 2)),
-        ({"min_p": 0.1}, "transformers", Claimed(min_p=0.1)),
+        ({"min_p": 0.1}, "transformers", Sampling(min_p=0.1)),
+        ({"presence_penalty": 0.5}, "transformers", Claimed(penalties=Penalties(presence_penalty=0.5))),
+        ({"logit_bias": {"3": -1}}, "transformers", Claimed(penalties=Penalties(logit_bias={3: -1.0}))),
+        ({"logit_bias": [], "repetition_penalty": None, "frequency_penalty": 0}, "transformers", Sampling()),
         ({"top_p": 0.5}, "vllm", Claimed(top_p=0.5, order=("temperature", "min-p", "top-k", "top-p"))),
         ({"top_k": 3}, "llama.cpp", Claimed(top_k=3, order=("top-k", "top-p", "min-p", "temperature"))),
         ({"min_p": 1}, "mlx-lm", Claimed(min_p=1, order=("top-p", "min-p", "top-k", "temperature"))),
@@ -96,7 +100,7 @@ def test_a_near_tie_at_top_k_is_no_gap_of_top_p() -> None:
     ],
 )
 def test_the_settings_of_an_engine_as_a_claim(given: dict[str, Any], order: Any, claimed: Sampling) -> None:
-    """Where neither min-p nor another order is claimed, it is a plain `Sampling`."""
+    """Where neither another order nor penalties are claimed, it is a plain `Sampling`."""
     found = claimed_sampling(given, order)
     assert found == claimed
     assert type(found) is type(claimed)

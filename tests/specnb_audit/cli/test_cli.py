@@ -159,6 +159,8 @@ def test_every_option_reaches_the_audit(
     [
         ("--seed", 1), ("--temperature", 0.5), ("--top-p", 0.9), ("--min-p", 0.05), ("--top-k", 3),
         ("--draft", "model", "--draft-temperature", 0.5), ("--draft", "model", "--draft-top-k", 3),
+        ("--draft", "model", "--draft-min-p", 0.3),
+        ("--repetition-penalty", 1.5), ("--presence-penalty", 1), ("--frequency-penalty", -1), ("--logit-bias", "2:-1"),
         ("--temperature", 0.3, "--top-p", 0.6, "--filter-order", "llama.cpp"), ("--dtype", "bfloat16"),
     ],
 )  # fmt: skip
@@ -204,7 +206,14 @@ def test_an_audit_while_the_pipe_is_open(model: Path) -> None:
 def test_bad_settings_are_named_before_a_model_is_loaded(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_audit, "load_model", lambda *given, **more: pytest.fail("a model was loaded"))
     bad = {"--delta": "2", "--max-new-tokens": "0", "--eos": "-1", "--seed": "-1", "--device": "tpu", "--top-p": "2"}
-    bad |= {"--repetition-penalty": "1.1", "--grammar": "json", "--min-p": "2", "--filter-order": "sglang"}
+    bad |= {"--repetition-penalty": "0.0", "--presence-penalty": "2.1", "--frequency-penalty": "nan"}
+    bad |= {
+        "--logit-bias": "x:1",
+        "--typical-p": "0.9",
+        "--grammar": "json",
+        "--min-p": "2",
+        "--filter-order": "sglang",
+    }
     bad |= {"--limit": "0", "--ignore": "x", "--numerics-positions": "-1"}
     bad |= {"--control": str(short.parent / "none"), "--logit-tolerance": "-3", "--require": "token-bias:0.1"}
     for option, value in bad.items():
