@@ -36,7 +36,7 @@ def _made(model: PreTrainedModel) -> PreTrainedModel:
     for weight in model.parameters():
         if weight.dim() > 1:
             weight.data.normal_(0, 0.5)
-    return model.double().eval()
+    return model.double().eval()  # type: ignore[no-any-return]
 
 
 def _changed(change: Callable[[dict[str, Any]], None]) -> PreTrainedModel:
