@@ -254,7 +254,8 @@ def _with_zeros(random: np.random.Generator, pair: Array) -> Array:
     """Every token is impossible with probability 1/3 under either, but for one."""
     possible = random.random(pair.shape) > 1 / 3
     possible[np.arange(2), random.integers(pair.shape[1], size=2)] = True
-    return pair * possible / (pair * possible).sum(axis=1, keepdims=True)
+    kept: Array = pair * possible
+    return np.asarray(kept / kept.sum(axis=1, keepdims=True))
 
 
 def _near(p: Array, power: float) -> Array:

@@ -238,7 +238,8 @@ class Sender:
     def answer_of(self, url: str, data: bytes | None, seconds: float) -> Answer:
         """The answer as soon as it is there. Raises `TimeoutError` after `seconds`, and after an end."""
         answer = exchange(url, data, seconds)
-        wait_for([answer, self.ended], seconds, FIRST_COMPLETED)
+        either: list[Future[Any]] = [answer, self.ended]
+        wait_for(either, seconds, FIRST_COMPLETED)
         return answer.result(0)
 
 

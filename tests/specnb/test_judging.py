@@ -119,10 +119,10 @@ def test_the_worst_prefix_is_the_shortest_with_the_largest_difference() -> None:
     have = want.clone()
     have[1] += torch.tensor([0.0, 0.01, 0.0])
     have[2] -= torch.tensor([0.0, 0.0, 0.01])
-    assert worst_prefix(have, want) == ((1,), pytest.approx(0.3), pytest.approx(0.31))
+    assert tuple(worst_prefix(have, want)) == ((1,), pytest.approx(0.3), pytest.approx(0.31))
     have = want.clone()
     have[0, 0], have[0, 1] = have[0, 0] + 0.02, have[0, 1] - 0.02
-    assert worst_prefix(have, want) == ((0, 0), pytest.approx(0.25), pytest.approx(0.27))
+    assert tuple(worst_prefix(have, want)) == ((0, 0), pytest.approx(0.25), pytest.approx(0.27))
 
 
 def test_pairs_have_what_they_are_named_after() -> None:

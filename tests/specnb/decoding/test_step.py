@@ -359,6 +359,10 @@ def test_a_rule_that_returns_no_outcome_is_reported(returned: Callable[[Tensor],
             carry_out()
 
 
+def returning_none(*given: Any) -> Any:
+    return None
+
+
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
@@ -366,7 +370,7 @@ def test_a_rule_that_returns_no_outcome_is_reported(returned: Callable[[Tensor],
          r"it is called with \(p, q, draft_tokens, accept_uniforms, final_uniform\)$"),
         (lambda p, q, x, u, v, tree: None, "missing a required argument: 'tree'"),
         ("token", "rule is 'token'; it must be an acceptance rule of specnb.rules, or such a function"),
-        (PlannedRule(lambda p, q, x, tree: None), r"plan of <lambda> is a NoneType with accept and after \['None"),
+        (PlannedRule(returning_none), r"plan of returning_none is a NoneType with accept and after \['None"),
         (PlannedRule(lambda p, q, x, tree: Plan(x, p[..., 1:, :])), r"is a Plan with .* must be a Plan of tensors of"),
     ],
 )  # fmt: skip
@@ -378,10 +382,14 @@ def test_what_is_no_rule_is_refused_by_loop_and_enumeration_alike(rule: Any, wor
         step_distribution(rule, lambda _: half, lambda _: half, gamma=1)
 
 
+def token_in_five(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    return token_verification(p, q, x, accept, final)
+
+
 def test_a_rule_for_a_tree_is_called_with_it() -> None:
     half = torch.tensor([0.5, 0.5]).double()
     with pytest.raises(TypeError, match=r"it is called with \(.*, final_uniform, tree\)"):
-        step_distribution(lambda p, q, x, u, v: None, lambda _: half, lambda _: half, (-1, -1))  # type: ignore[arg-type]
+        step_distribution(token_in_five, lambda _: half, lambda _: half, (-1, -1))
     with pytest.raises(TypeError, match=r"the plan chain_only takes \(p, q, x\)"):
 
         @PlannedRule  # type: ignore[arg-type]
