@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -45,18 +47,19 @@ class TokenMap:
         require_whole(vocab=(self.vocab, 1))
         if tokens is None:
             require_whole_head(model)
-            of_logits = torch.arange(own)
-            of_logits[self.vocab :] = -1
+            of_logits = np.where(np.arange(own) < self.vocab, np.arange(own), -1)
         else:
             of_logits = _target_tokens(tokens, self.vocab, head_size(model))
-        every, has_token = torch.arange(self.vocab), of_logits >= 0
-        number = torch.full_like(every, -1)  # of the logit of each of the target's tokens
-        number[of_logits[has_token]] = torch.arange(len(of_logits))[has_token]
-        own_number = number if len(of_logits) == own else every.where(every < own, -1)
-        self.same_logits = len(of_logits) == self.vocab and torch.equal(number, every)
-        self.same_inputs = torch.equal(own_number, every)
-        self.missing = (number < 0).to(model.device)
-        self.number, self.own_number = (one.clamp_min(0).to(model.device) for one in (number, own_number))
+        every, has_token = np.arange(self.vocab), of_logits >= 0
+        number = np.full(self.vocab, -1)  # of the logit of each of the target's tokens
+        number[of_logits[has_token]] = np.arange(len(of_logits))[has_token]
+        own_number = number if len(of_logits) == own else np.where(every < own, every, -1)
+        self.same_logits = np.array_equal(of_logits, every)
+        self.same_inputs = np.array_equal(own_number, every)
+        self.missing = torch.tensor(number < 0, device=model.device)
+        self.number, self.own_number = (
+            torch.tensor(one.clip(min=0), device=model.device) for one in (number, own_number)
+        )
 
     def inputs(self, tokens: Tensor) -> Tensor:
         """What the model reads for the target's `tokens`, of any shape."""
@@ -69,7 +72,7 @@ class TokenMap:
         return logits.index_select(-1, self.number).masked_fill(self.missing, float("-inf"))
 
 
-def _target_tokens(tokens: Any, vocab: int, logits: int) -> Tensor:
+def _target_tokens(tokens: Any, vocab: int, logits: int) -> NDArray[np.int64]:
     numbers = whole_numbers(tokens)
     if numbers is None:
         raise TypeError(
@@ -83,4 +86,4 @@ def _target_tokens(tokens: Any, vocab: int, logits: int) -> Tensor:
         raise ValueError(f"tokens has {outside[0]}; it must hold the target's tokens, 0 to {vocab - 1}, or -1 for none")
     if not known or len(set(known)) < len(known):
         raise ValueError(f"tokens is {shown(tokens)}; it must hold a token of the target, and each once")
-    return torch.tensor(numbers)
+    return np.array(numbers)
