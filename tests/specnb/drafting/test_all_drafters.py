@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from distributions_for_tests import distribution_pair
-from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, gamma_of
+from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, chain, gamma_of, near, table
 from implementation_distribution import FALSE_ALARMS, PROMPTS, acceptance_p_value, completions_p_value, eager, refilled
 from numpy.typing import NDArray
 from tiny import ARCHITECTURES, LIMIT, llama
@@ -21,7 +21,13 @@ from specnb.decoding.auto_gamma import Auto, AutoGamma, varies
 from specnb.decoding.generate import generate
 from specnb.distributions import sample
 from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.length import LowConfidence, StoppingDrafter
+from specnb.drafting.model import MixtureDrafter
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
+from specnb.rules import Outcome
+from studies.drafters.bandit import BanditDrafter
+from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.stopping_rules import TableDrafter
 
 ALL = CHAINS | HIERARCHICAL | TREES
 IN_THE_LOOP = [*HIERARCHICAL, *TREES, "bandit, stopped", "copy and an attention head", "copy, otherwise another model"]
@@ -127,6 +133,31 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Drafter]:
             torch.set_default_dtype(torch.float32)
 
     return made
+
+
+class Told(TableDrafter):
+    """Counts the steps that it is told of."""
+
+    steps = 0
+
+    def update(self, context: Context, outcome: Outcome) -> None:
+        self.steps += 1
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda told: MixtureDrafter(told, chain()),
+        lambda told: MixtureDrafter(chain(), told),
+        lambda told: StoppingDrafter(told, LowConfidence(0.4)),
+        lambda told: BanditDrafter(told, (1, 2), 0.1),
+        lambda told: FallbackDrafter(told, near("llama")),
+    ],
+)
+def test_the_parts_of_a_drafter_are_told_what_became_of_its_tokens(around: Callable[[Drafter], Drafter]) -> None:
+    told = Told(table())
+    made = generate(llama(), [[1]], around(told), gamma=2, max_new_tokens=6, progress=False)
+    assert told.steps == made.record.target_passes[0]
 
 
 @pytest.mark.parametrize("name", ALL)
