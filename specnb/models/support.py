@@ -60,7 +60,7 @@ def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> 
         raise TypeError(f"{name} is an encoder-decoder, which only `generate` runs, and without compilation")
     if two and (model.main_input_name != "input_ids" or not decoder_positions(model)):
         raise TypeError(f"{name} is not like T5 or BART, whose decoder the loop can give the positions of each row")
-    if two and model.config.decoder_start_token_id is None:
+    if two and getattr(model.config, "decoder_start_token_id", None) is None:
         raise TypeError(f"the configuration of {name} has no decoder_start_token_id, with which its decoder begins")
     if not two and "position_ids" not in arguments:
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
