@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.distributions import Sampling, total_variation
+from specnb.distributions import Sampling
 from specnb.models.cache import cache_argument
-from specnb.models.probe import probabilities, probe_tokens, tolerance
+from specnb.models.probe import mean_difference, probe_tokens, rounding
 from specnb.models.support import context_limit
 from specnb.models.support import vocabulary as vocabulary_of
 from specnb.models.token_map import TokenMap
@@ -278,8 +278,8 @@ def require_causal(model: PreTrainedModel) -> None:
         "depend on the sequences beside it": (torch.cat(_read(model, [long, short])), torch.cat([alone, own])),
     }
     for reason, pair in ways.items():
-        difference = _difference(*pair)
-        if difference > tolerance(model.dtype):
+        difference = mean_difference(*pair)
+        if difference > rounding(model.dtype):
             raise ValueError(
                 f"{type(model).__name__} cannot be audited: the distributions of a sequence {reason}, by "
                 f"{difference:.2g} in total variation"
@@ -294,7 +294,7 @@ def agrees_in_pieces(model: PreTrainedModel) -> bool:
         long, _ = _probes(model)
         try:
             pieces = torch.cat([logits for _, _, logits in _in_pieces(model, long, 3, vocabulary_of(model))])
-            agrees = _difference(pieces, *_read(model, [long])) <= tolerance(model.dtype)
+            agrees = mean_difference(pieces, *_read(model, [long])) <= rounding(model.dtype)
         except Exception:  # a state that cannot be continued
             agrees = False
         _in_pieces_as_whole[model] = agrees
@@ -309,10 +309,6 @@ def _probes(model: PreTrainedModel) -> tuple[Completion, Completion]:
 
 def _read(model: PreTrainedModel, completions: Sequence[Completion]) -> list[Tensor]:
     return [logits for _, _, logits in batch_logits(model, completions)]
-
-
-def _difference(first: Tensor, second: Tensor) -> float:
-    return float(total_variation(probabilities(first), probabilities(second)).mean())
 
 
 def require_completions(
