@@ -39,7 +39,7 @@ lint: environment  ## style, types, and imports that point downwards
 	ruff check && ruff format --check && mypy && lint-imports --no-logo
 
 fast: environment  ## the tests, and the examples in docstrings
-	pytest -n $(CORES) --doctest-modules specnb specnb_audit studies
+	pytest -n $(CORES) --doctest-modules specnb specnb_audit studies notebooks/support
 	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder
 
 nbval: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR)/build/own)

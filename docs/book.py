@@ -25,7 +25,7 @@ import pandas as pd
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("specnb", "specnb_audit", "studies")
+PACKAGES = ("specnb", "specnb_audit", "studies", "notebooks")
 PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "notebooks/*.md", "data/findings/*.md",
     "data/results/README.md", "data/pair/README.md", "data/t5/README.md", "data/smollm2-head/README.md",
@@ -39,7 +39,10 @@ LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
 # ("results/01_joint.csv", "") for a table, (module, name) for code; and how many assignments away it was used.
 Labels = dict[tuple[str, str], int]
 # What notebooks use everywhere, which decides no claim by itself.
-GENERAL = ("specnb.notebook", "specnb.measure.statistics", "studies.corpus")
+GENERAL = (
+    "notebooks.support.claims", "notebooks.support.figures", "specnb.measure.statistics", "studies.corpus",
+    "studies.files",
+)  # fmt: skip
 LOADING = ("Sampling", "load_pair", "corpus", "completed", "normalise", "prompts_of")
 
 
@@ -261,7 +264,7 @@ def stage(out: Path) -> None:
     for file in (ROOT / "docs/_static").iterdir():
         shutil.copy(file, out / "_static")
     shutil.copy(ROOT / "docs/conf.py", out)
-    script = (ROOT / "studies/views/widgets.js").read_text(encoding="utf-8")
+    script = (ROOT / "notebooks/support/widgets.js").read_text(encoding="utf-8")
     # As a script and not as a module, which browsers do not load from files.
     script = re.sub(r"^export (?!default)", "", script, flags=re.M).replace("export default", "const widget =")
     places = "document.querySelectorAll('[data-widget]').forEach((el) => widget.render({ el }))"
@@ -272,7 +275,7 @@ def stage(out: Path) -> None:
 def linked(page: Path, out: Path) -> None:
     """Brings the files that `page` links to; a link to a module leads to its page."""
     text = page.read_text(encoding="utf-8")
-    code = re.compile(r"\]\(((?:\.\./)*)((?:specnb|specnb_audit|studies)/[\w/]+)\.py(?:#[^)]*)?\)")
+    code = re.compile(r"\]\(((?:\.\./)*)((?:specnb|specnb_audit|studies|notebooks)/[\w/]+)\.py(?:#[^)]*)?\)")
     text = code.sub(lambda m: f"]({m[1]}api/{m[2].replace('/', '.')}.rst)", text)
     page.write_text(text, encoding="utf-8")
     for link in LINK.findall(text):

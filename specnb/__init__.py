@@ -17,7 +17,6 @@ interface. The files, each of which imports only from those before it:
     beam.py            beam search and its speculative version
     measure/           statistics, timing, acceptance, cost, speed, the recommended gamma, predicted speeds
     demo.py            `specnb demo`: a real model with and without speculation
-    notebook/          findings and figures of notebooks
 
 >>> import specnb
 >>> pair = specnb.load_pair()

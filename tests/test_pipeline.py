@@ -20,10 +20,13 @@ COPIED = (
     "profiles/default/config.yaml",
     ".ci/compare.py",
     ".ci/sweep.py",
-    "specnb/notebook/claims.py",
-    "specnb/notebook/figures.py",
-    "specnb/notebook/findings.py",
-    "specnb/notebook/parameters.py",
+    "notebooks/support/__init__.py",
+    "notebooks/support/claims.py",
+    "notebooks/support/figures.py",
+    "notebooks/support/findings.py",
+    "notebooks/support/parameters.py",
+    "studies/__init__.py",
+    "studies/files.py",
     "data/claims.csv",
     "data/corpus.csv",
 )
@@ -34,9 +37,9 @@ CONFIG = {
 PARAMETERS = "n: int = 1  # what is added, from 1\ntext: str = ''  # what is written"
 CODE = """
 import pandas
+from notebooks.support.claims import notebook
 from specnb import used
-from specnb.notebook.claims import notebook
-from specnb.notebook.findings import read_table
+from studies.files import read_table
 nb = notebook("{number}")
 given = int(read_table("{reads}").x[0])
 nb.table("numbers", pandas.DataFrame({{"x": [given + n + used.ZERO], "text": [text]}}))
@@ -66,10 +69,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in COPIED:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)
-    for folder in ("notebooks", "data/reference", "data/results", "figures"):
+    for folder in ("specnb", "data/reference", "data/results", "figures"):
         (root / folder).mkdir()
-    for package in ("specnb", "specnb/notebook"):
-        (root / package / "__init__.py").touch()
+    (root / "specnb" / "__init__.py").touch()
     (root / "specnb" / "used.py").write_text("ZERO = 0\n")
     (root / "data" / "reference" / "given.csv").write_text("x\n5\n")
     (root / "config.yml").write_text(yaml.safe_dump({"notebooks": CONFIG}))

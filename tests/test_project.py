@@ -15,7 +15,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import specnb
-from studies.views.predictions import SETTINGS
+from notebooks.support.predictions import SETTINGS
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from notebooks.support.predictions import judged, pooled, within
 from specnb.theory import best_improvement
-from studies.views.predictions import judged, pooled, within
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "data" / "results"

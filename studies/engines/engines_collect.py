@@ -24,13 +24,13 @@ from pathlib import Path
 
 from specnb.measure.timing import machine
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.notebook.findings import ROOT, write
 from specnb_audit.cli.settings import Settings
 from specnb_audit.cli.tokens_out import read_prompts
 from studies import corpus
 from studies.corpus import DATA
 from studies.engines.adapters.__main__ import adapter
 from studies.engines.engines import NEW_TOKENS, Row, digest, rows
+from studies.files import ROOT, write
 
 PROMPTS = DATA / "engines" / "prompts.jsonl"
 COUNT, LENGTHS = 256, (12, 44)  # prompts, and their tokens, the first of which begins the text

@@ -1,4 +1,4 @@
-"""The public interface: every name has a docstring with an example; the wheel holds every folder but the studies."""
+"""The public interface: every name has a docstring with an example; the wheel holds every folder of the packages."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_every_public_name_has_a_docstring_with_an_example(package: str, name: s
     assert any(">>>" in (inspect.getdoc(part) or "") for part in parts)
 
 
-def test_no_package_leads_to_the_studies() -> None:
+def test_no_package_leads_to_studies_or_notebooks() -> None:
     """The contract of import-linter sees neither examples nor modules that are imported by a string."""
     files = [file for package in PACKAGES for file in (PROJECT / package).rglob("*.py")]
-    leads = re.compile(r"\b(from|import) studies\b|import_module\(\W*studies\b")
+    leads = re.compile(r"\b(from|import) (studies|notebooks)\b|import_module\(\W*(studies|notebooks)\b")
     assert not [str(file) for file in files if leads.search(file.read_text(encoding="utf-8"))]
 
 
-def test_the_wheel_holds_every_folder_but_the_studies() -> None:
+def test_the_wheel_holds_every_folder_of_the_packages() -> None:
     packaged = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     inits = (file for package in PACKAGES for file in (PROJECT / package).rglob("__init__.py"))
     folders = {".".join(file.parent.relative_to(PROJECT).parts) for file in inits}

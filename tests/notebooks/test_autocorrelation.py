@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from studies.views.autocorrelation import autocorrelation
+from notebooks.support.autocorrelation import autocorrelation
 
 
 def test_autocorrelation_by_hand() -> None:

@@ -12,14 +12,14 @@ import pandas as pd
 import pytest
 import torch
 
+from notebooks.support import widgets
 from specnb import residual, theory, token_verification
 from specnb.distributions import sample
 from specnb.measure.predict import GPUS, roofline
 from specnb_audit.alternatives import alternative_distributions, condense_distributions
 from specnb_audit.evidence import Evidence, log_mean
-from studies.views import widgets
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="there is no node, which runs the arithmetic of the figures here")
 RANDOM = np.random.default_rng(1)

@@ -15,9 +15,10 @@ import pytest
 import sympy
 import torch
 
+from notebooks.support.claims import Answer, Notebook, notebook
+from notebooks.support.findings import all_claims
 from specnb.measure.statistics import Estimate
-from specnb.notebook.claims import Answer, Notebook, notebook
-from specnb.notebook.findings import ROOT, all_claims
+from studies.files import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +92,7 @@ def test_where_results_are_is_said_in_plain_output(
 ) -> None:
     """Not to stderr, which Jupyter shows as if it were an error."""
     monkeypatch.delenv("SPECNB_OUT")
-    for module in ("findings", "claims"):
-        monkeypatch.setattr(f"specnb.notebook.{module}.out", lambda: tmp_path)
+    monkeypatch.setattr("notebooks.support.claims.out", lambda: tmp_path)
     Notebook("00").close()
     assert capsys.readouterr() == (f"Results are in {tmp_path}; SPECNB_OUT names another folder.\n", "")
 

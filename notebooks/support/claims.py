@@ -25,8 +25,9 @@ from types import TracebackType
 
 import pandas as pd
 
-from specnb.notebook.findings import ROOT, Number, all_claims, as_number, out, write, written
-from specnb.notebook.parameters import mistakes, names_given, of_notebook, unknown
+from notebooks.support.findings import Number, all_claims, as_number, written
+from notebooks.support.parameters import mistakes, names_given, of_notebook, unknown
+from studies.files import ROOT, out, write
 
 Answer = bool | None  # None: not decided
 
@@ -39,7 +40,7 @@ def notebook(number: str) -> Notebook:
     import torch  # slow to import, and not needed to collect verdicts
     from transformers.utils import logging
 
-    from specnb.notebook.figures import use_style
+    from notebooks.support.figures import use_style
 
     found, around = Notebook(number), sys._getframe(1).f_globals
     (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")

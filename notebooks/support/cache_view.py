@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from specnb.notebook.figures import COLOURS, PAGE
+from notebooks.support.figures import COLOURS, PAGE
 from studies.batching.batch_layouts import CompactedBatch, MaskedBatch, Rows
 
 ENTRY_KINDS = {"sequence": "target", "newest": "recovered", "accepted": "accepted", "rejected": "rejected"}

@@ -1,23 +1,17 @@
-"""Where notebooks read their data, and where results are written and collected.
-
-They are written under `out()`: the pipeline's `build`, or `build/own` for a reader's run, never over what is committed.
-Claims, data and notebooks are in the project's checkout, not in the installed package.
-"""
+"""Numbers and verdicts of notebooks: how they are written, and how the verdicts of all notebooks become one table."""
 
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is one
+from studies.files import ROOT, out, write
+
 CLAIMS = ROOT / "data" / "claims.csv"
 VERDICTS = ("holds", "refuted", "conditional", "open")
 UNCHECKED = "no check has been run"  # the evidence for a claim whose notebook is still to come
@@ -27,56 +21,8 @@ Number = bool | int | float | str | dict[str, "Number"]
 """A value in a file of numbers: a scalar, or an estimate as `{"value": ..., "low": ..., "high": ..., "n": ...}`."""
 
 
-def out() -> Path:
-    """The folder under which `data/results` and `figures` are written.
-
-    `SPECNB_OUT` if it is set; otherwise `build/own` of the checkout, or of the working directory outside a checkout.
-    """
-    return Path(os.environ.get("SPECNB_OUT") or (ROOT if CLAIMS.exists() else Path.cwd()) / "build" / "own")
-
-
-def data_file(name: str) -> Path:
-    """The file `data/<name>`; of a notebook's table the one under `out()`, if this run has made it.
-
-    >>> data_file("reference/table3_alpha.csv").relative_to(ROOT).as_posix()
-    'data/reference/table3_alpha.csv'
-    """
-    made = out() / "data" / name
-    return made if made.name[:2].isdigit() and made.exists() else ROOT / "data" / name
-
-
-def read_table(name: str, **how: Any) -> pd.DataFrame:
-    """The table `data/<name>.csv`, where `data_file` finds it; `how` goes to `pandas.read_csv`."""
-    table: pd.DataFrame = pd.read_csv(data_file(f"{name}.csv"), **how)
-    return table
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    """Writes a file under a temporary name, moves it into place and returns `path`; readers never see half a file.
-
-    Raises `OSError`, with the path, if the disk is full or the folder is read-only; an old file then stays as it was.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-        partial.replace(path)
-    except OSError as error:
-        hint = f"{error.strerror} (the environment variable SPECNB_OUT names another folder for what is made)"
-        raise OSError(error.errno, hint, str(path)) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
-    return path
-
-
 def all_claims() -> pd.DataFrame:
-    """The claims in `data/claims.csv`, every column as text. Raises `RuntimeError` outside the project's checkout."""
-    if not CLAIMS.exists():
-        raise RuntimeError(
-            f"{CLAIMS} does not exist: findings and verdicts need the project's checkout, and this specnb is installed "
-            "without it. Clone the repository and install it there with `pip install -e .`"
-        )
+    """The claims in `data/claims.csv`, every column as text."""
     return pd.read_csv(CLAIMS, dtype=str)
 
 

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_rgb
 
-from specnb.notebook import figures
+from notebooks.support import figures
 
 
 @pytest.fixture(autouse=True)

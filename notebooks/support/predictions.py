@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from specnb.notebook.findings import read_table
+from studies.files import read_table
 from studies.study import is_clean, record_of
 
 SETTINGS = {

@@ -8,8 +8,8 @@ from typing import Any
 import papermill
 import pytest
 
-from specnb.notebook.findings import ROOT
-from specnb.notebook.parameters import ENDS, FORM, KINDS, mistakes, names_given, of_notebook, read, unknown
+from notebooks.support.parameters import ENDS, FORM, KINDS, mistakes, names_given, of_notebook, read, unknown
+from studies.files import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CELL = "seed: int = 2  # of every random number, from 0\ngamma: int = 4  # draft tokens per step, from 1 to 64"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from specnb.notebook.findings import ROOT
+from notebooks.support.predictions import SETTINGS, WHOLE_CALLS, pooled, summary, within
 from studies import study
-from studies.views.predictions import SETTINGS, WHOLE_CALLS, pooled, summary, within
+from studies.files import ROOT
 
 
 @pytest.fixture(scope="module")

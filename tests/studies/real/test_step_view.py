@@ -3,7 +3,7 @@
 import numpy as np
 
 from specnb.decoding.record import StepRecord
-from studies.views import step_view
+from studies.real.step_view import step_views
 
 
 class _Letters:
@@ -20,7 +20,7 @@ def _record(draft_tokens: list[list[int]], accepted: list[int], token: list[int]
 
 def test_accepted_rejected_recovered_and_bonus() -> None:
     record = _record([[1, 2], [3, 4]], accepted=[1, 2], token=[5, 6], emitted=[2, 3])
-    first, second = step_view.step_views(record, 0, _Letters())  # type: ignore[arg-type]
+    first, second = step_views(record, 0, _Letters())  # type: ignore[arg-type]
     assert first.pieces == [("b", "accepted"), ("c", "rejected"), ("f", "recovered")]
     assert second.pieces == [("d", "accepted"), ("e", "accepted"), ("g", "bonus")]
     assert [first.tokens, second.tokens] == [2, 3]
@@ -28,18 +28,13 @@ def test_accepted_rejected_recovered_and_bonus() -> None:
 
 def test_draft_tokens_after_a_rejection_are_unused() -> None:
     record = _record([[1, 2, 3]], accepted=[0], token=[5], emitted=[1])
-    (only,) = step_view.step_views(record, 0, _Letters())  # type: ignore[arg-type]
+    (only,) = step_views(record, 0, _Letters())  # type: ignore[arg-type]
     assert only.pieces == [("b", "rejected"), ("c", "unused"), ("d", "unused"), ("f", "recovered")]
     assert only.tokens == 1
 
 
 def test_what_was_cut_off_is_not_shown() -> None:
     record = _record([[1, 2], [3, 4], [0, 0]], accepted=[2, 1, 0], token=[5, 6, 0], emitted=[3, 1, 0])
-    shown = step_view.step_views(record, 0, _Letters())  # type: ignore[arg-type]
+    shown = step_views(record, 0, _Letters())  # type: ignore[arg-type]
     assert [view.tokens for view in shown] == [3, 1]
     assert shown[1].pieces == [("d", "accepted")]
-
-
-def test_the_figure_has_a_line_per_step_with_all_draft_tokens() -> None:
-    figure = step_view.plot_steps([step_view.StepView(["a"], "\n", "x", unused=["never"])])
-    assert [label.get_text() for label in figure.axes[0].texts][-4:] == ["a", "⏎", "never", "x"]

@@ -6,10 +6,10 @@ import torch
 from tiny import llama
 from torch import Tensor
 
+from notebooks.support.cache_view import snapshot, visible_entries
 from specnb.models import cache
 from studies.batching import batch_layouts
 from studies.batching.batch_layouts import LAYOUTS
-from studies.batching.cache_view import snapshot, visible_entries
 
 SEQUENCES = [[1, 2, 0], [3], [0, 1]]
 BLOCK = torch.tensor([[1, 2], [0, 0], [3, 1]])
