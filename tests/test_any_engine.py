@@ -38,11 +38,11 @@ def test_the_workflow_parses_and_its_commands_exist() -> None:
     commands = [shlex.split(line) for step in job["steps"] for line in step.get("run", "").splitlines()]
     for command in commands:
         words = command[: command.index(">")] if ">" in command else command
-        if words[0] == "specnb":
+        if words[0] == "specnb-audit":
             _parser().parse_args(words[1:])
         elif words[1] == "any_engine.py":
             inspect.signature(getattr(skeleton, words[2])).bind(*words[3:])
-    assert sum(command[0] == "specnb" for command in commands) == 2
+    assert sum(command[0] == "specnb-audit" for command in commands) == 2
 
 
 @pytest.mark.parametrize("page", ["litgpt", "on-transformers"])
