@@ -27,14 +27,14 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"specnb": ROOT, "specnb_audit": ROOT / "audit", "studies": ROOT}  # and where each is
 PAGES = (
-    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "audit/README.md", "docs/*.md", "notebooks/*.md",
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "audit/README.md", "audit/docs/*.md", "notebooks/*.md",
     "data/findings/*.md", "data/results/README.md", "data/pair/README.md", "data/t5/README.md",
     "data/smollm2-head/README.md",
 )  # fmt: skip
 GUIDES = (
-    "run-a-notebook", "decode", "add-a-drafter", "add-a-rule", "any-engine", "litgpt", "on-transformers",
-    "export-token-ids", "engines", "kernels", "sweeps", "slurm", "dependencies", "glossary",
+    "run-a-notebook", "decode", "add-a-drafter", "add-a-rule", "sweeps", "slurm", "dependencies", "glossary",
 )  # fmt: skip
+AUDIT = ("any-engine", "litgpt", "on-transformers", "export-token-ids", "engines", "kernels")
 LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
 
 # ("results/01_joint.csv", "") for a table, (module, name) for code; and how many assignments away it was used.
@@ -227,7 +227,8 @@ def api_pages(out: Path) -> None:
 def contents(notebooks: list[str]) -> str:
     """The table of contents beside every page."""
     parts = {
-        "Guides": [*(f"docs/{name}" for name in GUIDES), "audit/README"],
+        "Guides": [f"docs/{name}" for name in GUIDES],
+        "Audit": ["audit/README", *(f"audit/docs/{name}" for name in AUDIT)],
         "Notebooks": ["notebooks/README", *(f"notebooks/{name}" for name in notebooks)],
         "Results": ["claims", "paper/paper", "data/findings/README", "data/findings/*", "data/*/README"],
         "Reference": ["api/index", "docs/index", "CONTRIBUTING", "CHANGELOG"],

@@ -217,7 +217,8 @@ def _readme() -> str:
 
 PAGES = [
     page
-    for page in (ROOT / "README.md", ROOT / "audit/README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for pattern in ("README.md", "docs/*.md", "audit/README.md", "audit/docs/*.md")
+    for page in sorted(ROOT.glob(pattern))
     if "```python" in page.read_text()
 ]
 CODE = re.compile(r"```python\n(.*?)```(?:\n+```(?:text)?\n(?!\$)(.*?)```)?|`(specnb\.\w+\([^`\n]*\))`", re.DOTALL)
