@@ -26,7 +26,7 @@ os.environ["SPECNB_OUT"] = str(Path(OUT).resolve())  # for all jobs
 
 SHARED = [
     str(file)
-    for folder, names in (("specnb", "**/*.py"), ("specnb_audit", "**/*.py"), ("studies", "**/*.py"), ("notebooks/support", "*.py"), ("data/pair", "**/*.safetensors"))
+    for folder, names in (("specnb", "**/*.py"), ("audit/specnb_audit", "**/*.py"), ("studies", "**/*.py"), ("notebooks/support", "*.py"), ("data/pair", "**/*.safetensors"))
     for file in sorted(Path(folder).glob(names))
 ] + ["data/claims.csv", "data/corpus.csv"]
 

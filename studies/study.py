@@ -31,7 +31,7 @@ from specnb.models.loading import Pair
 from studies.files import ROOT, data_file, write
 
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers")
-CODE = ("specnb", "specnb_audit", "studies")
+CODE = ("specnb", "audit/specnb_audit", "studies")
 Rows: TypeAlias = pd.DataFrame | Iterable[Mapping[str, Any]]
 
 

@@ -29,21 +29,21 @@ def _source(path: Path) -> str:
 
 
 def test_every_requirement_has_a_pin_that_satisfies_it() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    projects = [tomllib.loads((ROOT / at / "pyproject.toml").read_text())["project"] for at in (".", "audit")]
+    lists = [names for one in projects for names in (one["dependencies"], *one["optional-dependencies"].values())]
     required = [Requirement(line) for entries in lists for line in entries]
     pins = dict(
         line.split(";")[0].strip().split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line and not line.startswith("#")
     )
-    assert not [str(one) for one in required if one.name != project["name"] and pins[one.name] not in one.specifier]
+    assert not [str(one) for one in required if one.name != "specnb" and pins[one.name] not in one.specifier]
     assert not [str(one) for one in required if "==" in str(one.specifier)], "exact pins stand in constraints.txt alone"
 
 
 def test_pip_and_conda_take_their_packages_from_the_same_place() -> None:
     lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
-    assert lines == ["-c constraints.txt", "-e .[notebooks,paper,dev]"]
+    assert lines == ["-c constraints.txt", "-e .[notebooks,paper,dev]", "-e ./audit"]
     conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     assert conda[-1] == {"pip": ["-r requirements.txt"]}
     assert [entry for entry in conda[:-1] if not entry.startswith("python=")] == ["pip"]
@@ -216,7 +216,10 @@ def _readme() -> str:
 
 
 PAGES = [
-    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in page.read_text()
+    page
+    for pattern in ("README.md", "docs/*.md", "audit/README.md", "audit/docs/*.md")
+    for page in sorted(ROOT.glob(pattern))
+    if "```python" in page.read_text()
 ]
 CODE = re.compile(r"```python\n(.*?)```(?:\n+```(?:text)?\n(?!\$)(.*?)```)?|`(specnb\.\w+\([^`\n]*\))`", re.DOTALL)
 FETCHES = 'specnb.load_model("smollm2")'  # 93 MB
@@ -228,7 +231,7 @@ SMALLER = {  # the same code, faster
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).with_suffix("").as_posix())
 def test_code_on_pages_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

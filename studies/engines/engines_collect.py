@@ -35,6 +35,7 @@ from studies.files import ROOT, write
 PROMPTS = DATA / "engines" / "prompts.jsonl"
 COUNT, LENGTHS = 256, (12, 44)  # prompts, and their tokens, the first of which begins the text
 GAMMA = 4
+CODE = os.pathsep.join((str(ROOT), str(ROOT / "audit")))  # the packages, for the engine's own Python
 RAW = ROOT / "build" / "engines" / "tokens"
 MODELS = ROOT / "build" / "engines" / "models"
 
@@ -51,7 +52,7 @@ def prompts(pair: Pair, count: int = COUNT) -> list[list[int]]:
 
 def answer(python: str, code: str) -> str:
     """The last line that `code` prints with an engine's Python; engines print lines of their own before it."""
-    paths = os.environ | {"PYTHONPATH": str(ROOT)}
+    paths = os.environ | {"PYTHONPATH": CODE}
     said = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, env=paths).stdout
     return said.splitlines()[-1]
 
@@ -86,7 +87,7 @@ def collect(row: Row, python: str) -> Path:
     RAW.mkdir(parents=True, exist_ok=True)
     raw = RAW / f"{row.name}.jsonl"
     start, continued = time.perf_counter(), raw.exists() and raw.stat().st_size > 0
-    paths = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    paths = os.environ | {"PYTHONPATH": CODE, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     subprocess.run(command(row, python, raw), check=True, env=paths)
     seconds = None if continued else round(time.perf_counter() - start, 1)
     compress(raw, row.file)

@@ -1,4 +1,4 @@
-"""What `specnb audit` does: reads tokens and models, audits, and prints the report."""
+"""What `specnb-audit audit` does: reads tokens and models, audits, and prints the report."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _from_stdin(models: Models, limit: int | None, seeds: Seeds) -> Iterator[Com
 
 
 def _say(line: str) -> None:
-    print(f"specnb: {line}", file=sys.stderr, flush=True)
+    print(f"specnb-audit: {line}", file=sys.stderr, flush=True)
 
 
 def _require_device(name: str) -> None:

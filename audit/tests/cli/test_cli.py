@@ -67,7 +67,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
             status = main([str(one) for one in arguments])
         except SystemExit as left:
             status = int(str(left.code))
-    shown = [line for line in err.getvalue().splitlines(keepends=True) if not line.startswith("specnb: audited ")]
+    shown = [line for line in err.getvalue().splitlines(keepends=True) if not line.startswith("specnb-audit: audited ")]
     return status, out.getvalue(), "".join(shown)  # a slow machine shows progress
 
 
@@ -82,7 +82,7 @@ def refused(*arguments: object) -> str:
     status, out, err = run(*arguments)
     assert (status, out) == (2, "")
     assert "Traceback" not in err
-    assert err.startswith("usage: ") or (err.startswith("specnb: ") and err.count("\n") == 1), err
+    assert err.startswith("usage: ") or (err.startswith("specnb-audit: ") and err.count("\n") == 1), err
     return err
 
 
@@ -260,10 +260,10 @@ def test_whatever_stops_it_is_no_verdict(loaded: Path, short: Path, monkeypatch:
     monkeypatch.setattr(cli_audit, "audit_completions", raising(MemoryError("no room\nfor this")))
     assert f"{short} against {loaded}: MemoryError: no room for this" in refused(*usual)
     monkeypatch.setattr(cli_audit, "audit_completions", raising(KeyboardInterrupt()))
-    assert run(*usual) == (INTERRUPTED, "", "specnb: interrupted before there was anything to report\n")
+    assert run(*usual) == (INTERRUPTED, "", "specnb-audit: interrupted before there was anything to report\n")
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(cli_audit, "audit_completions", terminate)
-    assert run(*usual) == (TERMINATED, "", "specnb: terminated\n")
+    assert run(*usual) == (TERMINATED, "", "specnb-audit: terminated\n")
     assert signal.getsignal(signal.SIGTERM) == before
 
     def part(*given: Any, **more: Any) -> Any:

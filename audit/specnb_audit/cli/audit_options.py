@@ -1,4 +1,4 @@
-"""The options of `specnb audit`."""
+"""The options of `specnb-audit audit`."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ one batch only the first is audited. A file may be compressed (.gz). "-" reads l
 they arrive.
 
 examples:
-  specnb audit tokens.jsonl --target gpt2
+  specnb-audit audit tokens.jsonl --target gpt2
       tokens sampled from gpt2 at temperature 1
-  specnb audit tokens.jsonl --target ./llama --draft ./llama-small --temperature 0.7 --top-p 0.9
+  specnb-audit audit tokens.jsonl --target ./llama --draft ./llama-small --temperature 0.7 --top-p 0.9
       speculative decoding with a draft model; --draft adds bets on its typical bugs
-  specnb audit tokens.jsonl --target ./llama --temperature 0 --engine-dtype bfloat16
+  specnb-audit audit tokens.jsonl --target ./llama --temperature 0 --engine-dtype bfloat16
       greedy decoding by an engine that computes in bfloat16: near ties are no deviation
-  specnb audit tokens.jsonl --control plain.jsonl --target ./llama
+  specnb-audit audit tokens.jsonl --control plain.jsonl --target ./llama
       plain.jsonl is of the same engine without speculation: whose are the deviations?
-  specnb audit tokens.jsonl --target ./llama --temperature 0.7 --top-k 40 --filter-order llama.cpp
+  specnb-audit audit tokens.jsonl --target ./llama --temperature 0.7 --top-k 40 --filter-order llama.cpp
       the temperature is applied after top-k, as in llama.cpp
-  specnb audit tokens.jsonl --target ./llama --presence-penalty 0.5 --logit-bias 2:-100
+  specnb-audit audit tokens.jsonl --target ./llama --presence-penalty 0.5 --logit-bias 2:-100
       penalties and a bias as vLLM defines them: on the target's logits, before temperature and filters
-  specnb audit tokens.jsonl --target ./llama --alternative ./llama-4bit
+  specnb-audit audit tokens.jsonl --target ./llama --alternative ./llama-4bit
       were quantised weights used? Adds the likelihood ratio against them
-  generate-tokens | specnb audit - --target ./llama --stop --limit 500
+  generate-tokens | specnb-audit audit - --target ./llama --stop --limit 500
       from a pipe, until exactness is rejected or 500 sequences were read
-  specnb audit tokens.jsonl --target ./llama --eos 2 --max-new-tokens 256 --json > report.json
+  specnb-audit audit tokens.jsonl --target ./llama --eos 2 --max-new-tokens 256 --json > report.json
       also checks where sequences end; the report as JSON
-  specnb audit tokens.jsonl --target ./llama --draft ./llama-small --require draft-leak:0.03
+  specnb-audit audit tokens.jsonl --target ./llama --draft ./llama-small --require draft-leak:0.03
       in a pipeline: passes only if a leak of the draft of that size would have been found
 
 settings that cannot be audited, and are refused: {refused}

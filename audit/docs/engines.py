@@ -1,18 +1,18 @@
-"""Writes engines.md, the tables of audited engines, from the committed results: `python docs/engines.py`."""
+"""Writes engines.md, the tables of audited engines, from the committed results: `python audit/docs/engines.py`."""
 
 import json
 from pathlib import Path
 
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = {"openvino": "OpenVINO GenAI", "llama_cpp": "llama.cpp", "mlx_lm": "mlx-lm", "vllm": "vLLM (CPU build)",
          "vllm_mended": "vLLM (CPU build), mended", "onnxruntime": "ONNX Runtime GenAI"}  # fmt: skip
 HEAD = """\
 # Engines and versions that were audited
 
-Made by `python docs/engines.py` from [engines.csv](../data/results/engines.csv),
-[kernels.csv](../data/engines/kernels.csv) and [engine_checks.csv](../data/results/engine_checks.csv).
+Made by `python audit/docs/engines.py` from [engines.csv](../../data/results/engines.csv),
+[kernels.csv](../../data/engines/kernels.csv) and [engine_checks.csv](../../data/results/engine_checks.csv).
 An engine that is not here: [any engine in twenty minutes](any-engine.md).
 
 ## Tokens
@@ -99,4 +99,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs/engines.md").write_text(page(), encoding="utf-8")
+    (ROOT / "audit/docs/engines.md").write_text(page(), encoding="utf-8")

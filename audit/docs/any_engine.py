@@ -1,4 +1,4 @@
-"""Collects token ids from any Python engine for `specnb audit`, with logits, which are compared first.
+"""Collects token ids from any Python engine for `specnb-audit audit`, with logits, which are compared first.
 
     python any_engine.py prompts TEXT prompts.jsonl TARGET    # with a Python that has transformers
     python any_engine.py collect prompts.jsonl plain.jsonl    # with the engine's Python

@@ -1,9 +1,11 @@
-"""The command `specnb`: `specnb audit TOKENS.jsonl --target FOLDER_OR_NAME` and its options.
+"""The command `specnb-audit`: `specnb-audit audit TOKENS.jsonl --target FOLDER_OR_NAME` and its options.
 
-    audit_options        the options of `specnb audit`
+`specnb audit` does the same: `specnb` hands its commands over.
+
+    audit_options        the options of `specnb-audit audit`
     audit                what it does
-    collect, tokens_out  `specnb collect`, and the files that it reads and writes; settings: what it asks for
-    kernels              `specnb kernels`; `specnb demo` is `specnb.demo`
+    collect, tokens_out  `specnb-audit collect`, and the files that it reads and writes; settings: what it asks for
+    kernels              `specnb-audit kernels`
 
 torch, transformers and scipy, which take seconds, are imported after the options have been read, by the commands that
 need them. Before that, threads are told to sleep while they wait: beside a busy program those that spin cost far more.
@@ -23,10 +25,9 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from importlib import import_module
-from importlib.metadata import version
 from types import FrameType
 
+from specnb_audit import __version__
 from specnb_audit.cli import audit_options
 from specnb_audit.cli import collect as collect_command
 from specnb_audit.cli import kernels as kernels_command
@@ -56,25 +57,23 @@ def main(argv: Sequence[str] | None = None) -> int:
                 status: int = options.run(options)
             print_report(printed.getvalue())
     except Terminated:
-        print("specnb: terminated", file=sys.stderr)
+        print("specnb-audit: terminated", file=sys.stderr)
         return TERMINATED
     except KeyboardInterrupt:
-        print("specnb: interrupted before there was anything to report", file=sys.stderr)
+        print("specnb-audit: interrupted before there was anything to report", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:  # status 1 is a verdict, so nothing unforeseen may end with it
-        print(f"specnb: {one_line(error)}", file=sys.stderr)
+        print(f"specnb-audit: {one_line(error)}", file=sys.stderr)
         return 2
     return TERMINATED if terminated and status == INTERRUPTED else status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="specnb", description="Tests whether a sampler is lossless.")
-    parser.add_argument("--version", action="version", version=f"specnb {version('specnb')}")
+    parser = argparse.ArgumentParser(prog="specnb-audit", description="Tests whether a sampler is lossless.")
+    parser.add_argument("--version", action="version", version=f"specnb-audit {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (audit_options, collect_command, kernels_command):
         command.add_to(commands)
-    demo = commands.add_parser("demo", help="a real model writes, faster than by plain decoding or not (fetches 93 MB)")
-    demo.set_defaults(run=lambda options: import_module("specnb.demo").run())
     return parser
 
 

@@ -149,7 +149,7 @@ def test_pipes_and_devices_are_refused_before_they_are_read(
 ) -> None:
     file = write(tmp_path, GOOD)  # a real pipe would be waited for, if it were opened
     monkeypatch.setattr(Path, kind, lambda asked: asked == file)
-    words = f"{file} is a pipe or a device, which may have no end; give a file (only specnb audit - reads a pipe)"
+    words = f"{file} is a pipe or a device, which may have no end; give a file (only specnb-audit audit - reads a pipe)"
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         read_tokens(file)
 
@@ -219,7 +219,7 @@ def test_lines_of_a_descriptor(chunks: list[bytes], lines: list[bytes], monkeypa
     ("lines", "words"),
     [
         ([b"\n", b" "], f"pipe is empty; each line is {LINE}"),
-        ([b"\x1f\x8b"], "pipe is compressed; unpack it first: gzip -dc FILE | specnb audit - ..."),
+        ([b"\x1f\x8b"], "pipe is compressed; unpack it first: gzip -dc FILE | specnb-audit audit - ..."),
         ([GOOD.encode(), b" " * 101], "pipe, line 2 is longer than 100 bytes; each line is one sequence"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Adapters for the acceptance functions of engines: what `specnb kernels` checks.
+"""Adapters for the acceptance functions of engines: what `specnb-audit kernels` checks.
 
 An adapter calls a function with `Steps` in the shapes that it takes, and returns the emitted tokens. Steps are rows of
 one batch with different distributions, so wrong strides show. To add one, write it, and a `Kernel` in `ENGINES`.
@@ -95,7 +95,7 @@ def _interpreter() -> dict[str, Any]:
         import triton
         from triton.runtime import interpreter
     except ImportError:
-        raise ValueError("the kernels need Triton: pip install 'specnb[triton]'") from None
+        raise ValueError("the kernels need Triton: pip install 'specnb-audit[triton]'") from None
     if not isinstance(triton.language.cdiv, interpreter.InterpretedFunction):
         raise ValueError("Triton compiles kernels here; set TRITON_INTERPRET=1 before torch is imported")
     if not hasattr(interpreter._patch_lang, "cache_info"):  # it is called by every function, and asserts cost as much

@@ -10,8 +10,8 @@ From the bottom up; each module imports only from those before it:
     engine, report, auditor    what is known of an engine; the report; the audit sequence by sequence
     control, explanations      the comparison with the engine without speculation; what may explain a finding
     run, api                   the audit of sequences as they arrive; `audit` and `assert_exact`
-    token_file, cli            sequences in files and pipes of JSON lines; the command `specnb`
-    kernels                    acceptance functions of released engines, enumerated: `specnb kernels`
+    token_file, cli            sequences in files and pipes of JSON lines; the command `specnb-audit`
+    kernels                    acceptance functions of released engines, enumerated: `specnb-audit kernels`
     bugs, known_bugs           implementations of known bugs; the bug suite, and `generate` with one of them
 
 `studies.audit_power` measures the audit itself: tokens until each bug is found, false alarms, time.
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from specnb_audit.engine import Aim, Engine
     from specnb_audit.report import Report
     from specnb_audit.token_file import save_tokens
+
+__version__ = "1.0.0"  # of the distribution, too: pyproject.toml reads it here
 
 # Imported when first used: tokens are collected in an engine's own environment, which may be without torch.
 _HOMES = {

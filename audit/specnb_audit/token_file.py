@@ -22,7 +22,7 @@ GZIP = b"\x1f\x8b"
 UTF8_MARK = b"\xef\xbb\xbf"
 LONGEST_LINE = 2**26  # bytes; no sequence is as long, and a stream or a damaged file may have no end of a line
 ONE_EACH = "each line is one sequence"
-REGULAR = "give a file (only specnb audit - reads a pipe)"
+REGULAR = "give a file (only specnb-audit audit - reads a pipe)"
 WAITING = 1000  # lines of a pipe that are read ahead at most
 LARGEST = 2**63 - 1  # of int64, the dtype of token ids
 
@@ -51,7 +51,7 @@ def read_tokens(file: Path) -> list[Sequence]:
 
 
 def save_tokens(file: Path, prompts: Iterable[Iterable[int]], completions: Iterable[Iterable[int]]) -> None:
-    """Writes a file for `specnb audit`: `completions`, such as `Generation.tokens`, and the prompt of each.
+    """Writes a file for `specnb-audit audit`: `completions`, such as `Generation.tokens`, and the prompt of each.
 
     Raises `ValueError` for other numbers of prompts than of completions, `OSError` where it cannot be written.
 
@@ -209,7 +209,7 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
         if len(item) > LONGEST_LINE:
             raise ValueError(f"{name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
         if item.startswith(GZIP):
-            raise ValueError(f"{name} is compressed; unpack it first: gzip -dc FILE | specnb audit - ...")
+            raise ValueError(f"{name} is compressed; unpack it first: gzip -dc FILE | specnb-audit audit - ...")
         if item.strip():
             where = f"{name}, line {number}"
             sequence = _sequence(_parsed(item, where), where)

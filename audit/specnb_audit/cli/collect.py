@@ -1,4 +1,4 @@
-"""`specnb collect`: token ids from a server with the OpenAI-compatible completions API: vLLM, llama.cpp, SGLang.
+"""`specnb-audit collect`: token ids from a server with the OpenAI-compatible completions API: vLLM, llama.cpp, SGLang.
 
 Prompts are sent as token ids to `<url>/v1/completions`. Servers return the ids of a completion in one of the places
 that `token_ids` knows, if asked; a server that returns only text cannot be audited, because text does not determine its
@@ -57,7 +57,7 @@ def collect(
     timeout: float = TIMEOUT,
     say: Say = to_stderr,
 ) -> int:
-    """Collects completions into the file `out`, in the form that `specnb audit` reads; returns how many were added.
+    """Collects completions into the file `out`, in the form that the audit reads; returns how many were added.
 
     url        of the server, such as http://localhost:8000, with or without /v1 and a slash
     prompts    token ids, begin-of-text token included, or a file of them (`tokens_out.read_prompts`)
@@ -265,9 +265,9 @@ def exchange(url: str, data: bytes | None, seconds: float) -> Future[Answer]:
 
 EXAMPLES = """\
 examples:
-  specnb collect --url http://localhost:8000 --prompts prompts.jsonl --out tokens.jsonl --temperature 0.7 --top-p 0.9
+  specnb-audit collect --url http://localhost:8000 --prompts prompts.jsonl --out tokens.jsonl --temperature 0.7
       one completion for each line of prompts.jsonl, which is a list of token ids; run again, it continues
-  specnb collect --url http://localhost:8000 --prompts prompts.jsonl --out tokens.jsonl --extra '{"ignore_eos": true}'
+  specnb-audit collect --url http://localhost:8000 --prompts prompts.jsonl --out b.jsonl --extra '{"ignore_eos": true}'
       completions of full length, where the server can ignore end tokens without changing the distribution
 --speculation, --gamma and --dtype are those that the server was started with: they are recorded, not sent
 """

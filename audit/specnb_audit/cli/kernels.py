@@ -1,4 +1,4 @@
-"""`specnb kernels`: do the acceptance functions of released engines emit the target's distribution?"""
+"""`specnb-audit kernels`: do the acceptance functions of released engines emit the target's distribution?"""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = """\
-One file of each wheel is executed, in Triton's interpreter (pip install 'specnb[triton]'), with stand-ins for the rest.
-All random numbers are scripted, so the distribution of the emitted tokens is computed and not sampled. What this shows
-is in docs/kernels.md of the repository: specnb kernels vllm-0.33.0-*.whl
+One file of each wheel is executed, in Triton's interpreter (pip install 'specnb-audit[triton]'), with stand-ins for the
+rest. All random numbers are scripted, so the distribution of the emitted tokens is computed and not sampled. What this
+shows is in audit/docs/kernels.md of the repository: specnb-audit kernels vllm-0.33.0-*.whl
 
 exit status: 0: all functions are exact to the resolution stated. 1: one deviates. 2: no verdict; stderr says why.
 3: undecided, because with random noise a function emitted something else than its thresholds say.
