@@ -17,7 +17,7 @@ PIPELINE = python .ci/pipeline.py --cores $(CORES) --quiet rules host
 # threads the real model takes nearly twice as long a token when they sleep.
 reproduce accept sweep test fast nbval: export GOMP_SPINCOUNT ?= 0
 
-FOLDERS = data figures notebooks profiles specnb specnb_audit
+FOLDERS = audit data figures notebooks profiles specnb
 .PHONY: help tests docs $(FOLDERS) environment reproduce accept sweep test fast wheel nbval lint lab book studies engines models distilled features paper lock clean
 
 reproduce: environment  ## run every notebook and typeset the paper, under build/, and compare all of it with what is committed
@@ -39,14 +39,14 @@ lint: environment  ## style, types, and imports that point downwards
 	ruff check && ruff format --check && mypy && lint-imports --no-logo
 
 fast: environment  ## the tests, and the examples in docstrings
-	pytest -n $(CORES) --doctest-modules specnb specnb_audit studies
+	pytest -n $(CORES) --doctest-modules specnb specnb_cli.py audit/specnb_audit studies notebooks/support
 	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder
 
 nbval: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR)/build/own)
 nbval: environment  ## short notebooks, run and compared with their committed outputs (NOTEBOOKS=notebooks: all)
 	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg $(NOTEBOOKS)
 
-wheel: environment  ## build the wheel and use it in another environment, outside the checkout
+wheel: environment  ## build both wheels and use them in another environment, outside the checkout
 	python .ci/wheel.py
 
 book: environment  ## notebooks as committed, guides, claims and interface as pages that need no network: build/book/index.html

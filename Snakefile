@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 from snakemake.exceptions import WorkflowError
 
-sys.path.insert(0, str(Path(workflow.basedir, "specnb", "notebook")))  # specnb itself would take seconds to import
-import parameters  # noqa: E402
+sys.path.insert(0, str(workflow.basedir))
+from notebooks.support import parameters  # noqa: E402
 
 # Notebooks that `--configfile` names, and only these, with its parameters; without it all of config.yml.
 KNOWN = yaml.safe_load(Path("config.yml").read_text(encoding="utf-8"))["notebooks"]
@@ -26,7 +26,7 @@ os.environ["SPECNB_OUT"] = str(Path(OUT).resolve())  # for all jobs
 
 SHARED = [
     str(file)
-    for folder, names in (("specnb", "**/*.py"), ("specnb_audit", "**/*.py"), ("studies", "**/*.py"), ("data/pair", "**/*.safetensors"))
+    for folder, names in (("specnb", "**/*.py"), ("audit/specnb_audit", "**/*.py"), ("studies", "**/*.py"), ("notebooks/support", "*.py"), ("data/pair", "**/*.safetensors"))
     for file in sorted(Path(folder).glob(names))
 ] + ["data/claims.csv", "data/corpus.csv"]
 
@@ -106,7 +106,7 @@ rule claims:
     output:
         f"{OUT}/data/results/claims.csv",
     shell:
-        "{PYTHON} -m specnb.notebook.findings {input.verdicts:q}"
+        "{PYTHON} -m notebooks.support.findings {input.verdicts:q}"
 
 rule paper:
     input:

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 READY = VENV / "ready"
-REQUIREMENTS = ("requirements.txt", "constraints.txt", "pyproject.toml")
+REQUIREMENTS = ("requirements.txt", "constraints.txt", "pyproject.toml", "audit/pyproject.toml")
 OLDEST = (3, 11)
 SETTINGS = {
     # Kernels here talk to this machine only and are interrupted when their notebook ends; they need not report it.

@@ -115,10 +115,10 @@ def gather(file: Path, out: Path) -> str:
     text = [f"# {sweep.notebook} over {', '.join(sweep.varied)}: {ended} of {len(told)} runs are done", ""]
     text += _markdown(["run", *sweep.varied, "result"], told)
     kinds = ("holds", "conditional", "refuted", "open")
-    text += ["", "## Verdicts, in how many runs", ""]
-    text += _markdown(["claim", *kinds], [[claim, *map(found.count, kinds)] for claim, found in verdicts.items()])
-    text += ["", "## Numbers of the claims, over all runs", ""]
-    text += _markdown(["claim", "number", "least", "greatest"], [[*key, *_ends(all_)] for key, all_ in numbers.items()])
+    text += _section("Verdicts, in how many runs", ["claim", *kinds],
+                     [[claim, *map(found.count, kinds)] for claim, found in verdicts.items()])  # fmt: skip
+    text += _section("Numbers of the claims, over all runs", ["claim", "number", "least", "greatest"],
+                     [[*key, *_ends(all_)] for key, all_ in numbers.items()])  # fmt: skip
     (at / "summary.md").write_text("\n".join(text) + "\n", encoding="utf-8")
     return "\n".join(text[: 4 + len(told)]) + f"\n\n{at}/table.csv and summary.md have the rest"
 
@@ -129,6 +129,11 @@ def _ends(values: list[str]) -> tuple[str, str]:
     except ValueError:  # words
         ordered = sorted(values)
     return ordered[0], ordered[-1]
+
+
+def _section(title: str, head: list[str], rows: list[list[Any]]) -> list[str]:
+    """A table below its title; nothing without rows, as of a notebook that has no claims."""
+    return ["", f"## {title}", "", *_markdown(head, rows)] if rows else []
 
 
 def _markdown(head: list[str], rows: list[list[Any]]) -> list[str]:

@@ -1,10 +1,11 @@
-"""Build the wheel and use it as a stranger would: in an environment of its own, in a folder outside the checkout.
+"""Build both wheels and use them as a stranger would: in an environment of its own, in a folder outside the checkout.
 
     .venv/bin/python .ci/wheel.py
 
-The environment holds the wheel, what the wheel says it depends on (taken from the environment that runs this, so that
-nothing is downloaded), and pytest. A dependency that is not declared is therefore missing there. Exit status 0 if the
-package generates with the pair that it ships, audits a file, and serves in a test.
+The environment holds a wheel, what the wheel says it depends on (taken from the environment that runs this, so that
+nothing is downloaded), and pytest. A dependency that is not declared is therefore missing there. The sampler's wheel
+comes first, alone. Exit status 0 if it generates with the pair that it ships, and predicts; and if the audit's wheel,
+added to it, audits a file by either command, and serves in a test.
 """
 
 import os
@@ -52,14 +53,17 @@ def test_another_distribution_is_rejected():
 """
 
 
-def requirements(wheel: Path) -> list[str]:
+PREDICT = ("--alpha", "0.8", "--gamma", "4", "--cost-ratio", "0.05", "--verify-cost", "1")
+
+
+def requirements(name: str, wheel: Path) -> list[str]:
     """The names of all distributions that the wheel needs without its extras, those they need included."""
-    (own,) = metadata.Distribution.discover(name="specnb", path=[str(wheel)])
+    (own,) = metadata.Distribution.discover(name=name, path=[str(wheel)])
     waiting, needed = [*(own.requires or []), *TOOLS], set()
     while waiting:
         name, _, marker = waiting.pop().partition(";")
         name = re.match(r"[\w.-]+", name)[0].lower().replace("_", "-")
-        if name in needed or "extra ==" in marker:
+        if name in needed or name == "specnb" or "extra ==" in marker:
             continue
         try:
             waiting += metadata.requires(name) or []
@@ -83,17 +87,21 @@ def link(names: list[str], site: Path) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="wheel-") as folder:
-        dist, env, work = (Path(folder) / name for name in ("dist", "env", "work"))
+        env, work = (Path(folder) / name for name in ("env", "work"))
         work.mkdir()
-        # The source distribution first, and the wheel from it: what either leaves out is missing in the tests.
-        subprocess.run([sys.executable, "-m", "build", "--no-isolation", "-o", dist, ROOT],
-                       check=True, stdout=subprocess.DEVNULL)  # fmt: skip
-        (wheel,) = dist.glob("*.whl")
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", env], check=True)
         python = env / "bin" / "python"
-        subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps",
-                        "--no-index", wheel], check=True)  # fmt: skip
-        link(requirements(wheel), Path(sysconfig.get_path("purelib", vars={"base": str(env)})))
+
+        def install(name: str, project: Path) -> Path:
+            # The source distribution first, and the wheel from it: what either leaves out is missing in the tests.
+            subprocess.run([sys.executable, "-m", "build", "--no-isolation", "-o", Path(folder) / name, project],
+                           check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+            (wheel,) = (Path(folder) / name).glob("*.whl")
+            subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps",
+                            "--no-index", wheel], check=True)  # fmt: skip
+            link(requirements(name, wheel), Path(sysconfig.get_path("purelib", vars={"base": str(env)})))
+            return wheel
+
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SPECNB"))}
         clean |= {"HF_HUB_OFFLINE": "1", "PATH": f"{env / 'bin'}:{os.environ['PATH']}"}
 
@@ -102,14 +110,19 @@ def main() -> None:
             if done.returncode != status:
                 sys.exit(f"{command} ended with status {done.returncode}, not {status}\n{done.stdout}{done.stderr}")
 
+        wheels = [install("specnb", ROOT)]
         run(python, "-c", GENERATE)
+        run("specnb", "predict", *PREDICT)
+        run("specnb", "audit", "exact.jsonl", status=2)
+        wheels.append(install("specnb-audit", ROOT / "audit"))
         (pair,) = (env / "lib").glob("python*/site-packages/specnb/_pair")
         settings = ("--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", "32")
-        run("specnb", "audit", "exact.jsonl", *settings)
+        run("specnb-audit", "audit", "exact.jsonl", *settings)
         run("specnb", "audit", "greedy.jsonl", *settings, status=1)
         (work / "test_sampler.py").write_text(TEST)
         run(python, "-m", "pytest", "-q", "test_sampler.py")
-        print(f"{wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB: installed, imported and used outside the checkout")
+        named = " and ".join(f"{wheel.name} ({wheel.stat().st_size / 1e6:.1f} MB)" for wheel in wheels)
+        print(f"{named}: installed, imported and used outside the checkout")
 
 
 if __name__ == "__main__":

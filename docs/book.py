@@ -25,21 +25,25 @@ import pandas as pd
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("specnb", "specnb_audit", "studies")
+PACKAGES = {"specnb": ROOT, "specnb_audit": ROOT / "audit", "studies": ROOT, "notebooks": ROOT}  # and where each is
 PAGES = (
-    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "notebooks/*.md", "data/findings/*.md",
-    "data/results/README.md", "data/pair/README.md", "data/t5/README.md", "data/smollm2-head/README.md",
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "audit/README.md", "audit/docs/*.md", "notebooks/*.md",
+    "data/findings/*.md", "data/results/README.md", "data/pair/README.md", "data/t5/README.md",
+    "data/smollm2-head/README.md",
 )  # fmt: skip
 GUIDES = (
-    "run-a-notebook", "decode", "add-a-drafter", "any-engine", "litgpt", "on-transformers", "export-token-ids",
-    "engines", "kernels", "sweeps", "slurm", "dependencies", "glossary",
+    "run-a-notebook", "decode", "add-a-drafter", "add-a-rule", "sweeps", "slurm", "dependencies", "glossary",
 )  # fmt: skip
+AUDIT = ("any-engine", "litgpt", "on-transformers", "export-token-ids", "engines", "kernels")
 LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
 
 # ("results/01_joint.csv", "") for a table, (module, name) for code; and how many assignments away it was used.
 Labels = dict[tuple[str, str], int]
 # What notebooks use everywhere, which decides no claim by itself.
-GENERAL = ("specnb.notebook", "specnb.measure.statistics", "studies.corpus")
+GENERAL = (
+    "notebooks.support.claims", "notebooks.support.figures", "specnb.measure.statistics", "studies.corpus",
+    "studies.files",
+)  # fmt: skip
 LOADING = ("Sampling", "load_pair", "corpus", "completed", "normalise", "prompts_of")
 
 
@@ -195,14 +199,15 @@ def claims_page(judged: dict[str, str]) -> str:
 
 def dependencies_page() -> str:
     """What each dependency is for, as pyproject.toml says behind it. Raises `KeyError` where it says nothing."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    project, said = tomllib.loads(text)["project"], dict(re.findall(r'^    "([^"]+)", # (.+)$', text, re.MULTILINE))
-    lists = {"pip install specnb": project["dependencies"]}
-    lists |= {f"pip install specnb[{extra}]": names for extra, names in project["optional-dependencies"].items()}
     lines = ["# Dependencies", "", "Lower bounds are the oldest versions tried; `constraints.txt` has exact ones."]
-    for command, names in lists.items():
-        lines += ["", f"## `{command}`", "", "| package | for |", "| --- | --- |"]
-        lines += [f"| `{name}` | {said[name]} |" for name in names]
+    for file in ("pyproject.toml", "audit/pyproject.toml"):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        project, said = tomllib.loads(text)["project"], dict(re.findall(r'^    "([^"]+)", # (.+)$', text, re.MULTILINE))
+        lists = {project["name"]: project["dependencies"]}
+        lists |= {f"{project['name']}[{extra}]": names for extra, names in project["optional-dependencies"].items()}
+        for wanted, names in lists.items():
+            lines += ["", f"## `pip install {wanted}`", "", "| package | for |", "| --- | --- |"]
+            lines += [f"| `{name}` | {said[name]} |" for name in names]
     return "\n".join(lines) + "\n"
 
 
@@ -211,10 +216,10 @@ def api_pages(out: Path) -> None:
     lines = ["# API", "", "The public names of `specnb`, and where each is defined:", ""]
     names = re.findall(r"^from (specnb[\w.]*) import (.+)$", (ROOT / "specnb/__init__.py").read_text(), re.M)
     lines += [f"- {name}: [{module}]({module}.rst)" for module, name in names if module != "specnb"]
-    for package in PACKAGES:
+    for package, above in PACKAGES.items():
         lines += ["", "```{toctree}", f":caption: {package}", ":maxdepth: 1", ""]
-        for file in sorted((ROOT / package).rglob("*.py")):
-            module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for file in sorted((above / package).rglob("*.py")):
+            module = ".".join(file.relative_to(above).with_suffix("").parts).removesuffix(".__init__")
             if not module.endswith("__main__"):
                 (out / f"{module}.rst").write_text(f"{module}\n{'=' * len(module)}\n\n.. automodule:: {module}\n")
                 lines.append(module)
@@ -226,6 +231,7 @@ def contents(notebooks: list[str]) -> str:
     """The table of contents beside every page."""
     parts = {
         "Guides": [f"docs/{name}" for name in GUIDES],
+        "Audit": ["audit/README", *(f"audit/docs/{name}" for name in AUDIT)],
         "Notebooks": ["notebooks/README", *(f"notebooks/{name}" for name in notebooks)],
         "Results": ["claims", "paper/paper", "data/findings/README", "data/findings/*", "data/*/README"],
         "Reference": ["api/index", "docs/index", "CONTRIBUTING", "CHANGELOG"],
@@ -261,7 +267,7 @@ def stage(out: Path) -> None:
     for file in (ROOT / "docs/_static").iterdir():
         shutil.copy(file, out / "_static")
     shutil.copy(ROOT / "docs/conf.py", out)
-    script = (ROOT / "studies/views/widgets.js").read_text(encoding="utf-8")
+    script = (ROOT / "notebooks/support/widgets.js").read_text(encoding="utf-8")
     # As a script and not as a module, which browsers do not load from files.
     script = re.sub(r"^export (?!default)", "", script, flags=re.M).replace("export default", "const widget =")
     places = "document.querySelectorAll('[data-widget]').forEach((el) => widget.render({ el }))"
@@ -272,7 +278,7 @@ def stage(out: Path) -> None:
 def linked(page: Path, out: Path) -> None:
     """Brings the files that `page` links to; a link to a module leads to its page."""
     text = page.read_text(encoding="utf-8")
-    code = re.compile(r"\]\(((?:\.\./)*)((?:specnb|specnb_audit|studies)/[\w/]+)\.py(?:#[^)]*)?\)")
+    code = re.compile(r"\]\(((?:\.\./)*)(?:audit/)?((?:specnb|specnb_audit|studies|notebooks)/[\w/]+)\.py(?:#[^)]*)?\)")
     text = code.sub(lambda m: f"]({m[1]}api/{m[2].replace('/', '.')}.rst)", text)
     page.write_text(text, encoding="utf-8")
     for link in LINK.findall(text):

@@ -28,7 +28,7 @@ autodoc_default_options = {"members": True, "undoc-members": True, "member-order
 # A name that several modules have is linked to one of them; of callable values autodoc shows no signature.
 suppress_warnings = ["ref.python", "autodoc"]
 # Only what this project defines can be linked to; intersphinx would need a network.
-nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!specnb|studies).*"), ("py:.*", r".*\._\w+")]
+nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!specnb|studies|notebooks).*"), ("py:.*", r".*\._\w+")]
 
 
 def block_as_rst(block):

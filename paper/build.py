@@ -15,7 +15,8 @@ from pathlib import Path
 import pandas as pd
 import typst
 
-from specnb.notebook.findings import CLAIMS, ROOT, out, write
+from notebooks.support.findings import CLAIMS
+from studies.files import ROOT, out, write
 
 
 def assembled(folder: Path, results: Path) -> dict[str, str]:

@@ -12,11 +12,11 @@ interface. The files, each of which imports only from those before it:
     models/            everything that knows transformers: loading, caches, forward passes, a probe of each model
     drafting/          drafters: models, heads, n-grams, copies of the text so far, mixtures, lengths
     enumeration.py     the exact distribution of everything that a step emits
+    judging.py         is a rule of one's own exact, and how many tokens do its steps emit
     decoding/          `generate`: the request, the batched step, the scheduler of batch rows, the record
     beam.py            beam search and its speculative version
     measure/           statistics, timing, acceptance, cost, speed, the recommended gamma, predicted speeds
     demo.py            `specnb demo`: a real model with and without speculation
-    notebook/          findings and figures of notebooks
 
 >>> import specnb
 >>> pair = specnb.load_pair()
@@ -36,6 +36,7 @@ from specnb.drafting.base import Drafter, Proposal
 from specnb.drafting.model import MixtureDrafter, ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter
 from specnb.enumeration import joint_distribution, step_distribution
+from specnb.judging import judge_rule
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.predict import predict
 from specnb.measure.recommend import recommend_gamma

@@ -32,11 +32,14 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.request import Tokens, as_list, require_context, require_models, require_tokens, token_lists
-from specnb.drafting.model import ModelDrafter
+from specnb.decoding.given_tokens import Tokens, as_list, named_settings, token_lists
+from specnb.decoding.request import require_context, require_models, require_tokens
+from specnb.distributions import Sampling
+from specnb.drafting.model import as_drafter
 from specnb.models.cached_model import CachedModel
 from specnb.models.probe import require_agreement
 from specnb.models.support import vocabulary
+from specnb.models.token_map import TokenMap
 from specnb.number_checks import require_whole
 
 Path = tuple[int, ...]
@@ -251,11 +254,14 @@ class TreeModel:
     """
 
     @torch.inference_mode()
-    def __init__(self, model: PreTrainedModel, prompt: Sequence[int], capacity: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, prompt: Sequence[int], capacity: int, token_map: TokenMap | None = None
+    ) -> None:
         self.prompt = list(prompt)
         known = len(prompt) - 1
         slots = known + capacity
         self.runner = CachedModel(model, slots)
+        self.runner.token_map = token_map
         # Row s: the slots that the node in slot s sees. On the host, where new nodes copy their parents' rows.
         self.visible = np.zeros((slots, slots), dtype=bool)
         self.visible[:, :known] = True
@@ -350,6 +356,7 @@ class BeamSearch:
     record: BeamRecord
 
 
+@named_settings
 def beam_search(
     target: PreTrainedModel,
     prompt: Sequence[int],
@@ -385,7 +392,7 @@ def beam_search(
     """
     settings = BeamSettings(width, max_new_tokens, length_penalty, early_stopping, tuple(sorted(set(as_list(eos)))))
     draft_width = 2 * width if draft_width is None else draft_width
-    drafter = ModelDrafter(draft) if draft is not None else None
+    drafter = as_drafter(draft, Sampling(), target)
     require_models(target, drafter)
     require_tokens(token_lists([prompt]), settings.eos, vocabulary(target))
     require_context(target, drafter, len(prompt), max_new_tokens)
@@ -395,7 +402,7 @@ def beam_search(
     capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
     require_agreement(target, len(prompt) - 1 + capacity, tree=True)
     of_target = TreeModel(target, prompt, capacity)
-    of_draft = TreeModel(draft, prompt, capacity) if draft is not None else None
+    of_draft = TreeModel(draft, prompt, capacity, TokenMap(draft, vocabulary(target))) if draft is not None else None
     found, levels, nodes, draft_nodes = [start()], list[int](), list[int](), list[tuple[int, ...]]()
     with tqdm(total=max_new_tokens, desc="levels", delay=3, leave=False, disable=not progress) as bar:
         for reached in steps(of_target, settings, of_draft, draft_width, gamma):

@@ -137,5 +137,5 @@ def kept(record: StepRecord) -> list[bool]:
 
 
 def is_terminal() -> bool:
-    """Whether the command's own output, which `specnb` collects first, goes to a terminal that shows colours."""
-    return sys.__stdout__ is not None and sys.__stdout__.isatty() and not os.environ.get("NO_COLOR")
+    """Whether the output goes to a terminal that shows colours."""
+    return sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")

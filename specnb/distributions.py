@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from specnb.nucleus import nucleus
 from specnb.number_checks import shown
 
 FLOAT32 = torch.finfo(torch.float32)
@@ -34,18 +35,20 @@ class Sampling:
 
     Applied in this order, which is that of transformers: `temperature` (0 is argmax, the lowest index among equals),
     then `top_k` (tokens tied with the k-th are kept), then `top_p` (the smallest set of most probable tokens whose
-    mass reaches it; among equals the lower index comes first).
+    mass reaches it; among equals the lower index comes first; `specnb.nucleus` says how mass is added), then `min_p`
+    (tokens less probable than this times the most probable token are removed).
 
     Raises `ValueError` for a temperature that is negative or not representable in float32 (between 0 and about 1e-38,
-    or above about 3e38), top_k < 1, top_p outside (0, 1], and anything that is not a number.
+    or above about 3e38), top_k < 1, top_p outside (0, 1], min_p outside [0, 1], and anything that is not a number.
 
     >>> Sampling(temperature=0.7, top_p=0.9)
-    Sampling(temperature=0.7, top_k=None, top_p=0.9)
+    Sampling(temperature=0.7, top_k=None, top_p=0.9, min_p=0.0)
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         temperature = _number(self.temperature)
@@ -57,6 +60,8 @@ class Sampling:
             raise ValueError(f"top_k is {self.top_k!r}; it must be a whole number from 1, or None for no limit")
         if not 0 < _number(self.top_p) <= 1:
             raise ValueError(f"top_p is {self.top_p!r}; it must lie in (0, 1], where 1 keeps every token")
+        if not 0 <= _number(self.min_p) <= 1:
+            raise ValueError(f"min_p is {self.min_p!r}; it must lie in [0, 1], where 0 keeps every token")
 
 
 def require_sampling(sampling: Any) -> None:
@@ -107,7 +112,10 @@ def standardise(
         smallest_kept = probs.topk(sampling.top_k, dim=-1).values[..., -1:]
         probs = normalise(probs.where(probs >= smallest_kept, 0.0))
     if sampling.top_p < 1:
-        probs = normalise(probs.where(_nucleus(probs, float(sampling.top_p)), 0.0))
+        probs = normalise(nucleus(probs, float(sampling.top_p)))
+    if sampling.min_p > 0:
+        least = float(sampling.min_p) * probs.amax(dim=-1, keepdim=True)
+        probs = normalise(probs.where(probs >= least, 0.0))
     return probs
 
 
@@ -125,13 +133,6 @@ def _argmax_distribution(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor,
     first = logits.argmax(dim=-1, keepdim=True)  # the lowest index among equals
     probs = torch.zeros_like(logits).scatter_(-1, first, 1.0)
     return probs.where(logits.gather(-1, first).isfinite(), torch.nan)
-
-
-def _nucleus(probs: Float[Tensor, "*batch vocab"], top_p: float) -> Bool[Tensor, "*batch vocab"]:
-    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
-    mass_before = ordered.cumsum(dim=-1) - ordered
-    # A top_p below the range of float32 would round to 0 and keep no token.
-    return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, index, mass_before < max(top_p, FLOAT32.tiny))
 
 
 def standardise_probs(probs: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float[Tensor, "*batch vocab"]:

@@ -1,4 +1,4 @@
-"""Checks of arguments that several packages make: whole numbers, and numbers in an interval.
+"""Checks of arguments that several packages make: whole numbers, and numbers in an interval; what messages show.
 
 The messages say what was given and what is allowed.
 """
@@ -56,11 +56,13 @@ def whole(value: Any) -> int | None:
 
 
 def whole_numbers(values: Any) -> list[int] | None:
-    """`values`, a list, array or tensor of whole numbers, as a list of ints; None if it is anything else.
+    """`values`, a list, array or dense tensor of whole numbers, as a list of ints; None if it is anything else.
 
     >>> whole_numbers(torch.tensor([3, 1])), whole_numbers("31"), whole_numbers([0.5])
     ([3, 1], None, None)
     """
+    if isinstance(values, Tensor) and (values.is_meta or values.layout != torch.strided):
+        return None
     values = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         return None
@@ -69,10 +71,21 @@ def whole_numbers(values: Any) -> list[int] | None:
 
 
 def shown(value: Any) -> str:
-    """`repr(value)`, cut if it is long.
+    """`repr(value)` in one line, cut if it is long.
 
     >>> shown([1] * 1000)[-9:]
     ', 1, 1...'
+    >>> shown(np.zeros((2, 1)))
+    'array([[0.], [0.]])'
     """
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+def reason(error: BaseException) -> str:
+    r"""The first line of the message of `error`, or its type if there is none.
+
+    >>> reason(ValueError("too long\nby far")), reason(KeyError())
+    ('too long', 'KeyError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0]

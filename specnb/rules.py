@@ -47,16 +47,18 @@ SpecTr, SpecHub and rules whose exactness is disputed are in `studies.rules`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from specnb.distributions import residual, sample, unnormalised_residual
+from specnb.number_checks import shown
 from specnb.trees import SCHEMES, Scheme, TokenTree, chain
 
 
@@ -130,7 +132,8 @@ class PlannedRule:
     schemes: tuple[Scheme, ...] = SCHEMES
 
     def __post_init__(self) -> None:
-        name = getattr(self.plan, "__name__", repr(self.plan))
+        _require_arguments("plan", self.plan, PLAN_ARGUMENTS)
+        name = _name_of(self.plan)
         # As of a decorated function, so that `inspect` and `doctest` find the plan.
         for key, value in (("__name__", name), ("__doc__", self.plan.__doc__), ("__wrapped__", self.plan)):
             object.__setattr__(self, key, value)
@@ -148,11 +151,82 @@ class PlannedRule:
         tree: TokenTree | Sequence[int] | None = None,
     ) -> Outcome:
         shape = tree if isinstance(tree, TokenTree) else as_tree(tree, draft_tokens)
-        plan = self.plan(p, q, draft_tokens, shape)
+        plan = self.plan_for(p, q, draft_tokens, shape)
         passed = accept_uniforms < plan.accept
         entry = shape.first_from_leaves(passed) if self.up else shape.last_from_root(passed)
         token = sample(plan.at(entry), final_uniform)
         return Outcome(entry, token) if tree is None else Outcome(shape.depths[entry], token, shape.paths[entry])
+
+    def plan_for(self, p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
+        """The plan, with the shapes that it must have. Raises `TypeError` for another one."""
+        plan = self.plan(p, q, draft_tokens, tree)
+        require_plan(plan, p, self)
+        return plan
+
+
+# What a rule of one's own must be: the loop and the enumeration ask for the same, in the same words.
+
+PLAN_ARGUMENTS = ("p", "q", "draft_tokens", "tree")
+RULE_ARGUMENTS = ("p", "q", "draft_tokens", "accept_uniforms", "final_uniform")
+
+
+def require_rule(rule: Any, with_tree: bool = False) -> None:
+    """Raises `TypeError` unless `rule` can be called as a rule is, with the tree if asked.
+
+    >>> require_rule(lambda p, q, draft_tokens, accept_uniforms, final_uniform: None)
+    """
+    if not callable(rule) or isinstance(rule, type):
+        raise TypeError(f"rule is {shown(rule)}; it must be an acceptance rule of specnb.rules, or such a function")
+    _require_arguments("rule", rule, RULE_ARGUMENTS + ("tree",) * with_tree)
+
+
+def _require_arguments(kind: str, function: Callable[..., Any], given: tuple[str, ...]) -> None:
+    takes = inspect.signature(function, follow_wrapped=False)  # a PlannedRule wraps its plan, which takes others
+    try:
+        takes.bind(*given)
+    except TypeError as error:
+        own, needed = (", ".join(names) for names in (takes.parameters, given))
+        raise TypeError(
+            f"the {kind} {_name_of(function)} takes ({own}): {error}; it is called with ({needed})"
+        ) from None
+
+
+def require_plan(plan: Any, p: Tensor, rule: Any) -> None:
+    """Raises `TypeError` unless `plan` is a `Plan` of the shapes that go with p `(..., nodes + 1, vocab)`.
+
+    >>> require_plan(Plan(torch.ones(1), torch.ones(2, 3)), torch.ones(2, 3), "mine")
+    """
+    found = [getattr(plan, name, None) for name in ("accept", "after")]
+    shapes = [tuple(one.shape) if isinstance(one, Tensor) else type(one).__name__ for one in found]
+    wanted = [(*p.shape[:-2], p.shape[-2] - 1), tuple(p.shape)]
+    if shapes != wanted:
+        raise TypeError(
+            f"the plan of {_name_of(rule)} is a {type(plan).__name__} with accept and after {shapes}; it must be a "
+            f"Plan of tensors of the shapes {wanted}"
+        )
+
+
+def require_outcome(outcome: Any, rows: int, with_path: bool = False) -> None:
+    """Raises `TypeError` unless a rule returned an `Outcome` of int64 tensors `(rows,)`, with a path for a tree.
+
+    >>> require_outcome(Outcome(torch.tensor([1]), torch.tensor([2])), rows=1)
+    """
+    found = [getattr(outcome, name, None) for name in Outcome._fields[:2]]
+    if not all(isinstance(one, Tensor) and one.dtype == torch.int64 and one.shape == (rows,) for one in found):
+        given = [(tuple(one.shape), one.dtype) if isinstance(one, Tensor) else type(one).__name__ for one in found]
+        raise TypeError(
+            f"the rule returned a {type(outcome).__name__} with accepted and token {given}; it must return an Outcome "
+            f"of two int64 tensors of the shape {(rows,)}"
+        )
+    if (getattr(outcome, "path", None) is not None) != with_path:
+        raise TypeError(
+            f"the rule returned {'no' if with_path else 'a'} path of nodes; it must return one for a tree, and None "
+            "for a chain"
+        )
+
+
+def _name_of(rule: Any) -> str:
+    return str(getattr(rule, "__name__", repr(rule)))
 
 
 def as_tree(parents: Sequence[int] | None, draft_tokens: Tensor) -> TokenTree:

@@ -28,10 +28,10 @@ from specnb.decoding.record import now
 from specnb.measure.statistics import Estimate
 from specnb.measure.timing import Job, machine, time_round
 from specnb.models.loading import Pair
-from specnb.notebook.findings import ROOT, data_file, write
+from studies.files import ROOT, data_file, write
 
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers")
-CODE = ("specnb", "specnb_audit", "studies")
+CODE = ("specnb", "audit/specnb_audit", "studies")
 Rows: TypeAlias = pd.DataFrame | Iterable[Mapping[str, Any]]
 
 

@@ -52,6 +52,7 @@ def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name, value in {"ROOT": tmp_path, "VENV": tmp_path / ".venv", "READY": tmp_path / ".venv" / "ready"}.items():
         monkeypatch.setattr(module, name, value)
     for name in module.REQUIREMENTS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.setattr(module.subprocess, "run", Commands(tmp_path))
     return module
@@ -111,20 +112,24 @@ def test_an_old_python_is_refused(installer: ModuleType, monkeypatch: pytest.Mon
 
 
 EDITABLE = "from setuptools.build_meta import build_editable; print(build_editable('wheel'))"
-IMPORT = "import site; site.addsitedir('site'); import specnb; print(specnb.__file__)"
+IMPORT = (
+    "import site; site.addsitedir('site'); import specnb, specnb_audit; print(specnb.__file__, specnb_audit.__file__)"
+)
 
 
-def test_an_editable_install_is_imported_from_the_folder_above(tmp_path: Path) -> None:
+def test_editable_installs_are_imported_from_the_folder_above(tmp_path: Path) -> None:
     """Git clones into a folder called `specnb`; seen from above, that folder is a package without content."""
     checkout = tmp_path / "specnb"
-    for name in ("pyproject.toml", "LICENSE", "docs/package.md"):
+    for name in ("pyproject.toml", "LICENSE", "docs/package.md", "specnb_cli.py"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, checkout / name)
-    for folder in ("specnb", "specnb_audit", "data/pair"):
-        shutil.copytree(ROOT / folder, checkout / folder, ignore=shutil.ignore_patterns("*.safetensors", "*.json"))
+    for folder in ("specnb", "audit", "data/pair"):
+        ignored = shutil.ignore_patterns("*.safetensors", "*.json", "*.egg-info")
+        shutil.copytree(ROOT / folder, checkout / folder, ignore=ignored)
     (checkout / "specnb/__init__.py").write_text("")  # imports nothing, so the test is fast
-    made = subprocess.run([sys.executable, "-c", EDITABLE], cwd=checkout, check=True, capture_output=True, text=True)
-    with ZipFile(checkout / "wheel" / made.stdout.split()[-1]) as wheel:
-        wheel.extractall(tmp_path / "site")
+    for project in (checkout, checkout / "audit"):
+        made = subprocess.run([sys.executable, "-c", EDITABLE], cwd=project, check=True, capture_output=True, text=True)
+        with ZipFile(project / "wheel" / made.stdout.split()[-1]) as wheel:
+            wheel.extractall(tmp_path / "site")
     found = subprocess.run([sys.executable, "-ESc", IMPORT], cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == str(checkout / "specnb/__init__.py")
+    assert found.stdout.split() == [f"{checkout}/specnb/__init__.py", f"{checkout}/audit/specnb_audit/__init__.py"]

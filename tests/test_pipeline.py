@@ -20,10 +20,13 @@ COPIED = (
     "profiles/default/config.yaml",
     ".ci/compare.py",
     ".ci/sweep.py",
-    "specnb/notebook/claims.py",
-    "specnb/notebook/figures.py",
-    "specnb/notebook/findings.py",
-    "specnb/notebook/parameters.py",
+    "notebooks/support/__init__.py",
+    "notebooks/support/claims.py",
+    "notebooks/support/figures.py",
+    "notebooks/support/findings.py",
+    "notebooks/support/parameters.py",
+    "studies/__init__.py",
+    "studies/files.py",
     "data/claims.csv",
     "data/corpus.csv",
 )
@@ -34,9 +37,9 @@ CONFIG = {
 PARAMETERS = "n: int = 1  # what is added, from 1\ntext: str = ''  # what is written"
 CODE = """
 import pandas
+from notebooks.support.claims import notebook
 from specnb import used
-from specnb.notebook.claims import notebook
-from specnb.notebook.findings import read_table
+from studies.files import read_table
 nb = notebook("{number}")
 given = int(read_table("{reads}").x[0])
 nb.table("numbers", pandas.DataFrame({{"x": [given + n + used.ZERO], "text": [text]}}))
@@ -66,10 +69,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in COPIED:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)
-    for folder in ("notebooks", "data/reference", "data/results", "figures"):
+    for folder in ("specnb", "data/reference", "data/results", "figures"):
         (root / folder).mkdir()
-    for package in ("specnb", "specnb/notebook"):
-        (root / package / "__init__.py").touch()
+    (root / "specnb" / "__init__.py").touch()
     (root / "specnb" / "used.py").write_text("ZERO = 0\n")
     (root / "data" / "reference" / "given.csv").write_text("x\n5\n")
     (root / "config.yml").write_text(yaml.safe_dump({"notebooks": CONFIG}))
@@ -185,6 +187,8 @@ def test_a_sweep_gathers_its_runs_and_a_failing_one_stops_no_other(project: Path
     made = project / "build" / "own" / "sweeps" / "mine"
     table = [line.split(",")[1:] for line in (made / "table.csv").read_text().splitlines()]
     assert [(line[0], line[-1]) for line in table if line[1:4] == ["numbers", "0", "x"]] == [("3", "9"), ("4", "10")]
+    titles = re.findall(r"^## (\w+)", (made / "summary.md").read_text(), re.MULTILINE)
+    assert titles == ["Verdicts"], "this notebook has claims and no numbers of them"
     assert compare(project) == (0, "9 files are as committed\n")
 
     asked["grid"]["n"][1] = 5

@@ -9,25 +9,22 @@ is the target's. It reads no clock, so equal seeds and costs give equal tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding.request import Request
-from specnb.decoding.step import IDLE, Batch
-from specnb.distributions import Uniforms
-from specnb.drafting.base import Drafter, Proposal, missing_members
-from specnb.number_checks import shown
-from specnb.rules import Outcome
+from specnb.drafting.base import Drafter
+from specnb.number_checks import require_number, shown
 
 Ints = NDArray[np.int64]
+SMALLEST_WEIGHT = 1e-6  # without a prior there would be no choice in the first step
 LARGEST = 10  # the most draft tokens that are considered
+FIXED = 4  # draft tokens of a step where they cannot be chosen; compiled, these or none are
 VERIFY = 0.05  # assumed cost of each draft token for the target: its part of the forward pass, sampling and the rule
 EXPONENT = 0.82  # of the ratio of parameters, which gives c; see `specnb.measure.predict`
 
@@ -42,7 +39,8 @@ class Auto:
     lately, long  factors per step by which evidence counts less, for single positions and for the mean of a row
     accepted      prior probability that a draft token is accepted, with the weight of `weight` draft tokens
 
-    Raises `ValueError` for costs that are not at least two positive numbers.
+    Raises `TypeError` for costs that are no list, array or tensor, `ValueError` for costs that are not at least two
+    positive numbers, a factor or probability outside [0, 1], and a weight below `SMALLEST_WEIGHT`.
 
     >>> Auto(costs=[1, 1.1, 1.2]).costs
     (1.0, 1.1, 1.2)
@@ -55,10 +53,26 @@ class Auto:
     weight: float = 3.0
 
     def __post_init__(self) -> None:
+        require_number(most=1.0, lately=self.lately, long=self.long, accepted=self.accepted)
+        require_number(SMALLEST_WEIGHT, weight=self.weight)
         if self.costs is not None:
-            object.__setattr__(self, "costs", tuple(map(float, self.costs)))
-            if len(self.costs) < 2 or not all(0 < cost < np.inf for cost in self.costs):
-                raise ValueError(f"costs is {shown(self.costs)}; it must be times of steps with 0, 1, ... draft tokens")
+            object.__setattr__(self, "costs", _times(self.costs))
+
+    def costs_up_to(self, gamma: int, target: PreTrainedModel, drafter: Drafter, compiled: bool) -> list[float]:
+        """Time of a step with 0, 1, ..., `gamma` draft tokens; infinite for what a compiled step cannot have."""
+        costs = list(self.costs or assumed_costs(target, drafter))[: gamma + 1]
+        return [costs[0], *[np.inf] * (gamma - 1), costs[gamma]] if compiled else costs
+
+
+def _times(costs: Any) -> tuple[float, ...]:
+    values = costs.tolist() if hasattr(costs, "tolist") else costs
+    message = f"costs is {shown(costs)}; it must be a list of times of steps with 0, 1, ... draft tokens"
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise TypeError(message)
+    numbers: list[Any] = [value if isinstance(value, Real) else np.nan for value in values]
+    if len(numbers) < 2 or not all(0 < number < np.inf for number in numbers):
+        raise ValueError(f"{message}: at least two positive numbers")
+    return tuple(map(float, numbers))
 
 
 def assumed_costs(target: PreTrainedModel, drafter: Drafter) -> tuple[float, ...]:
@@ -124,63 +138,10 @@ class AutoGamma:
         return best
 
 
-class AutoBatch(Batch):
-    """A batch whose rows have as many draft tokens in each step as pays, at most the request's gamma.
-
-    A step is as wide as its widest row, and plain if no row has a draft token. `varies` says where that works.
-    """
-
-    def __init__(self, request: Request, auto: Auto = Auto()) -> None:
-        super().__init__(request)
-        assert request.drafter is not None
-        costs = list(auto.costs or assumed_costs(request.target, request.drafter))[: request.gamma + 1]
-        if request.compile:  # for two widths
-            costs[1:-1] = [np.inf] * (request.gamma - 1)
-        self.auto = AutoGamma(request.rows, costs, auto)
-        self.readers = [(part, part.unseen) for part in _parts(request.drafter) if hasattr(part, "unseen")]
-        self.skipped = 0  # tokens of each row since the drafter has drafted
-
-    def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
-        super().enter(rows, prompts, uniforms, max_new_tokens)
-        self.auto.forget(rows)
-
-    def step_in_parts(self, mark: Callable[[str], None] = lambda part: None) -> tuple[Tensor, Outcome]:
-        going = (self.state.remaining > IDLE).numpy()
-        self.chosen = self.auto.choose() * going
-        self.asked = self.width = int(self.chosen.max())
-        draft_tokens, outcome = super().step_in_parts(mark)
-        self.auto.learn((draft_tokens >= 0).sum(dim=1).numpy(), outcome.accepted.numpy())
-        return draft_tokens, outcome
-
-    def propose(self, uniforms: Tensor) -> Proposal:
-        if self.asked == 0:
-            self.skipped += 1
-            return super().propose(uniforms)
-        for part, least in self.readers:  # models in the drafter have not seen the tokens of plain steps
-            part.unseen = least + min(self.skipped, int(self.state.lengths.max()) - least)
-        proposal = super().propose(uniforms)
-        for part, least in self.readers:  # the drafter may serve other batches
-            part.unseen = least
-        self.skipped = 0
-        return proposal
-
-    def narrowed(self, proposal: Proposal) -> Proposal:
-        draft_tokens, q = proposal
-        if (self.chosen < self.asked).any():  # a row keeps as many tokens as it would have alone
-            kept = self.state.offsets[: q.shape[1]] < torch.from_numpy(self.chosen)[:, None]
-            draft_tokens, q = draft_tokens.where(kept, -1), q.where(kept[..., None], 0.0)
-        return super().narrowed(Proposal(draft_tokens, q))
-
-
-def varies(target: PreTrainedModel, drafter: Drafter, compile: bool | str, batch_class: type[Batch] | None) -> bool:
+def varies(target: PreTrainedModel, drafter: Drafter, compile: bool | str) -> bool:
     """Whether steps of `generate` can differ in width: chains drafted on a CPU, in the loop's own steps.
 
     A drafter that reads hidden states must draft in every step; so must a compiled model, whose passes have one length.
     """
-    fixed = drafter.parents is not None or drafter.hidden_layers or batch_class is not None
+    fixed = drafter.parents is not None or drafter.hidden_layers or drafter.every_step
     return not fixed and target.device.type == "cpu" and not (compile and drafter.draft_model is not None)
-
-
-def _parts(drafter: Any) -> list[Any]:
-    inner = [part for part in vars(drafter).values() if not isinstance(part, type) and not missing_members(part)]
-    return [drafter, *(each for part in inner for each in _parts(part))]

@@ -8,7 +8,7 @@ and the baseline of every comparison.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,9 +17,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.auto_gamma import LARGEST, Auto, AutoBatch, varies
+from specnb.decoding.auto_gamma import Auto
+from specnb.decoding.given_tokens import Tokens, as_list, named_settings, padding_token, token_lists
 from specnb.decoding.record import StepRecord, StepTimer, merge_rows
-from specnb.decoding.request import Request, Tokens, as_list, require_memory, require_models, token_lists
+from specnb.decoding.request import Request, require_memory
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
@@ -29,7 +30,6 @@ from specnb.models.compilation import Captured, Compiled
 from specnb.models.probe import require_agreement
 from specnb.rules import Rule
 
-FIXED = 4  # draft tokens of a step where `gamma="auto"` cannot choose; compiled, it chooses these or none
 COMPILED_SETTINGS = 8  # so many compiled batches are kept, each with its own weights
 
 
@@ -74,10 +74,11 @@ class Generation:
     probs: list[Tensor] | None = None
 
 
+@named_settings
 @torch.inference_mode()
 def generate(
     target: PreTrainedModel,
-    prompts: Collection[Collection[int]],
+    prompts: Collection[Collection[int]] | Mapping[str, Any],
     draft: PreTrainedModel | Drafter | None = None,
     *,
     gamma: int | Literal["auto"] | Auto = "auto",
@@ -93,10 +94,12 @@ def generate(
 ) -> Generation:
     """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
-    prompts     lists of tokens, or an array or tensor of them. If the target is an encoder-decoder (T5, BART), a prompt
-                is the encoder's input, and the completion follows the decoder's first token
+    prompts     lists of tokens, an array or tensor of them, or what a tokenizer returns. Padding is left out where the
+                tokenizer's attention_mask says so, and refused where there is none. If the target is an encoder-decoder
+                (T5, BART), a prompt is the encoder's input, and the completion follows the decoder's first token
     draft       a model, which is then sampled as `sampling` says, or any `Drafter`. Without one, or with `gamma` = 0,
-                the target decodes alone
+                the target decodes alone. A model may have more or fewer tokens than the target: those of equal numbers
+                should mean the same, as in a family whose embeddings are padded to several sizes
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
                 "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
@@ -133,20 +136,14 @@ def generate(
     >>> [len(tokens) for tokens in made.tokens]
     [6, 6]
     """
-    drafter = as_drafter(draft, sampling, compile=compile is True)
-    auto = Auto() if gamma == "auto" else gamma if isinstance(gamma, Auto) else None
-    drafted: Any = gamma
-    if auto is not None:
-        require_models(target, drafter, encoder_decoder=not compile)
-        drafted = len(auto.costs) - 1 if auto.costs else FIXED if compile else LARGEST
-        if drafter is None or not varies(target, drafter, compile, study.batch_class):
-            auto, drafted = None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
+    drafter = as_drafter(draft, sampling, target, compile=compile is True)
+    numbers: Any = () if study.rows is None else study.rows
     request = Request(
-        target, token_lists(prompts), drafter, gamma=drafted, max_new_tokens=max_new_tokens, sampling=sampling,
-        rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
-        numbers=() if study.rows is None else list(study.rows), keep_probs=study.keep_probs,
+        target, token_lists(prompts, padding_token(target)), drafter, gamma=gamma, max_new_tokens=max_new_tokens,
+        sampling=sampling, rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
+        numbers=numbers, keep_probs=study.keep_probs, one_width=study.batch_class is not None,
     )  # fmt: skip
-    make = (study.batch_class or Batch,) if auto is None else (AutoBatch, auto)
+    make = study.batch_class or Batch
     if compile:
         batch = _compiled(request, draft, make, study.timed and target.device.type == "cuda", progress)
     else:
@@ -155,12 +152,11 @@ def generate(
     return _run_to_completion(batch, Scheduler(request, batch), study.timed, progress)
 
 
-def _made(request: Request, make: tuple[Any, ...]) -> Batch:
+def _made(request: Request, make: type[Batch]) -> Batch:
     require_memory(request)
     tree = request.drafter is not None and request.drafter.parents is not None
     require_agreement(request.target, request.slots, request.input_slots, tree)
-    batch: Batch = make[0](request, *make[1:])
-    return batch
+    return make(request)
 
 
 def _run_to_completion(batch: Batch, scheduler: Scheduler, timed: bool, progress: bool) -> Generation:
@@ -194,11 +190,11 @@ _kept: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
 
 
 def _compiled(
-    request: Request, draft: PreTrainedModel | Drafter | None, make: tuple[Any, ...], in_parts: bool, progress: bool
+    request: Request, draft: PreTrainedModel | Drafter | None, make: type[Batch], in_parts: bool, progress: bool
 ) -> Batch:
     """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
     sizes = (request.rows, request.gamma, request.slots, len(request.eos))
-    key = (make, request.target, draft, request.sampling, request.rule, sizes, request.compile, in_parts)
+    key = (make, request.target, draft, request.sampling, request.rule, request.auto, sizes, request.compile, in_parts)
     if key not in _kept:
         batch = _made(request, make)
         if request.compile is True:

@@ -6,7 +6,7 @@ and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any
@@ -15,18 +15,23 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
+from specnb.decoding.auto_gamma import FIXED, LARGEST, Auto, varies
 from specnb.distributions import Sampling, require_sampling
-from specnb.drafting.base import Drafter, missing_members
+from specnb.drafting.base import Drafter
 from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes, decoder_config
 from specnb.models.cached_model import require_hidden_layers
 from specnb.models.probe import PROBED_ROWS
-from specnb.models.support import context_limit, require_same_vocabulary, require_supported, vocabulary
-from specnb.number_checks import require_whole, shown, whole, whole_numbers
-from specnb.rules import token_verification
+from specnb.models.support import (
+    context_limit,
+    require_same_vocabulary,
+    require_supported,
+    require_whole_head,
+    vocabulary,
+)
+from specnb.number_checks import require_whole, shown
+from specnb.rules import require_rule, token_verification
 from specnb.trees import node_depths
-
-Tokens = int | Collection[int] | None
 
 LARGEST_SPARE_GAMMA = 32
 """A gamma up to this is never reduced, so that short sequences have whole steps too."""
@@ -40,12 +45,15 @@ class Request:
     """The arguments of `generate` with their defaults, and the sizes that follow from them.
 
     Raises what `generate` raises for arguments that are not valid. Some are settled: `drafter` is None where nothing is
-    drafted, `gamma` is reduced to what a sequence can use, and `rule` is the exact default if none is given.
+    drafted, `gamma` is the most draft tokens of a step, reduced to what a sequence can use, and `rule` is the exact
+    default if none is given.
 
-    prompts, eos  lists of whole numbers, as `token_lists` and `as_list` make them. The decoder's first token is added
+    prompts, eos  lists of whole numbers, as `given_tokens` reads them. The decoder's first token is added
                   to the prompts of an encoder-decoder
     numbers       the number of each prompt, which selects its random streams: 0, 1, ... unless given
     keep_probs    whether the target's distribution of every new token is kept
+    one_width     whether all steps have gamma draft tokens, whatever `gamma` asks for
+    auto          what chooses the number of draft tokens of each step; None where it is fixed. It follows from `gamma`
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -57,7 +65,7 @@ class Request:
     target: PreTrainedModel
     prompts: Sequence[Sequence[int]]
     drafter: Drafter | None = None
-    gamma: int = 4
+    gamma: Any = 4  # a whole number, once it is settled
     max_new_tokens: int = 64
     sampling: Sampling = field(default_factory=Sampling)
     rule: Any = None
@@ -67,20 +75,24 @@ class Request:
     compile: bool | str = False
     numbers: Sequence[int] = ()
     keep_probs: bool = False
+    one_width: bool = False
+    auto: Auto | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         require_sampling(self.sampling)
-        require_whole(gamma=(self.gamma, 0), max_new_tokens=(self.max_new_tokens, 1), seed=(self.seed, 0))
         require_models(self.target, self.drafter, encoder_decoder=not self.compile)
+        auto, most = self._choice()
+        require_whole(gamma=(most, 0), max_new_tokens=(self.max_new_tokens, 1), seed=(self.seed, 0))
         require_tokens(self.prompts, self.eos, vocabulary(self.target))
         require_whole(batch_size=(len(self.prompts) if self.batch_size is None else self.batch_size, 1))
-        gamma = _useful_gamma(index(self.gamma), index(self.max_new_tokens), self.drafter)
+        gamma = _useful_gamma(index(most), index(self.max_new_tokens), self.drafter)
         drafter = self.drafter if gamma else None
         first = [self.target.config.decoder_start_token_id] if self.target.config.is_encoder_decoder else []
         settled = {
             "prompts": [[*prompt, *first] for prompt in self.prompts],
             "drafter": drafter,
             "gamma": gamma,
+            "auto": auto if drafter is not None else None,
             "max_new_tokens": index(self.max_new_tokens),
             "rule": _rule_for(self.rule, drafter),
             "numbers": _numbers_of(self.prompts, self.numbers),
@@ -90,6 +102,17 @@ class Request:
         require_context(self.target, self.drafter, self.longest, self.max_new_tokens)
         _require_refill(self.drafter, len(self.prompts), self.rows)
         _require_compile(self.compile, self.target.device, self.keep_probs)
+
+    def _choice(self) -> tuple[Auto | None, Any]:
+        """What chooses the number of draft tokens of each step, None for a fixed number; and the most of a step."""
+        drafter, auto = self.drafter, self.gamma
+        if isinstance(auto, str) and auto == "auto":
+            auto = Auto()
+        if not isinstance(auto, Auto):
+            return None, self.gamma
+        if drafter is None or self.one_width or not varies(self.target, drafter, self.compile):
+            return None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
+        return auto, len(auto.costs) - 1 if auto.costs else FIXED if self.compile else LARGEST
 
     @property
     def rows(self) -> int:
@@ -168,8 +191,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_decoder: bool = False) -> None:
-    """Models that the loop can run, on one device and with one vocabulary; an object with all members of `Drafter`."""
+    """Models that the loop can run, on one device and with one vocabulary; a `Drafter`."""
     require_supported(target, encoder_decoder)
+    require_whole_head(target)
     if target.device.type == "meta":
         raise ValueError("the target is on the device meta, where it has no weights; load it on another")
     if drafter is None:
@@ -177,7 +201,7 @@ def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_dec
     _require_drafter(drafter)
     node_depths(drafter.parents or ())  # raises for parents that are no tree
     require_hidden_layers(target, drafter.hidden_layers)
-    require_same_vocabulary(target, drafter.vocab)
+    require_same_vocabulary(target, type(drafter).__name__, drafter.vocab)
     model = drafter.draft_model
     if model is not None and model.device != target.device:
         raise ValueError(f"the target is on {target.device} and the draft on {model.device}; move one of them")
@@ -194,11 +218,10 @@ def _require_drafter(drafter: Any) -> None:
     if isinstance(drafter, type):
         name = drafter.__name__
         raise TypeError(f"draft is the class {name}; it must be a model, a Drafter, or None: give {name}(...)")
-    missing = missing_members(drafter)
-    if missing:
+    if not isinstance(drafter, Drafter):
         raise TypeError(
-            f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None. It lacks "
-            f"{', '.join(missing)}: inherit from specnb.drafting.base.Drafter, which has defaults"
+            f"draft is a {type(drafter).__name__}; it must be a model, a Drafter, or None: load the model, or let the "
+            "class inherit from specnb.drafting.base.Drafter"
         )
 
 
@@ -232,14 +255,14 @@ def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: i
             )
 
 
-def _numbers_of(prompts: Sequence[Any], numbers: Sequence[int]) -> Sequence[int]:
-    if not numbers:
+def _numbers_of(prompts: Sequence[Any], numbers: Collection[int]) -> Sequence[int]:
+    if not len(numbers):
         return range(len(prompts))
     if len(numbers) != len(prompts):
         raise ValueError(f"there are {len(prompts)} prompts and {len(numbers)} rows; each prompt has one number")
     for number in numbers:
         require_whole(rows=(number, 0))
-    return numbers
+    return list(numbers)
 
 
 def _useful_gamma(gamma: int, max_new_tokens: int, drafter: Drafter | None) -> int:
@@ -260,8 +283,7 @@ def _rule_for(rule: Any, drafter: Drafter | None) -> Any:
     """`rule`, or for None the exact default, `token_verification`; its recursion over siblings is that for trees."""
     if rule is None:
         return token_verification
-    if not callable(rule) or isinstance(rule, type):
-        raise TypeError(f"rule is {shown(rule)}; it must be an acceptance rule of specnb.rules, or such a function")
+    require_rule(rule, with_tree=drafter is not None and drafter.parents is not None)
     if drafter is not None and drafter.parents is not None and drafter.scheme is not None:
         require_exact(rule, drafter.scheme, drafter.parents)
     return rule
@@ -282,37 +304,3 @@ def _require_compile(compile: Any, device: torch.device, keep_probs: bool) -> No
         raise ValueError(f"a graph needs a CUDA device, and the target is on {device}; try compile=True")
     if compile and keep_probs:  # a compiled batch is kept for later requests, and so would be the distributions
         raise ValueError(f"keep_probs is {keep_probs} and compile is {shown(compile)}; leave one of them out")
-
-
-def token_lists(prompts: Any) -> list[list[int]]:
-    """`prompts`, lists, arrays or tensors of tokens, as lists. Raises `TypeError` for anything else.
-
-    >>> token_lists(torch.tensor([[1, 2]]))
-    [[1, 2]]
-    """
-    if isinstance(prompts, str) or not isinstance(prompts, Collection):
-        raise TypeError(f"prompts is {shown(prompts)}; it must be a list of prompts, each a list of tokens")
-    lists = []
-    for number, prompt in enumerate(prompts):
-        tokens = whole_numbers(prompt)
-        if tokens is None:
-            raise TypeError(
-                f"prompt {number} is {shown(prompt)}; each prompt is a list of tokens, which are whole numbers"
-            )
-        lists.append(tokens)
-    return lists
-
-
-def as_list(eos: Any) -> list[int]:
-    """No token, one, or several, as a list. Raises `TypeError` for anything else.
-
-    >>> as_list(None), as_list(3), as_list((3, 4))
-    ([], [3], [3, 4])
-    """
-    if eos is None:
-        return []
-    one = whole(eos)
-    tokens = [one] if one is not None else whole_numbers(list(eos) if isinstance(eos, Set) else eos)
-    if tokens is None:
-        raise TypeError(f"eos is {shown(eos)}; it must be a token, which is a whole number, a list of tokens, or None")
-    return tokens

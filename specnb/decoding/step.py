@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from tqdm import tqdm
 
+from specnb.decoding.auto_gamma import AutoGamma
 from specnb.decoding.record import CompletedRow
 from specnb.decoding.request import Request
 from specnb.distributions import Uniforms, overlap, standardise, uniforms
@@ -29,7 +30,7 @@ from specnb.drafting.base import Context, Drafter, Proposal, nothing, padded
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.encoder_decoder import cached_model
 from specnb.models.support import vocabulary
-from specnb.rules import Outcome, Rule
+from specnb.rules import Outcome, Rule, require_outcome
 from specnb.trees import TokenTree
 
 IDLE = 0  # value of `State.remaining` for a row that has ended
@@ -194,6 +195,10 @@ class Batch:
         self.compiled = bool(request.compile)
         always = self.drafter is None or self.drafter.draft_model is not None or bool(self.drafter.hidden_layers)
         self.narrows = self.tree is None and request.target.device.type == "cpu" and not (self.compiled and always)
+        self.auto: AutoGamma | None = None  # chooses how many tokens each row drafts in the next step
+        if request.auto is not None and self.drafter is not None:
+            costs = request.auto.costs_up_to(request.gamma, request.target, self.drafter, self.compiled)
+            self.auto = AutoGamma(request.rows, costs, request.auto)
         self.wrapped: dict[str, Any] = {}  # what stands for a part of the step, see `wrap`
 
     def clear(self, eos: Sequence[int]) -> None:
@@ -210,6 +215,8 @@ class Batch:
         prefill(self.runner, state.tokens, state.lengths, some)
         if self.drafter is not None:
             self.drafter.start(self.context, some)
+        if self.auto is not None:
+            self.auto.forget(rows)
 
     def uniforms(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
         """The uniforms of prompts with these `numbers`; see `specnb.distributions.uniforms`."""
@@ -234,6 +241,9 @@ class Batch:
         propose = self.wrapped.get("draft", self.propose)
         run_target = self.wrapped.get("target", self.run_target)
         verify_and_emit = self.wrapped.get("rest", self.verify_and_emit)
+        if self.auto is not None:
+            self.chosen = self.auto.choose() * (self.state.remaining > IDLE).numpy()
+            self.asked = self.width = int(self.chosen.max())
         draft_tokens, q = propose(self.state.step_uniforms[:, : self.asked])
         mark("draft")
         logits = run_target(draft_tokens)
@@ -241,6 +251,8 @@ class Batch:
         outcome = verify_and_emit(logits, draft_tokens, q)
         if self.drafter is not None:
             self.drafter.update(self.context, outcome)
+        if self.auto is not None:
+            self.auto.learn((draft_tokens >= 0).sum(dim=1).numpy(), outcome.accepted.numpy())
         return draft_tokens, outcome
 
     def wrap(self, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]], *parts: str) -> None:
@@ -268,6 +280,9 @@ class Batch:
     def narrowed(self, proposal: Proposal) -> Proposal:
         """`proposal` up to the last position at which some row proposes something; compiled, all of it or nothing."""
         draft_tokens, q = proposal
+        if self.auto is not None and (self.chosen < self.asked).any():  # a row keeps as many as it would have alone
+            kept = self.state.offsets[: q.shape[1]] < torch.from_numpy(self.chosen)[:, None]
+            draft_tokens, q = draft_tokens.where(kept, -1), q.where(kept[..., None], 0.0)
         used = (draft_tokens != -1) | (q.sum(dim=-1) != 0)
         last = used.any(dim=0) * self.state.offsets[1 : used.shape[1] + 1]
         width = int(last.amax()) if len(last) else 0
@@ -333,13 +348,14 @@ class Batch:
         self.clear([0] * len(state.eos))
         zeros = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
         self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(zeros, zeros, torch.zeros(rows, 1).double()), 1)
-        widths, narrows, self.narrows = (state.gamma, 0)[: 1 + self.narrows], self.narrows, False
+        widths, narrows, auto = (state.gamma, 0)[: 1 + self.narrows], self.narrows, self.auto
+        self.narrows, self.auto = False, None
         with tqdm(total=2 * len(widths) + 1, desc="compiling (once)", leave=False, disable=not progress) as bar:
             for self.asked in widths:
                 self.width = self.asked
-                Batch.step_in_parts(self, lambda part: bar.update())
+                self.step_in_parts(lambda part: bar.update())
             bar.update()
-        self.asked, self.width, self.narrows = state.gamma, state.gamma, narrows
+        self.asked, self.width, self.narrows, self.auto = state.gamma, state.gamma, narrows, auto
         self.step()  # captures the step here, if it is captured as a whole
 
 
@@ -370,23 +386,4 @@ def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorte
         raise TypeError(
             f"a drafter proposed draft_tokens and q {given}; they must be int64 {(rows, gamma)} and float32 or float64 "
             f"{(rows, gamma, vocab)}"
-        )
-
-
-def require_outcome(outcome: Any, rows: int, with_path: bool = False) -> None:
-    """Raises `TypeError` unless a rule returned an `Outcome` of int64 tensors `(rows,)`, with a path for a tree.
-
-    >>> require_outcome(Outcome(torch.tensor([1]), torch.tensor([2])), rows=1)
-    """
-    found = [getattr(outcome, name, None) for name in Outcome._fields[:2]]
-    if not all(isinstance(one, Tensor) and one.dtype == torch.int64 and one.shape == (rows,) for one in found):
-        given = [(tuple(one.shape), one.dtype) if isinstance(one, Tensor) else type(one).__name__ for one in found]
-        raise TypeError(
-            f"the rule returned a {type(outcome).__name__} with accepted and token {given}; it must return an Outcome "
-            f"of two int64 tensors of the shape {(rows,)}"
-        )
-    if (getattr(outcome, "path", None) is not None) != with_path:
-        raise TypeError(
-            f"the rule returned {'no' if with_path else 'a'} path of nodes; it must return one for a tree, and None "
-            "for a chain"
         )

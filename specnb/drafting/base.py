@@ -37,7 +37,7 @@ Then give it to `specnb.generate` in place of the draft model, and add it to `te
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,12 +58,23 @@ class Context(NamedTuple):
                                          has not been made yet; None unless the drafter names `hidden_layers`
     input_slots                          the most tokens of an encoder's input, with which the sequences of an
                                          encoder-decoder begin; the decoder's first token follows. Otherwise 0
+    waits                                whether the host waits for the device in this step in any case
     """
 
     tokens: Tensor
     lengths: Tensor
     hidden_states: Tensor | None = None
     input_slots: int = 0
+    waits: bool = False
+
+    @property
+    def readable(self) -> bool:
+        """Whether the host may read numbers of tensors: on a CPU, and in a step that `waits` for another device.
+
+        >>> Context(torch.tensor([[5]]), torch.tensor([1])).readable
+        True
+        """
+        return self.waits or self.tokens.device.type == "cpu"
 
     @property
     def newest(self) -> Tensor:
@@ -106,7 +117,7 @@ class Proposal(NamedTuple):
     q: Tensor
 
 
-class Drafter(Protocol):
+class Drafter:
     """Inherit from this class, set `vocab`, and write `propose`; every other member has a default.
 
     vocab          number of tokens in the vocabulary, the target's
@@ -119,6 +130,7 @@ class Drafter(Protocol):
                    those of the target
     can_refill     False for a drafter that cannot restart single rows; then `generate` refuses a `batch_size` below
                    the number of prompts
+    every_step     True for a drafter that must be asked in every step: `gamma="auto"` is a fixed number for it
     capturable     True if `propose` and `update` are a fixed sequence of tensor operations on tensors that stay where
                    they are, and the drafter serves one batch only: then a CUDA graph may hold them
 
@@ -139,6 +151,7 @@ class Drafter(Protocol):
     hidden_layers: tuple[int, ...] = ()
     draft_model: PreTrainedModel | None = None
     can_refill: bool = True
+    every_step: bool = False
     capturable: bool = False
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
@@ -164,8 +177,9 @@ class Drafter(Protocol):
         """Called at the end of every step: `outcome.accepted` `(rows,)` of the tokens proposed were accepted.
 
         `context` has the tokens emitted. For a tree, `outcome.path` names the nodes accepted. Rows that
-        have ended get outcomes too; they mean nothing. With `gamma="auto"` there are steps without `propose`: a drafter
-        that keeps what it has seen catches up from `context.lengths`, as `ModelDrafter` does by its `unseen`.
+        have ended get outcomes too; they mean nothing. With `gamma="auto"`, unless `every_step` is set, there are steps
+        without `propose`, and rows that keep nothing of what was proposed. `outcome` does not tell which, so what a
+        drafter keeps must not rest on them: `ModelDrafter` compares its cache with the sequence (`SeenTokens`).
         """
         return
 
@@ -193,7 +207,7 @@ class ChainDrafter(Drafter):
         for position, uniform in enumerate(uniforms.unbind(dim=1)):
             q = self.distribution(context._replace(tokens=tokens, lengths=lengths), position)
             going = going & ~(q.sum(dim=-1) <= 0)  # NaN goes on, to the check of the step
-            if not going.is_cuda and not going.any():
+            if context.readable and not going.any():
                 break
             q = q.where(going[:, None], 0.0)
             distributions.append(q)
@@ -226,29 +240,12 @@ def padded(draft_tokens: Tensor, q: Tensor, gamma: int) -> Proposal:
     return Proposal(pad(draft_tokens, (0, missing), value=-1), pad(q, (0, 0, 0, missing)))
 
 
-MEMBERS = (
-    "vocab", "parents", "scheme", "hidden_layers", "draft_model", "can_refill", "capturable",
-    "start", "propose", "update",
-)  # fmt: skip
-
-
-def missing_members(drafter: Any) -> list[str]:
-    """The members of `Drafter` that `drafter` lacks.
-
-    >>> missing_members("no drafter")[:2]
-    ['vocab', 'parents']
-    """
-    return [name for name in MEMBERS if not hasattr(drafter, name)]
-
-
-def require_part(name: str, drafter: Any, kind: type = ChainDrafter) -> None:
-    """Raises `TypeError` unless `drafter`, which is to be part of another drafter, is a `kind` that proposes chains."""
-    suitable = isinstance(drafter, kind) and not isinstance(drafter, type) and not missing_members(drafter)
-    if not suitable:
+def require_part(name: str, drafter: Any) -> None:
+    """Raises `TypeError` unless `drafter`, which is to be part of another drafter, is a `ChainDrafter` without tree."""
+    if not isinstance(drafter, ChainDrafter):
         given = f"the class {drafter.__name__}" if isinstance(drafter, type) else f"a {type(drafter).__name__}"
-        allowed = "drafter" if kind is object else kind.__name__
         advice = ": give ModelDrafter(model, sampling)" if isinstance(drafter, PreTrainedModel) else ""
-        raise TypeError(f"{name} is {given}; it must be a {allowed}{advice}")
+        raise TypeError(f"{name} is {given}; it must be a ChainDrafter{advice}")
     if drafter.parents is not None:
         raise TypeError(
             f"{name} is a {type(drafter).__name__}, which proposes a tree; within another drafter it must propose a "
@@ -260,6 +257,6 @@ def require_equal_vocabularies(first: Drafter, second: Drafter) -> None:
     """Raises `ValueError` unless both drafters have one vocabulary."""
     if first.vocab != second.vocab:
         raise ValueError(
-            f"{type(first).__name__} has {first.vocab} tokens and {type(second).__name__} {second.vocab}; "
-            "drafters that are combined need the target's vocabulary"
+            f"{type(first).__name__} has {first.vocab} tokens and {type(second).__name__} {second.vocab}; drafters "
+            "that are combined propose the target's tokens: make both with vocab=..., which ModelDrafter takes, too"
         )

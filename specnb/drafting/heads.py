@@ -395,7 +395,7 @@ class AttentionDrafter(HeadDrafter):
     def first_state(self, context: Context, drafted: int) -> Tensor:
         # After full acceptance the newest `drafted` + 1 tokens have states that the cache was not computed with. In a
         # row of fewer tokens the first is computed several times.
-        tokens, lengths, states, _ = context
+        tokens, lengths, states = context.tokens, context.lengths, context.hidden_states
         back = torch.arange(-1 - drafted, 0, device=lengths.device)
         return self._enter(tokens, states, (lengths[:, None] + back).clamp_min(0))[:, -1]  # type: ignore[arg-type]
 

@@ -66,7 +66,7 @@ class ShortenedDrafter(ChainDrafter):
         require_part("drafter", drafter)
         self.drafter = drafter
         self.vocab, self.draft_model, self.hidden_layers = drafter.vocab, drafter.draft_model, drafter.hidden_layers
-        self.can_refill = drafter.can_refill
+        self.can_refill, self.every_step = drafter.can_refill, drafter.every_step
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         self.drafter.start(context, rows)

@@ -9,6 +9,8 @@ At temperature 0 all schemes but `top_children` propose one token only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +19,12 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
 from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal, require_equal_vocabularies, require_part
+from specnb.drafting.seen import LEAST, SeenTokens
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
 from specnb.models.encoder_decoder import cached_model
 from specnb.models.support import require_supported, vocabulary
+from specnb.models.token_map import TokenMap
 from specnb.number_checks import require_number
 from specnb.rules import Outcome
 from specnb.trees import SCHEMES, Scheme, TokenTree, distinct_children, top_children
@@ -29,9 +33,12 @@ from specnb.trees import SCHEMES, Scheme, TokenTree, distinct_children, top_chil
 class ModelDrafter(ChainDrafter):
     """A chain of tokens sampled one after the other from `model`, as `sampling` says.
 
-    `compile` compiles the forward passes and the sampling of a step as one function. `capturable` says that the
-    drafter serves one batch only, so that a CUDA graph may hold its operations. Raises `TypeError` for a model
-    that the loop cannot run, and for a `sampling` that is no `Sampling`.
+    `vocab` is the number of the target's tokens, if the model has another, and `tokens` the target's token of each of
+    the model's logits, if its tokens are not numbered as the target's are (`specnb.models.token_map`). EAGLE-3's d2t is
+    an offset: its `tokens` are `torch.arange(len(d2t)) + d2t`. `compile` compiles the forward passes and the sampling
+    of a step as one function. `capturable` says that the drafter serves one batch only, so that a CUDA graph may hold
+    its operations. Raises `TypeError` for a model that the loop cannot run, and for a `sampling` that is no `Sampling`,
+    and what `TokenMap` raises.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -50,6 +57,8 @@ class ModelDrafter(ChainDrafter):
         model: PreTrainedModel,
         sampling: Sampling = Sampling(),
         *,
+        vocab: int | None = None,
+        tokens: Sequence[int] | Tensor | None = None,
         compile: bool = False,
         capturable: bool = False,
     ) -> None:
@@ -57,16 +66,16 @@ class ModelDrafter(ChainDrafter):
         require_sampling(sampling)
         self.model = self.draft_model = model
         self.sampling = sampling
-        self.vocab = vocabulary(model)
+        self.token_map = TokenMap(model, vocab, tokens)
+        self.vocab = self.token_map.vocab
         self.compile, self.capturable = compile, capturable
         self.allocated: tuple[Any, ...] = ()
-        # After full acceptance the last draft token is not in the cache yet; otherwise it is. A forward pass over the
-        # last two tokens serves both cases with one shape. A drafter that skips steps of this one sets more.
-        self.unseen = 2
 
     def allocate(self, slots: int, input_slots: int = 0) -> None:
         """Makes an empty cache of so many slots, as in `Context`, and the function that samples a step's tokens."""
         self.runner = cached_model(self.model, slots, input_slots, self.runner_class)
+        self.seen = SeenTokens(slots, self.model.device)
+        self.runner.token_map = self.token_map
         self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
@@ -79,12 +88,27 @@ class ModelDrafter(ChainDrafter):
                 self.allocate(tokens.shape[1], context.input_slots)
             self.runner.clear()
         prefill(self.runner, tokens, lengths, rows)
+        self.seen.hold(tokens, lengths - 1, rows)
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        return Proposal(*self.draft_tokens(context.tokens, context.lengths, uniforms))
+        tokens, lengths, count = context.tokens, context.lengths, self._unseen(context)
+        draft = self.draft_tokens if count == LEAST else partial(self._sample_tokens, count=count)
+        proposal = Proposal(*draft(tokens, lengths, uniforms))
+        if context.readable:
+            evaluated = proposal.draft_tokens[:, :-1]
+            after = lengths[:, None] + torch.arange(evaluated.shape[1], device=lengths.device)
+            self.seen.hold(tokens.scatter(1, after, evaluated), lengths + evaluated.shape[1])
+        return proposal
 
-    def _sample_tokens(self, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        newest, slots = self._newest(tokens, lengths, self.unseen)
+    def _unseen(self, context: Context) -> int:
+        """How many of the newest tokens a step's first forward pass evaluates: no row then reads an entry that does not
+        belong to its tokens. Where the host must not wait, this drafter is asked in every step, and two are enough."""
+        return self.seen.unseen(context.tokens, context.lengths) if context.readable else LEAST
+
+    def _sample_tokens(
+        self, tokens: Tensor, lengths: Tensor, uniforms: Tensor, count: int = LEAST
+    ) -> tuple[Tensor, Tensor]:
+        newest, slots = self._newest(tokens, lengths, count)
         draft_tokens, distributions = [], []
         for uniform in uniforms.unbind(dim=1):
             distributions.append(self._after(newest, slots))
@@ -94,7 +118,10 @@ class ModelDrafter(ChainDrafter):
 
     def distribution(self, context: Context, position: int) -> Tensor:
         """For mixtures and stopping rules, which sample from it themselves."""
-        return self._after(*self._newest(context.tokens, context.lengths, 1 if position else self.unseen))
+        count = 1 if position else self._unseen(context)
+        if context.readable:
+            self.seen.hold(context.tokens, context.lengths)
+        return self._after(*self._newest(context.tokens, context.lengths, count))
 
     def _newest(self, tokens: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The `count` newest tokens of each row and their slots, both `(rows, count)`; slot 0 again in short rows."""
@@ -111,11 +138,17 @@ class ModelDrafter(ChainDrafter):
         return sample(probs, uniform)
 
 
-def as_drafter(draft: PreTrainedModel | Drafter | None, sampling: Sampling, *, compile: bool = False) -> Drafter | None:
-    """`draft` itself if it is a drafter or None; for a model, a new `ModelDrafter` that serves one batch only."""
-    if isinstance(draft, PreTrainedModel):
-        return ModelDrafter(draft, sampling, compile=compile, capturable=True)
-    return draft
+def as_drafter(
+    draft: PreTrainedModel | Drafter | None, sampling: Sampling, target: PreTrainedModel, *, compile: bool = False
+) -> Drafter | None:
+    """`draft` itself if it is a drafter or None; for a model, a new `ModelDrafter` that serves one batch only.
+
+    A `target` that is no model is refused later, as it is without a draft.
+    """
+    if not isinstance(draft, PreTrainedModel):
+        return draft
+    vocab = vocabulary(target) if isinstance(target, PreTrainedModel) else None
+    return ModelDrafter(draft, sampling, vocab=vocab, compile=compile, capturable=True)
 
 
 class MixtureDrafter(ChainDrafter):
@@ -150,6 +183,7 @@ class MixtureDrafter(ChainDrafter):
         self.draft_model = second.draft_model or first.draft_model
         self.hidden_layers = tuple(one or other)
         self.can_refill = first.can_refill and second.can_refill
+        self.every_step = first.every_step or second.every_step
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         self.first.start(context, rows)
@@ -171,9 +205,9 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
 
     A tree in which no node has two children is a chain for every scheme.
 
-    >>> from studies.rules.selection import k_sequential_tree
+    >>> from specnb.rules import recursive_rejection
     >>> from specnb.trees import independent_children
-    >>> require_exact(k_sequential_tree, independent_children, (-1, -1))
+    >>> require_exact(recursive_rejection, independent_children, (-1, -1))
     """
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
     if scheme in SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
@@ -189,8 +223,8 @@ class TreeDrafter(ModelDrafter):
     """A tree of the shape `parents`, sampled from `model` as `sampling` and `scheme` say.
 
     The cache keeps the accepted path, as the target's does. `top_children` looks at the order of the probabilities
-    only: it ignores `sampling`. `capturable` as for a `ModelDrafter`. Raises `TypeError` for a model that the loop
-    cannot run, `ValueError` for parents that do not come before their children.
+    only: it ignores `sampling`. `vocab`, `tokens` and `capturable` are those of `ModelDrafter`. Raises what that
+    raises, and `ValueError` for parents that do not come before their children.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -208,9 +242,12 @@ class TreeDrafter(ModelDrafter):
         sampling: Sampling = Sampling(),
         scheme: Scheme = distinct_children,
         *,
+        vocab: int | None = None,
+        tokens: Sequence[int] | Tensor | None = None,
         capturable: bool = False,
     ) -> None:
-        super().__init__(model, Sampling() if scheme is top_children else sampling, capturable=capturable)
+        own = Sampling() if scheme is top_children else sampling
+        super().__init__(model, own, vocab=vocab, tokens=tokens, capturable=capturable)
         self.parents: tuple[int, ...] = tuple(parents)
         self.scheme: Scheme = scheme
         self.tree = TokenTree(self.parents, model.device)

@@ -17,9 +17,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.decoding.generate import Study, generate
+from specnb.decoding.given_tokens import named_settings
 from specnb.distributions import Sampling, overlap, standardise, standardise_probs
 from specnb.drafting.ngram import NgramModel
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
+from specnb.models.token_map import TokenMap
 
 Array = NDArray[np.float64]
 Draft = PreTrainedModel | NgramModel
@@ -44,6 +46,7 @@ class Acceptance:
     accepted_prob: dict[str, Array]
 
 
+@named_settings
 @torch.inference_mode()
 def measure_acceptance(
     target: PreTrainedModel,
@@ -60,7 +63,8 @@ def measure_acceptance(
 
     All distributions are standardised by `sampling`. An end-of-sequence token does not stop a row. A row depends on
     `seed`, its number and its prompt, and equals that of `generate` with gamma = 0. Memory: the distributions of
-    `batch` rows, batch x new_tokens x vocab numbers, twice. Raises `ValueError` for a draft model of another
+    `batch` rows, batch x new_tokens x vocab numbers, twice. A draft model may
+    have more or fewer tokens than the target, as in `generate`. Raises `ValueError` for an n-gram model of another
     vocabulary, and what `generate` raises.
 
     >>> from specnb import load_pair
@@ -72,7 +76,8 @@ def measure_acceptance(
     for draft in drafts.values():
         if isinstance(draft, PreTrainedModel):
             require_supported(draft)
-        require_same_vocabulary(target, draft.vocab if isinstance(draft, NgramModel) else draft.config.vocab_size)
+        else:
+            require_same_vocabulary(target, type(draft).__name__, draft.vocab)
     sequences: list[list[int]] = []
     entropy: list[Tensor] = []
     found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in drafts}
@@ -87,7 +92,7 @@ def measure_acceptance(
         p, x = torch.stack(made.probs), torch.tensor(made.tokens, device=target.device)[..., None]
         entropy.append(-torch.xlogy(p, p).sum(dim=-1) / np.log(2))
         for name, draft in drafts.items():
-            q = distributions_along(draft, written, new_tokens, sampling).to(p.device)
+            q = distributions_along(draft, written, new_tokens, sampling, p.shape[-1]).to(p.device)
             accepted_prob = (q.gather(-1, x) / p.gather(-1, x)).clamp_max(1)[..., 0]
             # The sum of a float32 distribution can exceed 1 in its last bits.
             found[name].append((overlap(p, q).clamp_max(1), accepted_prob))
@@ -102,11 +107,16 @@ def _joined(parts: Sequence[Tensor]) -> Array:
 
 @torch.inference_mode()
 def distributions_along(
-    source: Draft, sequences: Sequence[Sequence[int]], new_tokens: int, sampling: Sampling = Sampling()
+    source: Draft,
+    sequences: Sequence[Sequence[int]],
+    new_tokens: int,
+    sampling: Sampling = Sampling(),
+    vocab: int | None = None,
 ) -> Tensor:
     """Distributions `(rows, new_tokens, vocab)` of `source` for the last `new_tokens` tokens of each sequence.
 
-    One forward pass over all sequences, which may differ in length. Raises `ValueError` unless each has a token before
+    One forward pass over all sequences, which may differ in length. `vocab` is the number of the target's tokens, if a
+    draft model has another (`specnb.models.token_map`). Raises `ValueError` unless each has a token before
     those, and for a sequence longer than the model's positions.
 
     >>> source = NgramModel(np.array([0, 1, 2, 0, 1]), order=2, vocab=3)
@@ -127,8 +137,9 @@ def distributions_along(
         )
     # Padding follows the sequence, where causal attention does not see it. The last token needs no forward pass.
     padded = torch.tensor([[*one[:-1], *[0] * (longest - len(one))] for one in sequences], device=source.device)
-    first = min(lengths) - 1 - new_tokens
-    logits = source(input_ids=padded, use_cache=False, logits_to_keep=longest - 1 - first).logits
+    first, token_map = min(lengths) - 1 - new_tokens, TokenMap(source, vocab)
+    output = source(input_ids=token_map.inputs(padded), use_cache=False, logits_to_keep=longest - 1 - first)
+    logits = token_map.logits(output.logits)
     starts = torch.tensor([length - 1 - new_tokens - first for length in lengths], device=source.device)
     at = starts[:, None] + torch.arange(new_tokens, device=source.device)
     return standardise(logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1])), sampling)

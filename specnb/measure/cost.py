@@ -158,7 +158,7 @@ class CostMeter:
             )
         self.lengths, self.draft_lengths = tuple(lengths), tuple(draft_lengths)
         self.order = np.random.default_rng(seed)
-        vocab = vocabulary(pair.target)
+        vocab = min(vocabulary(model) for model in (pair.target, pair.draft))
         tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or required)))
         tokens = tokens.to(pair.target.device)
         plain, *verify = [_forward_pass_of(pair.target, n, tokens, context, compile) for n in lengths]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specnb.decoding.given_tokens import named_settings
 from specnb.distributions import Sampling
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import Costs, measure_costs, mid_generation
@@ -69,6 +70,7 @@ def predict(beta: Array, costs: Costs, gamma: int, resamples: int = 1000, seed: 
     return Estimate(float(value), *interval(spread), beta.size)
 
 
+@named_settings
 def recommend_gamma(
     pair: Pair,
     prompts: Sequence[Sequence[int]],

@@ -10,13 +10,15 @@ from transformers import PreTrainedModel
 
 from specnb.models.cache import RaggedCache, additive_mask, cache_argument, decoder_config, ragged_mask
 from specnb.models.support import context_limit, sliding_window
+from specnb.models.token_map import TokenMap
 
 
 class CachedModel:
     """A model with the key-value cache of one batch: runs tokens at given slots and returns the logits there.
 
     A token does not see slots above its own, so a row is cropped by running its next tokens at lower slots.
-    `capacity` is the number of slots of each row.
+    `capacity` is the number of slots of each row. A draft model of another vocabulary than the target's gets a
+    `token_map`: tokens and logits are then the target's.
 
     hidden_states  (batch, capacity, width)  what `record_hidden_states` asked for, of the token in each slot, or None
 
@@ -30,6 +32,7 @@ class CachedModel:
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         self.model = model
         self.capacity = capacity
+        self.token_map: TokenMap | None = None
         self.cache = RaggedCache(decoder_config(model).num_hidden_layers, capacity)
         self.cache_argument = cache_argument(model)
         self.window = sliding_window(decoder_config(model))
@@ -75,7 +78,7 @@ class CachedModel:
             mask = self.windowed(mask, positions, rows)
         more: dict[str, Any] = {"output_hidden_states": True} if self.hidden_layers else {}
         output = self.model(
-            input_ids=tokens,
+            input_ids=self.own_tokens(tokens),
             # Draft tokens beyond the model's limit are never emitted; they only need a valid index.
             position_ids=positions.clamp_max(self.last_position),
             attention_mask=mask,
@@ -88,7 +91,16 @@ class CachedModel:
         if self.hidden_states is not None:
             own = torch.cat([output.hidden_states[layer] for layer in self.hidden_layers], dim=-1)
             self.hidden_states[self.cache.index] = own
-        return output.logits  # type: ignore[no-any-return]
+        return self.target_logits(output)
+
+    def own_tokens(self, tokens: Tensor) -> Tensor:
+        """What the model reads for `tokens` of the target."""
+        return tokens if self.token_map is None else self.token_map.inputs(tokens)
+
+    def target_logits(self, output: Any) -> Tensor:
+        """The logits in the model's `output`, of the target's tokens."""
+        logits: Tensor = output.logits
+        return logits if self.token_map is None else self.token_map.logits(logits)
 
     def fill(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
         """Runs the first `lengths` - 1 of `tokens` `(batch, longest)`; see `prefill`."""

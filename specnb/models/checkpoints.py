@@ -16,6 +16,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from specnb.models.real_model import REAL, converted, sha256_of, smollm2
+from specnb.number_checks import reason
 
 CHECKSUMS = "SHA256SUMS"  # the file of a folder's checksums, as `sha256sum -c` reads it
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -41,18 +42,17 @@ def folder_of(name: str | Path) -> Path:
     if folder.suffix == ".gguf":
         return converted(folder)
     if folder.exists():
-        raise NotADirectoryError(f"{name} is a file; give the folder that holds config.json and the weights")
+        raise NotADirectoryError(f"{str(name)!r} is a file; give the folder that holds config.json and the weights")
     wanted = "give a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub"
     if isinstance(name, Path):
-        raise FileNotFoundError(f"there is no folder {name}; {wanted} as a str")
+        raise FileNotFoundError(f"there is no folder {str(name)!r}; {wanted} as a str")
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED))
     except HFValidationError as error:
-        raise FileNotFoundError(f"there is no folder {name}, and the hub has no such names; {wanted}") from error
+        raise FileNotFoundError(f"there is no folder {str(name)!r}, and the hub has no such names; {wanted}") from error
     except OSError as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileNotFoundError(
-            f"there is no folder {name}, and no model of that name came from the hub ({reason}); {wanted}"
+            f"there is no folder {str(name)!r}, and no model of that name came from the hub ({reason(error)}); {wanted}"
         ) from error
 
 
@@ -60,17 +60,19 @@ def require_safetensors(folder: Path) -> None:
     """Raises `OSError` unless `folder` has a configuration and only safetensors would be loaded from it."""
     config = folder / "config.json"
     if not config.is_file():
-        raise FileNotFoundError(f"{folder} has no config.json; give the folder that a model was saved to")
+        raise FileNotFoundError(f"{str(folder)!r} has no config.json; give the folder that a model was saved to")
     if (folder / "adapter_config.json").is_file():
-        raise OSError(f"{folder} holds an adapter (adapter_config.json); merge it into its model and save that")
+        raise OSError(f"{str(folder)!r} holds an adapter (adapter_config.json); merge it into its model and save that")
     chosen = _read_json(config).get("transformers_weights")
     if chosen is not None and not re.fullmatch(SHARD.pattern + r"(\.index\.json)?", str(chosen)):
-        raise OSError(f"{config} names the weights {chosen!r}; only safetensors are loaded")
+        raise OSError(f"{str(config)!r} names the weights {chosen!r}; only safetensors are loaded")
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if not indices and not any(folder.glob("*.safetensors")):
-        raise FileNotFoundError(
-            f"{folder} has no model.safetensors; only safetensors are loaded: save the model with save_pretrained"
-        )
+        pickles = sorted(file.name for file in folder.glob("*.bin"))
+        advice = "save the model with save_pretrained"
+        if pickles:
+            advice = f"{pickles[0]} can execute code; if you trust it, load it with transformers and {advice}"
+        raise FileNotFoundError(f"{str(folder)!r} has no model.safetensors; only safetensors are loaded: {advice}")
     for index in indices:
         _require_shards(index)
 
@@ -78,21 +80,21 @@ def require_safetensors(folder: Path) -> None:
 def _require_shards(index: Path) -> None:
     shards = _read_json(index).get("weight_map")
     if not isinstance(shards, dict):
-        raise OSError(f"{index} has no weight_map; save the model again with save_pretrained")
+        raise OSError(f"{str(index)!r} has no weight_map; save the model again with save_pretrained")
     for shard in sorted(set(map(str, shards.values()))):
         if not SHARD.fullmatch(shard):
-            raise OSError(f"{index} names {shard!r}; only safetensors files beside it are loaded: convert the weights")
+            raise OSError(f"{str(index)!r} names {shard!r}; only safetensors beside it are loaded: convert the weights")
         if not (index.parent / shard).is_file():
-            raise FileNotFoundError(f"{index} names {shard}, which is not there; copy it into {index.parent}")
+            raise FileNotFoundError(f"{str(index)!r} names {shard!r}, which is not there; copy it beside the index")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise OSError(f"{file} is not JSON: {error}") from error
+        raise OSError(f"{str(file)!r} is not JSON: {error}") from error
     if not isinstance(read, dict):
-        raise OSError(f"{file} must hold a JSON object and holds a {type(read).__name__}")
+        raise OSError(f"{str(file)!r} must hold a JSON object and holds a {type(read).__name__}")
     return read
 
 
@@ -112,8 +114,8 @@ def require_complete(folder: Path, info: Mapping[str, Iterable[Any]]) -> None:
     ]
     if wrong:
         raise ValueError(
-            f"the weights in {folder} are not those of the model that its config.json describes: {'; '.join(wrong)}. "
-            "Get both from the same source, or save the model again with save_pretrained"
+            f"the weights in {str(folder)!r} are not those of the model that its config.json describes: "
+            f"{'; '.join(wrong)}. Get both from the same source, or save the model again with save_pretrained"
         )
 
 
@@ -129,11 +131,13 @@ def require_checksums(folder: Path) -> None:
     remedy = "restore it, for example with git checkout, or train the pair again (make models)"
     checksums = folder / CHECKSUMS
     if not checksums.is_file():
-        raise FileNotFoundError(f"{checksums} is missing; {remedy}")
+        raise FileNotFoundError(f"{str(checksums)!r} is missing; {remedy}")
     for line in checksums.read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
         file = folder / name
         if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing; {remedy}")
+            raise FileNotFoundError(f"{str(file)!r} is missing; {remedy}")
         if sha256_of(file) != digest:
-            raise OSError(f"{file} is not the one that was committed (its SHA-256 differs from {CHECKSUMS}); {remedy}")
+            raise OSError(
+                f"{str(file)!r} is not the one that was committed (its SHA-256 differs from {CHECKSUMS}); {remedy}"
+            )

@@ -50,7 +50,8 @@ class EncoderDecoder(CachedModel):
         slots = torch.arange(self.read.capacity, device=tokens.device)
         given = slots < inputs[:, None]
         encoder = self.model.get_encoder()
-        self.encoded = encoder(input_ids=tokens[:, :longest], attention_mask=given[:, :longest]).last_hidden_state
+        given_tokens = self.own_tokens(tokens[:, :longest])
+        self.encoded = encoder(input_ids=given_tokens, attention_mask=given[:, :longest]).last_hidden_state
         mask = additive_mask(given[:, None], self.model.dtype)
         if rows is None:
             self.inputs, self.input_mask = inputs, mask
@@ -65,7 +66,8 @@ class EncoderDecoder(CachedModel):
         """As `CachedModel.run`, for chains. A token at a slot of the input stands for the decoder's first one."""
         inputs, mask = (self.inputs, self.input_mask) if rows is None else (self.inputs[rows], self.input_mask[rows])
         own = slots - inputs[:, None]
-        tokens, own = tokens.where(own > 0, self.model.config.decoder_start_token_id), own.clamp_min(0)
+        tokens, own = self.own_tokens(tokens), own.clamp_min(0)
+        tokens = tokens.where(own > 0, self.model.config.decoder_start_token_id)
         distance = (own[..., None] - torch.arange(self.capacity, device=own.device)).clamp_min(0)
 
         def with_positions(module: Any, args: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -88,7 +90,7 @@ class EncoderDecoder(CachedModel):
                 use_cache=True,
                 **{self.cache_argument: self.both},
             )
-        return output.logits[:, -keep:]  # type: ignore[no-any-return]
+        return self.target_logits(output)[:, -keep:]
 
 
 def cached_model(

@@ -8,8 +8,6 @@ by 1e-14, so every processor generates the same sequences and prints the same di
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,22 +17,23 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
-from transformers.utils import logging
 
 from specnb.models.checkpoints import folder_of, require_checksums, require_complete, require_safetensors
 from specnb.models.packing import pack
-from specnb.models.support import require_same_vocabulary
+from specnb.models.real_model import quiet
+from specnb.models.support import DTYPES
+from specnb.number_checks import reason, shown
 
 _PACKAGE = Path(__file__).parents[1]
 TRAINED_PAIR = _PACKAGE / "_pair" if (_PACKAGE / "_pair" / "target").is_dir() else _PACKAGE.parent / "data" / "pair"
 """The folder of the pair of models that this project trained: in an installed wheel, or in a checkout."""
 
-CHECKED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # quantised weights have no extremes
+TOKENIZER_FILES = ("*token*", "vocab.*", "*.model")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, a draft model with the same vocabulary, and their tokenizer.
+    """A target, a draft model of the same tokens, and their tokenizer.
 
     >>> pair = load_pair()
     >>> pair.target.config.vocab_size == pair.draft.config.vocab_size == len(pair.tokenizer)
@@ -55,12 +54,15 @@ class Pair:
 
 def load_pair(
     target: str | Path = TRAINED_PAIR / "target",
-    draft: str | Path = TRAINED_PAIR / "draft",
+    draft: str | Path | None = None,
     device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     packed: bool = True,
 ) -> Pair:
     """The pair that this project trained, or any two models by folder or by name on the Hugging Face hub.
+
+    Both need equal tokenizers, a folder without one takes the other's; embeddings may be padded to different sizes.
+    `dtype` is one of `DTYPES`, or its name.
 
     `packed` also keeps copies of weights in other layouts where these are faster on this machine, which is measured in
     a fraction of a second per model (`specnb.models.packing.pack`); the weights then take up to three times the memory.
@@ -68,25 +70,69 @@ def load_pair(
     and on the number of rows; for results that must not, use float64, in which every processor generates the same
     sequences, or `packed=False`, the weights as saved.
 
-    Raises `OSError` if there is no such model, its weights are not safetensors, or a file of the trained pair is not
-    the committed one; `ValueError` for a device that is not there, if the tensors of a file are not those of the model,
-    if a number in them or in the configuration is not finite, or if the two vocabularies differ.
+    Raises `OSError` if there is no such model, its weights are not safetensors, there is no tokenizer, or a file of the
+    trained pair is not the committed one; `ValueError` for a target without a draft, for a device that is not there and
+    another dtype, if the tensors of a file are not those of the model, if a number in them or in the configuration is
+    not finite, or if the tokenizers differ, with the first token that does.
 
     >>> pair = load_pair()  # doctest: +SKIP
     >>> pair.tokenizer.decode(pair.encode("To be"))  # doctest: +SKIP
     'To be'
     """
-    folders = [_checked_folder(name) for name in (target, draft)]
+    folders = [_checked_folder(name) for name in (target, _draft_of(target) if draft is None else draft)]
+    tokenizer = _tokenizer_of(*folders)
     models = [_load(folder, device, dtype, packed) for folder in folders]
-    require_same_vocabulary(models[0], models[1].config.vocab_size)
-    tokenizers = [AutoTokenizer.from_pretrained(folder, trust_remote_code=False) for folder in folders]
-    if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
-        raise ValueError(f"the tokenizers of {target} and {draft} differ; choose a draft of the target's own family")
-    return Pair(models[0], models[1], tokenizers[0])
+    return Pair(models[0], models[1], tokenizer)
+
+
+def _draft_of(target: str | Path) -> Path:
+    """The draft of the trained pair, for its own target only."""
+    if Path(target).resolve().parent != TRAINED_PAIR.resolve():
+        raise ValueError(
+            f"load_pair({str(target)!r}) has no draft; give both, load_pair(target, draft), or load one model with "
+            "load_model"
+        )
+    return TRAINED_PAIR / "draft"
+
+
+def _tokenizer_of(target: Path, draft: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of both folders, or of the one that has any."""
+    found = [_tokenizer(folder) for folder in (target, draft) if any(map(any, map(folder.glob, TOKENIZER_FILES)))]
+    if not found:
+        raise FileNotFoundError(
+            f"neither {str(target)!r} nor {str(draft)!r} has a tokenizer; copy tokenizer.json and its "
+            "configuration into the target's folder, or load each with load_model, which needs none"
+        )
+    if len(found) == 2:
+        _require_same_tokens(*(tokenizer.get_vocab() for tokenizer in found))
+    return found[0]
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of many kinds, by the kind of tokenizer
+        raise OSError(
+            f"the tokenizer in {str(folder)!r} cannot be read ({reason(error)}); copy its files again"
+        ) from error
+    return found
+
+
+def _require_same_tokens(target: dict[str, int], draft: dict[str, int]) -> None:
+    """Raises `ValueError`, with the first token that has not the same number in both vocabularies."""
+    differing = [(number, token) for token, number in target.items() ^ draft.items()]
+    if differing:
+        _, token = min(differing)
+        numbers = [f"number {own[token]}" if token in own else "missing" for own in (target, draft)]
+        raise ValueError(
+            f"the tokenizers of target and draft differ in {len({token for _, token in differing}):,} tokens, first in "
+            f"{token!r}: {numbers[0]} in the target's, {numbers[1]} in the draft's; choose a draft of the target's own "
+            "family, or load both with load_model and give ModelDrafter(draft, ..., vocab=..., tokens=...)"
+        )
 
 
 def load_model(
-    name: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32, packed: bool = True
+    name: str | Path, device: str = "cpu", dtype: torch.dtype | str = torch.float32, packed: bool = True
 ) -> PreTrainedModel:
     """One model, by its folder or its name on the Hugging Face hub; arguments and errors as in `load_pair`.
 
@@ -100,9 +146,9 @@ def _checked_folder(name: str | Path) -> Path:
     if Path(name).resolve().parent == TRAINED_PAIR.resolve():
         if not Path(name).is_dir():
             raise FileNotFoundError(
-                f"the trained pair is not installed: there is no folder {name}. Install specnb from its wheel, which "
-                "contains the pair, or work in a checkout of the repository with data/pair; or give load_pair two "
-                "folders, or two names on the Hugging Face hub"
+                f"the trained pair is not installed: there is no folder {str(name)!r}. Install specnb from its "
+                "wheel, which contains the pair, or work in a checkout of the repository with data/pair; or give "
+                "load_pair two folders, or two names on the Hugging Face hub"
             )
         require_checksums(Path(name))
     folder = folder_of(name)
@@ -110,21 +156,41 @@ def _checked_folder(name: str | Path) -> Path:
     return folder
 
 
-def _load(folder: Path, device: str, dtype: torch.dtype, packed: bool) -> PreTrainedModel:
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {device!r}, and torch finds no CUDA device here; give device='cpu'")
+def _dtype(dtype: Any) -> torch.dtype:
+    named = {str(one).removeprefix("torch."): one for one in DTYPES}
+    found = named.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    if found not in DTYPES:
+        raise ValueError(f"dtype is {shown(dtype)}; it must be one of {', '.join(named)}, or its torch.dtype")
+    return found
+
+
+def _require_device(device: Any) -> None:
     try:
-        with _quiet():
+        torch.empty(0, device=device)
+    except Exception as error:  # of many kinds, by the kind of device
+        raise ValueError(f"device is {device!r}, which torch cannot use here; give 'cpu', for example") from error
+
+
+def _load(folder: Path, device: str, dtype: torch.dtype | str, packed: bool) -> PreTrainedModel:
+    dtype = _dtype(dtype)
+    _require_device(device)
+    try:
+        with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, trust_remote_code=False,
                 ignore_mismatched_sizes=True, output_loading_info=True,
             )  # fmt: skip
     except SafetensorError as error:
-        raise OSError(f"the weights in {folder} cannot be read ({error}); get the files again") from error
+        raise OSError(f"the weights in {str(folder)!r} cannot be read ({error}); get the files again") from error
     except ValueError as error:
-        if "trust_remote_code" not in str(error):
+        if "trust_remote_code" in str(error):
+            raise ValueError(f"{str(folder)!r} comes with code of its own, which is never executed here") from None
+        if "Unrecognized configuration class" not in str(error):
             raise
-        raise ValueError(f"the model in {folder} comes with code of its own, which is never executed here") from None
+        raise ValueError(
+            f"the model in {str(folder)!r} is no decoder of tokens; load an encoder-decoder, such as T5, with "
+            "transformers' AutoModelForSeq2SeqLM.from_pretrained(folder).eval() and give it to generate"
+        ) from None
     model, info = loaded
     require_complete(folder, info)
     _require_finite(folder, model)
@@ -143,25 +209,11 @@ def _require_finite(folder: Path, model: PreTrainedModel) -> None:
     frequencies = {name: values for name, values in model.named_buffers() if name.endswith("inv_freq")}
     for tensors, where in ((frequencies, "config.json (its rope_parameters)"), (weights, "weights")):
         for name, values in tensors.items():
-            if values.dtype in CHECKED and values.numel() and not bool(torch.stack(values.aminmax()).isfinite().all()):
+            if values.dtype in DTYPES and values.numel() and not bool(torch.stack(values.aminmax()).isfinite().all()):
                 raise ValueError(
-                    f"the model in {folder} has a number in {name} that is NaN or infinite; "
+                    f"the model in {str(folder)!r} has a number in {name} that is NaN or infinite; "
                     f"the {where} must be corrected, or copied again"
                 )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without progress bars, and without the report on unsuitable tensors: `require_complete` makes it an error."""
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if shown:
-            logging.enable_progress_bar()
 
 
 class DoubleRotary(LlamaRotaryEmbedding):

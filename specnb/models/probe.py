@@ -11,11 +11,13 @@ A draft model needs no probe: whatever distribution a token was sampled from, th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -27,15 +29,23 @@ from specnb.models.encoder_decoder import EncoderDecoder
 from specnb.models.support import context_limit, require_supported, sliding_window, vocabulary
 from specnb.trees import TokenTree
 
-HALF = 4  # tokens of a sequence before the pass that is compared, and in it
+HALF = 3  # tokens of a sequence before the pass that is compared, and in it
 NARROW = 3  # the window while the probe runs, where the model's is too long for it
 PROBED_ROWS = 2
 LARGEST_ROUNDED = 1024
 """Up to so many slots the probe has the next power of two, so that one probe serves many lengths of prompts."""
-LOWEST, ROUNDINGS = 1e-4, 4
-"""A total variation is rounding up to `LOWEST`, or in 16 bits up to so many times the dtype's precision."""
+LOWEST, ROUNDINGS = 1e-4, 16
+"""A mean total variation up to `LOWEST` is rounding; in 16 bits, where a copy in float32 has no room, up to so many
+times the precision of the dtype."""
 
-_agreed: WeakKeyDictionary[PreTrainedModel, set[tuple[Any, ...]]] = WeakKeyDictionary()
+_agreed: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], list[int]]] = WeakKeyDictionary()
+
+
+class Difference(NamedTuple):
+    """The mean total variation between the distributions in the loop and the model's own, and how much is rounding."""
+
+    found: float
+    allowed: float
 
 
 def require_agreement(model: PreTrainedModel, slots: int, input_slots: int = 0, tree: bool = False) -> None:
@@ -50,19 +60,20 @@ def require_agreement(model: PreTrainedModel, slots: int, input_slots: int = 0, 
     kinds = ("chain", "tree") if tree else ("chain",)
     slots = max(slots, 2 ** (min(slots, LARGEST_ROUNDED) - 1).bit_length())
     for kind in kinds:
-        key = (kind, slots, input_slots, model.dtype, model.device, model.config._attn_implementation)
-        if key in _agreed.setdefault(model, set()):
+        key = (kind, input_slots, model.dtype, model.device, model.config._attn_implementation)
+        agreed = _agreed.setdefault(model, {}).setdefault(key, [])
+        if slots in agreed or (agreed and _as_with(model, slots, agreed[0], input_slots, kind)):
             continue
-        difference = measured_difference(model, slots, input_slots, tree=kind == "tree")
-        if difference > tolerance(model.dtype):
+        difference = difference_from_itself(model, slots, input_slots, kind)
+        if difference.found > difference.allowed:
             raise TypeError(_refusal(model, difference, kind))
-        _agreed[model].add(key)
+        agreed.append(slots)
 
 
-def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, float]:
-    """Prints whether `model` can be decoded exactly; returns the total variation found for a chain and for a tree.
+def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, Difference]:
+    """Prints whether `model` can be decoded exactly; returns the difference found for a chain and for a tree.
 
-    It is the largest difference between the model's own next-token distributions and those in the decoding loop, over
+    It is the mean total variation between the model's own next-token distributions and those in the decoding loop, over
     the tokens of a short probe in rows with `slots` (by default 512, or the model's limit). `generate` and
     `beam_search` make the same comparison before the first step. Raises `TypeError` for a model that cannot be run.
 
@@ -70,46 +81,74 @@ def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, f
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float64)
     >>> found = check_model(model)
     GPTNeoXForCausalLM, float64, sdpa attention, rows of 64 slots
-    chain: agrees with the model's own forward pass (difference 0e+00, rounding up to 1e-04)
-    tree: agrees with the model's own forward pass (difference 0e+00, rounding up to 1e-04)
+    chain: agrees with the model's own forward pass (difference below 1e-04, which is rounding)
+    tree: agrees with the model's own forward pass (difference below 1e-04, which is rounding)
     """
     two = bool(model.config.is_encoder_decoder)
     require_supported(model, encoder_decoder=two)
-    slots, allowed = slots or min(512, context_limit(model) or 512), tolerance(model.dtype)
+    slots = slots or min(512, context_limit(model) or 512)
     dtype, attention = str(model.dtype).removeprefix("torch."), model.config._attn_implementation
     print(f"{type(model).__name__}, {dtype}, {attention} attention, rows of {slots} slots")
-    found = {}
+    differences = {}
     for kind in ("chain",) if two else ("chain", "tree"):
-        found[kind] = measured_difference(model, slots, tree=kind == "tree")
-        agrees = (
-            f"agrees with the model's own forward pass (difference {found[kind]:.0e}, rounding up to {allowed:.0e})"
-        )
-        print(f"{kind}: {agrees if found[kind] <= allowed else 'refused: ' + _refusal(model, found[kind], kind)}")
-    return found
+        found, allowed = differences[kind] = difference_from_itself(model, slots, kind=kind)
+        agrees = f"agrees with the model's own forward pass (difference below {allowed:.0e}, which is rounding)"
+        print(f"{kind}: {agrees if found <= allowed else 'refused: ' + _refusal(model, differences[kind], kind)}")
+    return differences
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    """The largest total variation that rounding in `dtype` explains.
+def difference_from_itself(model: PreTrainedModel, slots: int, input_slots: int = 0, kind: str = "chain") -> Difference:
+    """How far the distributions in the loop's cache are from those of the model alone, over a "chain" or a "tree".
 
-    >>> tolerance(torch.float32), tolerance(torch.bfloat16)
-    (0.0001, 0.03125)
+    Where a model in 16 bits differs, a copy in float32 decides, if there is memory for it: rounding in 16 bits is as
+    large as what some models do wrongly. NaN is no difference; the loop reports it. Raises `TypeError` if the model
+    fails in the cache.
     """
-    return max(LOWEST, ROUNDINGS * torch.finfo(dtype).eps)
+    difference = mean_difference(*_compared(model, slots, input_slots, kind))
+    if not difference > LOWEST or torch.finfo(model.dtype).bits > 16:
+        return Difference(difference, LOWEST)
+    if not _copy_fits(model):
+        return Difference(difference, rounding(model.dtype))
+    return difference_from_itself(copy.deepcopy(model).float(), slots, input_slots, kind)
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """The largest mean total variation that rounding in `dtype` explains.
+
+    >>> rounding(torch.float32), rounding(torch.bfloat16)
+    (0.0001, 0.125)
+    """
+    return LOWEST if torch.finfo(dtype).bits > 16 else ROUNDINGS * torch.finfo(dtype).eps
+
+
+def _copy_fits(model: PreTrainedModel) -> bool:
+    needed = 2 * model.num_parameters() * torch.float32.itemsize
+    if model.device.type == "cuda":
+        return needed < torch.cuda.mem_get_info(model.device)[0]
+    return bool(needed < psutil.virtual_memory().available)
+
+
+def _as_with(model: PreTrainedModel, slots: int, others: int, input_slots: int, kind: str) -> bool:
+    """Whether the distributions with `slots` are those with `others`: spare slots have no influence."""
+    logits = [_compared(model, number, input_slots, kind)[0] for number in (slots, others)]
+    return mean_difference(*logits) <= LOWEST
+
+
+def mean_difference(first: Tensor, second: Tensor) -> float:
+    """The mean total variation between the distributions of two tensors of logits `(..., vocab)`."""
+    return float(total_variation(probabilities(first), probabilities(second)).mean())
 
 
 @torch.inference_mode()
-def measured_difference(model: PreTrainedModel, slots: int, input_slots: int = 0, tree: bool = False) -> float:
-    """The mean total variation between distributions in the loop's cache and those of the model alone.
-
-    It is NaN where the model gives NaN, which the loop reports. Raises `TypeError` if the model fails in the cache.
-    """
+def _compared(model: PreTrainedModel, slots: int, input_slots: int, kind: str) -> tuple[Tensor, Tensor]:
+    """The logits in the loop's cache, and those of the model alone."""
     half = min(HALF, (context_limit(model) or 2 * HALF) // 2)
     tokens = probe_tokens(model, 2 * half)
-    tokens[1, :half] = tokens[0, :half] if tree else tokens[1, :half]
-    runs: Callable[..., tuple[Tensor, Tensor]] = _encoder_decoder if model.config.is_encoder_decoder else _chain
+    if kind == "tree":
+        tokens[1, :half] = tokens[0, :half]
+    runs = _tree if kind == "tree" else _encoder_decoder if model.config.is_encoder_decoder else _chain
     with _narrow_window(model, 2 * half), _failing_clearly(model):
-        there, alone = (_tree if tree else runs)(model, tokens, half, slots, input_slots)
-    return float(total_variation(probabilities(there), probabilities(alone)).mean())
+        return runs(model, tokens, half, slots, input_slots)
 
 
 def probabilities(logits: Tensor) -> Tensor:
@@ -206,11 +245,11 @@ def _encoder_decoder(
     return torch.cat(parts, dim=1), torch.cat(own)
 
 
-def _refusal(model: PreTrainedModel, difference: float, kind: str) -> str:
+def _refusal(model: PreTrainedModel, difference: Difference, kind: str) -> str:
     return (
         f"{type(model).__name__} would be decoded from wrong distributions: in the loop's cache, over a {kind}, they "
-        f"differ by {difference:.2g} in total variation from those of its own forward pass, and rounding in "
-        f"{model.dtype} gives {tolerance(model.dtype):.0e} at most; {_reason(model)}"
+        f"differ by {difference.found:.2g} in total variation from those of its own forward pass, and rounding gives "
+        f"{difference.allowed:.0e} at most; {_reason(model)}"
     )
 
 
@@ -220,13 +259,12 @@ def _reason(model: PreTrainedModel) -> str:
     if model.config.is_encoder_decoder:
         return "its decoder counts positions, or masks, in a way of its own"
     tokens = probe_tokens(model, 2 * HALF)
-    whole, positions = probabilities(_alone(model, tokens)), torch.arange(2 * HALF, device=tokens.device).expand(2, -1)
-    if float(total_variation(whole[:, :HALF], probabilities(_alone(model, tokens[:, :HALF]))).max()) > tolerance(
-        model.dtype
-    ):
+    whole, positions = _alone(model, tokens), torch.arange(2 * HALF, device=tokens.device).expand(2, -1)
+    allowed = rounding(model.dtype)
+    if mean_difference(whole[:, :HALF], _alone(model, tokens[:, :HALF])) > allowed:
         return "a token's distribution depends on the tokens after it (a decoder needs is_decoder=True)"
-    counted = probabilities(model(input_ids=tokens, position_ids=positions, use_cache=False, return_dict=True).logits)
-    if float(total_variation(whole, counted).max()) > tolerance(model.dtype):
+    counted = model(input_ids=tokens, position_ids=positions, use_cache=False, return_dict=True).logits
+    if mean_difference(whole, counted) > allowed:
         return "it does not count positions 0, 1, 2, ..."
     return (
         "it makes its attention mask, or its window, from the length of the cache, or leaves out the mask it is given"

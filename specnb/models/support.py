@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import inspect
 
+import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specnb.models.cache import why_not_croppable
+from specnb.models.cache import decoder_config, why_not_croppable
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""In which models compute. Weights of other dtypes, such as float8, belong to quantised models."""
 
 
 def vocabulary(model: PreTrainedModel) -> int:
-    """The number of tokens that `model` has logits for; that of the text model inside a model of images.
-
-    >>> import torch
-    >>> from specnb.models.shapes import Shape, empty_model
-    >>> vocabulary(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
-    4
-    """
+    """The number of tokens that `model` has, those included that only pad its embedding to a round size."""
     return int(model.config.get_text_config().vocab_size)
 
 
-def require_same_vocabulary(target: PreTrainedModel, draft_vocab: int) -> None:
-    """Raises `ValueError` unless the draft's vocabulary is as large as the target's."""
+def head_size(model: PreTrainedModel) -> int:
+    """The number of logits of `model` after each token."""
+    return int(getattr(model.get_output_embeddings(), "out_features", vocabulary(model)))
+
+
+def require_whole_head(model: PreTrainedModel) -> None:
+    """Raises `ValueError` unless `model` has a logit for each token."""
+    if head_size(model) != vocabulary(model):
+        raise ValueError(
+            f"the output head of {type(model).__name__} gives {head_size(model)} logits, and its vocabulary has "
+            f"{vocabulary(model)} tokens; only a draft may have fewer: give ModelDrafter(model, vocab=..., tokens=...) "
+            "the target's token of each logit"
+        )
+
+
+def require_same_vocabulary(target: PreTrainedModel, drafter: str, draft_vocab: int) -> None:
+    """Raises `ValueError` unless a drafter, named `drafter`, proposes as many tokens as the target has."""
     vocab = vocabulary(target)
     if vocab != draft_vocab:
         raise ValueError(
-            f"the target has {vocab} tokens and the draft {draft_vocab}; both need the same "
-            "vocabulary, so choose a draft of the target's own family"
+            f"the target has {vocab} tokens and the {drafter} {draft_vocab}; a drafter proposes tokens of the target's "
+            f"vocabulary: make it with vocab={vocab}, which ModelDrafter takes, too"
         )
 
 
@@ -47,19 +60,22 @@ def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> 
         raise TypeError(f"{name} is an encoder-decoder, which only `generate` runs, and without compilation")
     if two and (model.main_input_name != "input_ids" or not decoder_positions(model)):
         raise TypeError(f"{name} is not like T5 or BART, whose decoder the loop can give the positions of each row")
-    if two and model.config.decoder_start_token_id is None:
+    if two and getattr(model.config, "decoder_start_token_id", None) is None:
         raise TypeError(f"the configuration of {name} has no decoder_start_token_id, with which its decoder begins")
     if not two and "position_ids" not in arguments:
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
     if model.get_output_embeddings() is None or not (two or "logits_to_keep" in arguments):
         raise TypeError(f"{name} gives no next-token logits; load it with load_pair or as a ...ForCausalLM")
-    vocab = vocabulary(model)
-    embedded = getattr(model.get_input_embeddings(), "num_embeddings", vocab)
-    if embedded != vocab:
+    embedded = getattr(model.get_input_embeddings(), "num_embeddings", vocabulary(model))
+    if embedded != vocabulary(model):
         raise TypeError(
-            f"the configuration of {name} has {vocab} tokens, and its embedding {embedded}; "
+            f"the configuration of {name} has {vocabulary(model)} tokens, and its embedding {embedded}; "
             "change both with its resize_token_embeddings()"
         )
+    if model.config.return_dict is False:
+        raise TypeError(f"{name} has config.return_dict=False, with which transformers cannot run it; set it to True")
+    _require_layers(model)
+    _require_one_dtype(model)
     config = model.config.get_text_config(decoder=True)
     attention = config._attn_implementation
     if attention not in ("eager", "sdpa"):
@@ -75,7 +91,37 @@ def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> 
 def sliding_window(config: PreTrainedConfig) -> int:
     """How many tokens, its own included, a token sees in the layers with a window; 0 if there are none."""
     layers = DynamicCache(config=config).layers
-    return max(layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else 0 for layer in layers)
+    windows = (layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else 0 for layer in layers)
+    return max(windows, default=0)
+
+
+def _require_layers(model: PreTrainedModel) -> None:
+    """Raises `TypeError` for more layers than the configuration says, for which the cache would have no place."""
+    numbers = [getattr(module, "layer_idx", None) for module in (model.get_decoder() or model).modules()]
+    layers = 1 + max((number for number in numbers if isinstance(number, int)), default=-1)
+    configured = getattr(decoder_config(model), "num_hidden_layers", layers)
+    if layers > configured:
+        raise TypeError(
+            f"{type(model).__name__} has {layers} layers, and its configuration num_hidden_layers={configured}; "
+            "correct the configuration, or remove the layers"
+        )
+
+
+def _require_one_dtype(model: PreTrainedModel) -> None:
+    """Raises `TypeError` unless the matrices have one dtype that torch multiplies, quantised ones apart."""
+    if getattr(model, "is_quantized", False):
+        return
+    kept = (*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ()))
+    own = {
+        module.weight.dtype
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Embedding) and not any(part in name for part in kept)
+    }
+    if len(own) > 1 or not own <= set(DTYPES):
+        raise TypeError(
+            f"the weights of {type(model).__name__} are {', '.join(sorted(map(str, own)))}; they need one dtype of "
+            f"{', '.join(map(str, DTYPES))}: call its to(torch.float32), for example"
+        )
 
 
 def decoder_positions(model: PreTrainedModel) -> list[nn.Module]:

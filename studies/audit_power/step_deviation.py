@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from specnb.distributions import Conditional, total_variation
 from specnb.enumeration import Emissions, completed, joint_distribution, step_distribution
 from specnb.rules import Rule, token_verification
 from specnb_audit.bugs.bug import Bug, Change
 from specnb_audit.bugs.step import sampled_as, unchanged
+from specnb_audit.kernels.enumeration import random_distributions as random_distributions
 
 POINTS = 2**13
 
@@ -29,20 +27,6 @@ class Step(NamedTuple):
     p: Conditional
     q: Conditional
     sampled: Conditional
-
-
-def random_distributions(vocab: int, *key: int) -> Conditional:
-    """A different random distribution for every context; each `key` has its own.
-
-    >>> random_distributions(2, 7)((0, 1)).sum().item()
-    1.0
-    """
-
-    @cache
-    def probs(context: tuple[int, ...]) -> Tensor:
-        return torch.from_numpy(np.random.default_rng([*key, len(context), *context]).dirichlet(np.ones(vocab)))
-
-    return probs
 
 
 def step(bug: Bug, p: Conditional, q: Conditional) -> Step:

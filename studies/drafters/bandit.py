@@ -20,7 +20,8 @@ class BanditDrafter(ShortenedDrafter):
 
     The reward of a step is its number of tokens over its time, (accepted + 1) / (1 + n `cost_ratio`), divided by its
     largest value. The choice depends on earlier steps only, so the step stays exact. A row starts anew with its prompt:
-    what it gets must not depend on other rows. `exploration` scales the confidence term.
+    what it gets must not depend on other rows. `exploration` scales the confidence term. It counts every step, so
+    nothing else may choose how many tokens are drafted: `gamma="auto"` is a fixed number for it.
 
     >>> from specnb.drafting.ngram import UniformDrafter
     >>> drafter = BanditDrafter(UniformDrafter(4), lengths=(1, 3), cost_ratio=0.1)
@@ -34,6 +35,7 @@ class BanditDrafter(ShortenedDrafter):
         self, drafter: ChainDrafter, lengths: tuple[int, ...], cost_ratio: float, exploration: float = 0.3
     ) -> None:
         super().__init__(drafter)
+        self.every_step = True
         self.lengths, self.cost_ratio, self.exploration = lengths, cost_ratio, exploration
         self.largest_reward = max((n + 1) / (1 + n * cost_ratio) for n in lengths)
 
@@ -50,7 +52,7 @@ class BanditDrafter(ShortenedDrafter):
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         self._choose()
         # Without this the drafter would be evaluated once more to learn that all rows have stopped.
-        longest = uniforms.shape[1] if self.limit.is_cuda else min(int(self.limit.max()), uniforms.shape[1])
+        longest = min(int(self.limit.max()), uniforms.shape[1]) if context.readable else uniforms.shape[1]
         return super().propose(context, uniforms[:, :longest])
 
     def distribution(self, context: Context, position: int) -> Tensor:

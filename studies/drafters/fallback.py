@@ -14,22 +14,18 @@ class FallbackDrafter(Drafter):
     """A row whose sequence has a match copies for the whole step; the other rows sample from the model.
 
     Which of both is decided before anything is sampled, by the sequence alone, so the q of the one that is used is
-    exact. When all rows copy, the model's forward passes are saved; it evaluates the tokens that it has missed in its
-    next first forward pass. A head, which reads the target's hidden states, is run in every step. `copy` has no model,
-    which would miss the tokens of steps that do not copy. The host reads whether all rows have a match, so on a CUDA
-    device a step waits; with a model the shapes differ between steps, so it cannot be compiled or captured.
+    exact. When all rows copy, the model's forward passes are saved; its next one also evaluates what its cache lacks. A
+    head, which reads the target's hidden states, is run in every step. `copy` has no model. The host reads whether all
+    rows have a match, so on a CUDA device a step waits; with a model the shapes differ between steps, so it cannot be
+    compiled or captured.
     """
 
     def __init__(self, copy: Drafter, model: ModelDrafter | HeadDrafter) -> None:
         self.copy, self.model = copy, model
         self.vocab, self.draft_model, self.hidden_layers = model.vocab, model.draft_model, model.hidden_layers
-        self.can_refill = copy.can_refill
-        self.unseen = getattr(model, "unseen", 0)  # as of `ModelDrafter`, in a step after one that did not copy
-        self.missed = 0  # tokens that the model has not evaluated, at most, besides these
+        self.can_refill, self.every_step = copy.can_refill, copy.every_step
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        if rows is None:
-            self.missed = 0
         self.copy.start(context, rows)
         self.model.start(context, rows)
 
@@ -37,13 +33,8 @@ class FallbackDrafter(Drafter):
         copied = padded(*self.copy.propose(context, uniforms), uniforms.shape[1])
         copies = copied.draft_tokens[:, 0] >= 0
         if bool(copies.all()) and not self.hidden_layers:
-            self.missed += uniforms.shape[1] + 1
             return copied
-        if isinstance(self.model, ModelDrafter):
-            self.model.unseen = min(self.unseen + self.missed, context.tokens.shape[1])
-        # The model also sampled in the rows that copy; there its cache has its own tokens, not those copied.
-        self.missed = uniforms.shape[1] + 1 if bool(copies.any()) else 0
-        sampled = self.model.propose(context, uniforms)
+        sampled = self.model.propose(context._replace(waits=True), uniforms)
         return Proposal(
             copied.draft_tokens.where(copies[:, None], sampled.draft_tokens),
             copied.q.to(sampled.q.dtype).where(copies[:, None, None], sampled.q),

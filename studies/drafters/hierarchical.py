@@ -9,14 +9,13 @@ the outer rule does not see.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from specnb.distributions import standardise
-from specnb.drafting.base import Context, Drafter, Proposal, missing_members, padded
+from specnb.drafting.base import Context, Drafter, Proposal, padded
 from specnb.drafting.model import ModelDrafter
+from specnb.drafting.seen import SeenTokens
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.rules import Outcome, token_verification
 
@@ -33,29 +32,20 @@ class HierarchicalDrafter(Drafter):
     def __init__(self, large: ModelDrafter, small: Drafter, inner_gamma: int = 3) -> None:
         self.large, self.small, self.inner_gamma = large, small, inner_gamma
         self.vocab, self.draft_model = large.vocab, large.draft_model
-        self.can_refill = small.can_refill
-        self.unseen = 2  # the newest token, and the last one of the inner loop, which no forward pass has seen
-
-    @property
-    def unseen(self) -> int:
-        """How many of a row's newest tokens the larger model evaluates at the start of a step; see `ModelDrafter`."""
-        return self._unseen
-
-    @unseen.setter
-    def unseen(self, count: int) -> None:
-        self._unseen = count
-        # The small drafter also misses the last of its own tokens, if the inner rule accepts all.
-        evaluate_again(self.small, count + 1)
+        self.can_refill, self.every_step = small.can_refill, small.every_step
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        # Inner draft tokens reach further than those of the outer step.
-        padding = context.tokens.new_zeros(len(context.tokens), self.inner_gamma + 1)
-        wider = Context(torch.cat([context.tokens, padding], dim=1), context.lengths)
+        # The last inner step emits at most inner_gamma tokens beyond gamma. In a row that has them, as many again are
+        # drafted and evaluated while other rows go on.
+        self.padding = context.tokens.new_zeros(len(context.tokens), 2 * self.inner_gamma)
+        wider = Context(torch.cat([context.tokens, self.padding], dim=1), context.lengths, waits=True)
         if rows is None:
             self.runner = CachedModel(self.large.model, wider.tokens.shape[1])
+            self.seen = SeenTokens(wider.tokens.shape[1], wider.tokens.device)
+            self.runner.token_map = self.large.token_map
         prefill(self.runner, wider.tokens, wider.lengths, rows)
+        self.seen.hold(wider.tokens, wider.lengths - 1, rows)
         self.small.start(wider, rows)
-        self.padding = padding
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         rows, gamma = uniforms.shape
@@ -65,7 +55,7 @@ class HierarchicalDrafter(Drafter):
             emitted = lengths - context.lengths
             if bool((emitted >= gamma).all()):
                 break
-            p, outcome, drafted = self._inner_step(Context(tokens, lengths), uniforms[:, step])
+            p, outcome, drafted = self._inner_step(Context(tokens, lengths, waits=True), uniforms[:, step])
             q = q.to(p.dtype)
             active = emitted < gamma
             block = torch.cat([drafted, outcome.token[:, None]], dim=1)
@@ -86,26 +76,14 @@ class HierarchicalDrafter(Drafter):
         inner = self.inner_gamma
         own = more_uniforms(uniform, 2 * inner + 1)
         drafted, small_q = padded(*self.small.propose(context, own[:, :inner]), inner)
-        back = torch.arange(self.unseen, 0, -1, device=uniform.device)
-        slots = (context.lengths[:, None] - back).clamp_min(0)
-        after = context.lengths[:, None] + torch.arange(inner, device=uniform.device)
-        given = torch.cat([context.tokens.gather(1, slots), drafted.clamp_min(0)], dim=1)
-        logits = self.runner.run(given, torch.cat([slots, after], dim=1), keep=inner + 1)
+        count = self.seen.unseen(context.tokens, context.lengths)
+        slots = (context.lengths[:, None] + torch.arange(-count, inner, device=uniform.device)).clamp_min(0)
+        tokens = context.tokens.scatter(1, slots[:, count:], drafted.clamp_min(0))
+        self.seen.hold(tokens, context.lengths + inner)
+        logits = self.runner.run(tokens.gather(1, slots), slots, keep=inner + 1)
         p = standardise(logits, self.large.sampling, check=False)
         outcome = token_verification(p, small_q.to(p.dtype), drafted, own[:, inner : 2 * inner], own[:, -1])
         return p, outcome, drafted
-
-
-def evaluate_again(drafter: Any, count: int) -> None:
-    """From now on each model in `drafter` begins a step with at least the `count` newest tokens of a row.
-
-    A drafter that is called by another one misses tokens: those that the other adds without calling it.
-    """
-    if hasattr(drafter, "unseen"):
-        drafter.unseen = max(drafter.unseen, count)
-    for part in getattr(drafter, "__dict__", {}).values():
-        if not isinstance(part, type) and not missing_members(part):
-            evaluate_again(part, count)
 
 
 def more_uniforms(uniform: Tensor, count: int) -> Tensor:

@@ -24,17 +24,18 @@ from pathlib import Path
 
 from specnb.measure.timing import machine
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.notebook.findings import ROOT, write
 from specnb_audit.cli.settings import Settings
 from specnb_audit.cli.tokens_out import read_prompts
 from studies import corpus
 from studies.corpus import DATA
 from studies.engines.adapters.__main__ import adapter
 from studies.engines.engines import NEW_TOKENS, Row, digest, rows
+from studies.files import ROOT, write
 
 PROMPTS = DATA / "engines" / "prompts.jsonl"
 COUNT, LENGTHS = 256, (12, 44)  # prompts, and their tokens, the first of which begins the text
 GAMMA = 4
+CODE = os.pathsep.join((str(ROOT), str(ROOT / "audit")))  # the packages, for the engine's own Python
 RAW = ROOT / "build" / "engines" / "tokens"
 MODELS = ROOT / "build" / "engines" / "models"
 
@@ -51,7 +52,7 @@ def prompts(pair: Pair, count: int = COUNT) -> list[list[int]]:
 
 def answer(python: str, code: str) -> str:
     """The last line that `code` prints with an engine's Python; engines print lines of their own before it."""
-    paths = os.environ | {"PYTHONPATH": str(ROOT)}
+    paths = os.environ | {"PYTHONPATH": CODE}
     said = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, env=paths).stdout
     return said.splitlines()[-1]
 
@@ -86,7 +87,7 @@ def collect(row: Row, python: str) -> Path:
     RAW.mkdir(parents=True, exist_ok=True)
     raw = RAW / f"{row.name}.jsonl"
     start, continued = time.perf_counter(), raw.exists() and raw.stat().st_size > 0
-    paths = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    paths = os.environ | {"PYTHONPATH": CODE, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     subprocess.run(command(row, python, raw), check=True, env=paths)
     seconds = None if continued else round(time.perf_counter() - start, 1)
     compress(raw, row.file)

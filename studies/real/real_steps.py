@@ -15,9 +15,9 @@ import numpy as np
 
 import specnb
 from specnb.distributions import uniforms
+from studies.real.step_view import step_views
 from studies.real.workloads import model_and_tokenizer, prompts_of
 from studies.study import Study
-from studies.views.step_view import step_views
 
 
 def steps(item: str, gamma: int, new_tokens: int, prompt: int) -> Iterator[dict[str, Any]]:

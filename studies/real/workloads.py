@@ -39,8 +39,8 @@ from specnb.measure.statistics import bootstrap
 from specnb.measure.timing import Job, time_round
 from specnb.models.loading import Pair, load_model
 from specnb.models.real_model import smollm2
-from specnb.notebook.findings import data_file
 from studies.drafters.fallback import FallbackDrafter
+from studies.files import data_file
 from studies.study import Study, columns
 
 KINDS = ("chat", "summary", "quotation", "edit", "code")

@@ -20,8 +20,8 @@ from specnb.decoding.generate import Study, generate
 from specnb.distributions import Sampling
 from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.notebook.findings import write
 from studies import corpus
+from studies.files import write
 from studies.study import columns
 from studies.training.training import CONTEXT, encode
 

@@ -34,9 +34,9 @@ from specnb.decoding.step import IDLE, Batch
 from specnb.distributions import Sampling
 from specnb.drafting.heads import AttentionHead, save_head
 from specnb.measure.statistics import ratio_of_sums
-from specnb.notebook.findings import ROOT
 from specnb.rules import Outcome
 from studies import corpus, study
+from studies.files import ROOT
 from studies.real.workloads import KINDS, as_chat, head_drafter, model_and_tokenizer, prompts_of
 from studies.training.feature_drafts import Attention
 from studies.training.training import Learner, add_note, rate, size_of, train

@@ -30,9 +30,9 @@ from transformers import (
 )
 
 from specnb.models.checkpoints import write_checksums
-from specnb.notebook.findings import ROOT
 from studies import corpus
 from studies.corpus import DATA
+from studies.files import ROOT
 
 END = "<|endoftext|>"
 VOCABULARY = 4096

@@ -1,4 +1,4 @@
-"""The public interface: every name has a docstring with an example; the wheel holds every folder but the studies."""
+"""The public interface: every name has a docstring with an example; the wheels hold every folder of the packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import specnb
 
 PROJECT = Path(specnb.__file__).parents[1]
-PACKAGES = ["specnb", "specnb_audit"]
+PACKAGES = {"specnb": PROJECT, "specnb_audit": PROJECT / "audit"}  # and the folder of its distribution
 
 
 def _public(package: str) -> list[str]:
@@ -37,17 +37,24 @@ def test_every_public_name_has_a_docstring_with_an_example(package: str, name: s
     assert any(">>>" in (inspect.getdoc(part) or "") for part in parts)
 
 
-def test_the_wheel_holds_every_folder_but_the_studies() -> None:
-    packaged = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
-    inits = (file for package in PACKAGES for file in (PROJECT / package).rglob("__init__.py"))
-    folders = {".".join(file.parent.relative_to(PROJECT).parts) for file in inits}
-    assert {name for name in packaged if "_pair" not in name} == folders
-    for model in ("target", "draft"):
-        assert f"specnb._pair.{model}" in packaged
-        assert (PROJECT / "data" / "pair" / model / "model.safetensors").exists()
+def test_no_package_leads_to_studies_or_notebooks() -> None:
+    """The contract of import-linter sees neither examples nor modules that are imported by a string."""
+    files = [file for package, above in PACKAGES.items() for file in (above / package).rglob("*.py")]
+    leads = re.compile(r"\b(from|import) (studies|notebooks)\b|import_module\(\W*(studies|notebooks)\b")
+    assert not [str(file) for file in files if leads.search(file.read_text(encoding="utf-8"))]
 
 
-INVENTORIES = [file for package in PACKAGES for file in (PROJECT / package).rglob("__init__.py")]
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_wheel_holds_every_folder_of_its_package_and_the_sampler_s_the_pair(package: str) -> None:
+    above = PACKAGES[package]
+    packaged = tomllib.loads((above / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    folders = {".".join(file.parent.relative_to(above).parts) for file in (above / package).rglob("__init__.py")}
+    pair = {f"specnb._pair.{model}" for model in ("target", "draft") if package == "specnb"}
+    assert set(packaged) == folders | pair
+    assert all((PROJECT / "data/pair" / name.split(".")[-1] / "model.safetensors").exists() for name in pair)
+
+
+INVENTORIES = [file for package, above in PACKAGES.items() for file in (above / package).rglob("__init__.py")]
 
 
 @pytest.mark.parametrize("file", INVENTORIES, ids=lambda file: file.parent.name)

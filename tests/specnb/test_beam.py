@@ -215,7 +215,6 @@ def test_the_last_positions_can_be_searched() -> None:
         ({"draft_width": 6, "eos": [4, 1, 4]}, "draft_width is 6, and 5 tokens"),
         ({"eos": 7}, "eos has the token 7"),
         ({"max_new_tokens": LIMIT}, f"and LlamaForCausalLM has {LIMIT}"),
-        ({"draft": llama(5)}, "target has 7 tokens and the draft 5"),
         ({"target": llama(VOCAB).train()}, "training mode"),
     ],
 )

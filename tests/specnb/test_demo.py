@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 import specnb
 from specnb import demo
-from specnb_audit.cli import main
+from specnb_cli import main
 
 COPIED, NOT_COPIED = [1, 2, 1], [1, 2, 3, 0] * 3  # what the tiny model continues with, or not
 

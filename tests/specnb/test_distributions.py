@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import FrozenInstanceError
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ import torch
 from distributions_for_tests import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tiny import llama
 from torch import Tensor
+from transformers import GenerationConfig
 
 from specnb.distributions import (
     Sampling,
@@ -36,7 +38,7 @@ LARGEST = math.nextafter(1.0, 0.0)
 
 
 def slow_distribution(logits: list[float], sampling: Sampling) -> list[float]:
-    """Section 2.2 in plain Python: temperature, then top-k, then top-p."""
+    """Section 2.2 in plain Python: temperature, then top-k, then top-p, then min-p."""
     peak = max(logits)
     if sampling.temperature == 0:
         return [float(token == logits.index(peak)) for token in range(len(logits))]
@@ -52,7 +54,9 @@ def slow_distribution(logits: list[float], sampling: Sampling) -> list[float]:
                 kept.add(token)
             mass += probs[token]
         probs = _norm([x if token in kept else 0.0 for token, x in enumerate(probs)])
-    return probs
+    least = sampling.min_p * max(probs)
+    assume(all(x == max(probs) or abs(x - least) > 1e-6 for x in probs))  # nor whether a token is below a limit
+    return _norm([x if x >= least else 0.0 for x in probs])
 
 
 def _norm(mass: list[float]) -> list[float]:
@@ -69,6 +73,7 @@ samplings = st.builds(
     temperature=st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0]),
     top_k=st.one_of(st.none(), st.integers(1, 11)),
     top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.99)),
+    min_p=st.sampled_from([0.0, 0.0, 0.11, 0.6, 1.0]),
 )
 
 
@@ -91,6 +96,26 @@ def test_standardise_agrees_with_the_slow_reference(row: list[float], sampling: 
         assert torch.equal(have > 0, want > 0)
 
 
+FILTERS: dict[str, Any] = {
+    "temperature": 0.7,
+    "top_k": 6,
+    "top_p": 0.8,
+    "min_p": 0.15,
+}
+
+
+@pytest.mark.parametrize("names", [names for n in range(5) for names in combinations(FILTERS, n)], ids="-".join)
+def test_every_combination_of_filters_is_that_of_transformers(names: tuple[str, ...]) -> None:
+    """Its own processors, in the order in which `generate` puts them together."""
+    chosen = {name: FILTERS[name] for name in names}
+    switched_off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None}
+    model: Any = llama()
+    processors = model._get_logits_processor(GenerationConfig(do_sample=True, **(switched_off | chosen)))
+    logits = 2 * torch.randn(50, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    want = torch.softmax(processors(torch.zeros(50, 1, dtype=torch.long), logits.clone()), dim=-1)
+    torch.testing.assert_close(standardise(logits, Sampling(**chosen)), want)
+
+
 def distribution_of(*parts: float, **settings: Any) -> list[float]:
     """The distribution that the settings make of weights, given as logits."""
     return standardise(torch.tensor(parts, dtype=torch.float64).log(), Sampling(**settings)).tolist()
@@ -111,7 +136,7 @@ def test_adding_a_constant_to_the_logits_changes_nothing(row: list[float], sampl
 
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3), (2, 1, 3), (0,)])
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(0), Sampling(0.7, top_k=3), Sampling(1.3, 4, 0.8), Sampling(top_p=0.5)]
+    "sampling", [Sampling(), Sampling(0), Sampling(0.7, top_k=3), Sampling(1.3, 4, 0.8, 0.1), Sampling(top_p=0.5)]
 )
 def test_any_leading_shape_gives_what_single_rows_give(shape: tuple[int, ...], sampling: Sampling) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -258,7 +283,7 @@ def test_normalise_divides_by_the_sum_of_the_last_axis() -> None:
 
 
 def test_the_defaults_are_plain_sampling() -> None:
-    assert Sampling() == Sampling(temperature=1.0, top_k=None, top_p=1.0)
+    assert Sampling() == Sampling(temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)
     assert hash(Sampling(0.5, 3, 0.9)) == hash(Sampling(0.5, 3, 0.9))
     with pytest.raises(FrozenInstanceError):
         Sampling().temperature = 2.0  # type: ignore[misc]
@@ -269,6 +294,7 @@ def test_the_defaults_are_plain_sampling() -> None:
 TEMPERATURES = "it must be 0 (argmax) or positive and finite, from 1.2e-38 to 3.4e+38"
 TOP_KS = "it must be a whole number from 1, or None for no limit"
 TOP_PS = "it must lie in (0, 1], where 1 keeps every token"
+MIN_PS = "it must lie in [0, 1], where 0 keeps every token"
 SMALLEST, LARGEST_FLOAT32 = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
@@ -293,6 +319,11 @@ SMALLEST, LARGEST_FLOAT32 = torch.finfo(torch.float32).tiny, torch.finfo(torch.f
         ({"top_p": True}, TOP_PS),
         ({"top_p": 10**400}, TOP_PS),
         ({"top_p": "0.5"}, TOP_PS),
+        ({"min_p": -5e-324}, MIN_PS),
+        ({"min_p": math.nextafter(1, 2)}, MIN_PS),
+        ({"min_p": NAN}, MIN_PS),
+        ({"min_p": True}, MIN_PS),
+        ({"min_p": None}, MIN_PS),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -318,6 +349,8 @@ def test_a_setting_out_of_range_is_named_with_what_it_may_be(settings: dict[str,
         ({"top_p": 1}, {}),
         ({"top_p": 5e-324}, {"temperature": 0.0}),
         ({"top_p": math.nextafter(1, 0)}, {}),
+        ({"min_p": 5e-324}, {}),
+        ({"min_p": 1}, {"temperature": 0.0}),
     ],
     ids=str,
 )

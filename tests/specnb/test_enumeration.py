@@ -18,6 +18,7 @@ from specnb.enumeration import (
     count_distribution,
     draft_trees,
     drafter_step_distribution,
+    estimated_distribution,
     expected_accepted,
     integrated_distribution,
     joint_distribution,
@@ -211,3 +212,28 @@ def test_a_rare_token_at_an_end_of_the_uniforms_is_found(rare: int) -> None:
 
     assert off(honest) < 1e-8
     assert off(reported) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("accepted", "token", "words"),
+    [
+        (2, 0, "accepted from 2 to 2; 0 to 1 can be"),
+        (0, 3, "token from 3 to 3; 0 to 2 can be"),
+        (-1, 0, "accepted from -1 to"),
+    ],
+)
+def test_what_a_rule_cannot_emit_is_refused(accepted: int, token: int, words: str) -> None:
+    def rule(p: Tensor, *others: Any) -> Outcome:
+        return Outcome(*torch.tensor([accepted, token]).expand(len(p), 2).unbind(1))
+
+    with pytest.raises(ValueError, match=f"the rule returned {words}"):
+        step_distribution(rule, P, Q, gamma=1)
+
+
+@pytest.mark.parametrize("parents", [chain(2), (-1, -1)])
+def test_an_estimate_is_near_the_enumeration(parents: tuple[int, ...]) -> None:
+    drafts = draft_trees(parents, Q, independent_children)
+    planned = completed(multiplied(token_verification, drafts, P, parents), P, 3)
+    estimate = completed(estimated_distribution(token_verification, drafts, P, parents), P, 3)
+    assert 0 < float((planned - estimate).abs().sum()) / 2 < 1e-3
+    assert float(estimate.sum()) == pytest.approx(1, abs=1e-12)

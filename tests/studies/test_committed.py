@@ -17,7 +17,6 @@ from specnb.beam import beam_search
 from specnb.distributions import Sampling
 from specnb.drafting.ngram import UniformDrafter
 from specnb.models.loading import Pair, load_pair
-from specnb.notebook.findings import ROOT
 from specnb.rules import token_verification
 from studies.audit_power import audit_comparison, bug_suite, engine_checks
 from studies.audit_power.compared_samples import LENGTH, greedy_mismatch
@@ -25,6 +24,7 @@ from studies.audit_power.random_pair import random_pair
 from studies.beams import beam_speeds
 from studies.drafters import drafter_choice, drafters
 from studies.engines import engines
+from studies.files import ROOT
 from studies.rules import rules_in_the_loop, verification_rules
 from studies.rules.rules_in_the_loop import Method
 from studies.speed import pair_speeds

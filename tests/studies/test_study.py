@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from specnb.notebook.findings import ROOT
 from studies import study
 from studies.__main__ import main
+from studies.files import ROOT
 from studies.study import Study, find, names, run
 
 RESULTS = ROOT / "data" / "results"

@@ -1,4 +1,4 @@
-"""Every causal architecture of the installed transformers, as a tiny random model."""
+"""Every causal architecture of the installed transformers, and encoder-decoders, as tiny random models."""
 
 from __future__ import annotations
 
@@ -6,10 +6,31 @@ import re
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 VOCAB = 24
+START = 1
+ENCODER_DECODERS = [
+    "bart",
+    "bigbird_pegasus",
+    "blenderbot",
+    "fsmt",
+    "led",
+    "longt5",
+    "m2m_100",
+    "marian",
+    "mbart",
+    "mt5",
+    "mvp",
+    "nllb-moe",
+    "pegasus",
+    "plbart",
+    "prophetnet",
+    "switch_transformers",
+    "t5",
+    "umt5",
+]
 KINDS = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 LARGEST = 20_000_000  # parameters; some sizes of a few architectures are not among these names
 SIZES = {
@@ -56,7 +77,7 @@ def tiny(settings: dict[str, Any]) -> dict[str, Any]:
         if name in TINY and isinstance(value, int) and not isinstance(value, bool):
             small[name] = TINY[name]
         elif name in SPECIAL:
-            small[name] = 1
+            small[name] = START
         elif name.endswith("_config") and isinstance(value, dict):
             small[name] = tiny(value)
     return small
@@ -77,22 +98,30 @@ def tiny_config(kind: str) -> Any:
             del sizes[read_only[1]]
 
 
+def decoded(model: PreTrainedModel, tokens: list[int]) -> dict[str, torch.Tensor]:
+    """What the decoder of an encoder-decoder reads; nothing for another model."""
+    return {"decoder_input_ids": torch.tensor([tokens])} if model.config.is_encoder_decoder else {}
+
+
 def tiny_model(kind: str) -> PreTrainedModel | None:
     """A random model of `kind`, whose tokens depend strongly on all before them; None if it cannot be made so small."""
+    two = kind in ENCODER_DECODERS
+    made: Any = AutoModelForSeq2SeqLM if two else AutoModelForCausalLM
     try:
         config = tiny_config(kind)
+        config.decoder_start_token_id = START
         with torch.device("meta"):
-            size = AutoModelForCausalLM.from_config(config).num_parameters()
+            size = made.from_config(config).num_parameters()
         if size > LARGEST:
             return None
         torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config).float().eval()
+        model: PreTrainedModel = made.from_config(config).float().eval()
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.data.normal_(0, 0.5)
-        model.get_output_embeddings().weight.data *= 0.4  # type: ignore[union-attr]
+        model.get_output_embeddings().weight.data *= 0.4
         with torch.inference_mode():
-            model(input_ids=torch.tensor([[3, 4, 5]]), use_cache=False)
+            model(input_ids=torch.tensor([[3, 4, 5]]), **decoded(model, [START]), use_cache=False)
     except Exception:
         return None
     return model

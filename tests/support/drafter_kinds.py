@@ -119,6 +119,10 @@ def parallel(count: int = 2) -> ParallelHeadsDrafter:
     return ParallelHeadsDrafter(near_model("llama"), random_head(ParallelHeads(WIDTH, 16, count)))
 
 
+def counted() -> NgramDrafter:
+    return NgramDrafter(NgramModel(COUNTED, 3, VOCAB, discount=0.0))
+
+
 def lookup(shortest: int = 1) -> PromptLookupDrafter:
     return PromptLookupDrafter(VOCAB, shortest=shortest)
 
@@ -130,7 +134,7 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "suffix": lambda: SuffixDrafter([COUNTED.tolist(), [0, 1, 2]], VOCAB, shortest=1),
     "suffix, proportional": lambda: SuffixDrafter([COUNTED.tolist()], VOCAB, shortest=1, proportional=True),
     "uniform": lambda: UniformDrafter(VOCAB),
-    "trigram, backing off": lambda: NgramDrafter(NgramModel(COUNTED, 3, VOCAB, discount=0.0)),
+    "trigram, backing off": counted,
     "skip-gram": lambda: SkipGramDrafter(COUNTED, 2, VOCAB),
     "table": chain,
     "mixture": lambda: MixtureDrafter(lookup(), chain(), weight=0.6),
@@ -162,6 +166,7 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
 HIERARCHICAL: dict[str, Callable[[], Drafter]] = {
     "hierarchical": lambda: HierarchicalDrafter(near("llama"), far("llama"), inner_gamma=2),
     "hierarchical over a table": lambda: HierarchicalDrafter(near("gpt2"), chain(), inner_gamma=1),
+    "hierarchical over n-grams": lambda: HierarchicalDrafter(near("llama"), counted()),
     "hierarchical over a stopped model": lambda: HierarchicalDrafter(
         near("llama"), StoppingDrafter(near("gpt2"), LowConfidence(0.3)), inner_gamma=1
     ),

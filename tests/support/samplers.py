@@ -5,8 +5,11 @@ The next token's distribution depends on the last token alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.distributions import normalise, sample
@@ -16,6 +19,7 @@ from specnb_audit.bets import Row
 from specnb_audit.bugs.bug import Change
 from specnb_audit.report import Report
 
+Array = NDArray[np.float64]
 VOCAB, GAMMA = 24, 3
 
 
@@ -48,6 +52,25 @@ def sample_row(
     steps[-1] -= len(text) - 1 - n
     before = torch.tensor(text[:n])
     return Row(text[1 : n + 1], p[before], q[before], prompt=[0], steps=[size for size in steps if size > 0])
+
+
+def depending(prefix: Sequence[int], vocab: int = 60) -> Array:
+    """A distribution `(vocab,)` that depends on the whole prefix: two sequences never have the same one again."""
+    logits = -1.2 * np.log(1 + np.arange(vocab)) + 0.8 * np.random.default_rng([5, *prefix]).standard_normal(vocab)
+    weights = np.exp(logits)
+    return np.asarray(weights / weights.sum())
+
+
+def raced(start: int, n: int, seed: Sequence[int], anew: bool) -> list[int]:
+    """`n` tokens after `start`, sampled as `torch.multinomial` does, by a race of noises divided by `depending`.
+
+    The generator has this `seed`, and is made `anew` for each token.
+    """
+    random, text = np.random.default_rng(seed), [start]
+    for _ in range(n):
+        p = depending(text)
+        text.append(int((p / (np.random.default_rng(seed) if anew else random).exponential(size=len(p))).argmax()))
+    return text[1:]
 
 
 def zipf_tables(vocab: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:

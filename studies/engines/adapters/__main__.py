@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cache", type=Path, default=Models.cache, help="folder of converted models (default: %(default)s)")
     add("--prompts", type=Path, required=True, help="a list of token ids a line")
     add("--count", type=int, default=0, help="completions; prompts are repeated (default: one for each prompt)")
-    add("--out", type=Path, required=True, help="file of tokens for `specnb audit`")
+    add("--out", type=Path, required=True, help="file of tokens for `specnb-audit audit`")
     add_settings(add)
     return options
 

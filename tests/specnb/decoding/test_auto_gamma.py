@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 from tiny import llama, near_copy, next_distributions
 
 from specnb import ModelDrafter, PromptLookupDrafter, Sampling, generate
-from specnb.decoding.auto_gamma import Auto, AutoBatch, AutoGamma, varies
+from specnb.decoding.auto_gamma import Auto, AutoGamma, varies
 from specnb.decoding.generate import Study
 from specnb.decoding.step import Batch
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import MixtureDrafter, TreeDrafter
 from specnb.enumeration import joint_distribution
 from specnb.measure.statistics import goodness_of_fit
+from specnb.models.cached_model import CachedModel
 
 VOCAB = 4
 LEVEL = 1e-7
@@ -108,7 +110,28 @@ def test_models_catch_up_on_the_tokens_of_plain_steps(monkeypatch: pytest.Monkey
         record = generate(target, [[1], [2, 3]], drafter, gamma=CHEAP, max_new_tokens=12, progress=False).record
         drafted = (record.draft_tokens >= 0).sum(-1)
         assert (record.accepted == drafted)[record.emitted > 0].all()
+        assert np.allclose(record.beta[record.tested], 1)
         assert set(drafted[record.emitted > 0].tolist()) >= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_models_evaluate_what_their_cache_lacks_and_not_more(mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tokens after a step that they drafted, as many more as there were plain steps since, and each draft token."""
+    _widths(monkeypatch, 2, 0, 0, 3, 1)
+    evaluated: list[int] = []
+
+    class Counting(CachedModel):
+        def run(self, tokens: torch.Tensor, *settings: Any, **more: Any) -> torch.Tensor:
+            evaluated.append(tokens.shape[1])
+            return super().run(tokens, *settings, **more)
+
+    class Counted(ModelDrafter):
+        runner_class = Counting
+
+    drafter = MixtureDrafter(PromptLookupDrafter(VOCAB), Counted(TARGET), 0.0) if mixed else Counted(TARGET)
+    record = generate(TARGET, [[1, 3]], drafter, gamma=CHEAP, max_new_tokens=11, progress=False).record
+    assert record.emitted.tolist() == [[3, 1, 1, 4, 2]]
+    assert evaluated == [1, *[2, 1], *[4, 1, 1], 2]
 
 
 def test_greedy_tokens_are_those_of_plain_decoding() -> None:
@@ -123,28 +146,27 @@ def test_greedy_tokens_are_those_of_plain_decoding() -> None:
 def test_a_step_without_draft_tokens_is_a_plain_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompt lookup without a match costs a pass over one token, not over gamma + 1."""
     passes: list[int] = []
-    run = AutoBatch.run_target
+    run = Batch.run_target
 
     def counted(self: Batch, draft_tokens: torch.Tensor) -> torch.Tensor:
         passes.append(draft_tokens.shape[1] + 1)
         return run(self, draft_tokens)
 
-    monkeypatch.setattr(AutoBatch, "run_target", counted)
+    monkeypatch.setattr(Batch, "run_target", counted)
     drafter = PromptLookupDrafter(vocab=VOCAB, longest=3, shortest=3)
     generate(TARGET, [[0, 1, 2, 3]], drafter, gamma="auto", max_new_tokens=3, progress=False)
     assert passes[0] == 1
 
 
-@pytest.mark.parametrize("name", _drafters())
-def test_the_steps_of_a_prompt_do_not_depend_on_the_batch(name: str) -> None:
-    """Not even their numbers of draft tokens."""
+def test_the_numbers_of_draft_tokens_of_a_prompt_do_not_depend_on_the_batch() -> None:
+    """Those that are chosen; tests/specnb/drafting/test_all_drafters.py has all drafters, with other numbers."""
     target = llama(VOCAB, dtype=torch.float64)
     prompts = [[1, 0, 1, 0, 1, 0], [2], [3, 3, 1], [0, 2]]
     asked: dict[str, Any] = {"gamma": CHEAP, "max_new_tokens": 10, "seed": 4, "progress": False}
-    made = generate(target, prompts, _drafters()[name], batch_size=3, **asked)
+    made = generate(target, prompts, DRAFT, batch_size=3, **asked)
     assert len({*(made.record.draft_tokens >= 0).sum(-1)[:, 1:].flat}) > 2
     for number, prompt in enumerate(prompts):
-        alone = generate(target, [prompt], _drafters()[name], study=Study(rows=[number]), **asked)
+        alone = generate(target, [prompt], DRAFT, study=Study(rows=[number]), **asked)
         assert alone.tokens == [made.tokens[number]]
         steps = alone.record.draft_tokens.shape[1]
         assert (alone.record.draft_tokens[0] == made.record.draft_tokens[number, :steps]).all()
@@ -169,8 +191,28 @@ def test_costs_decide_what_is_drafted() -> None:
     assert not (never.draft_tokens >= 0).any()
     always = generate(TARGET, [[1]], TARGET, gamma=Auto(costs=(1, 1, 1)), **asked).record
     assert ((always.draft_tokens >= 0).sum(-1) == 2).all()
-    with pytest.raises(ValueError, match=r"costs is \(1.0, 0.0\); it must be times of steps with 0, 1, ..."):
-        Auto(costs=(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(({"costs": costs}, f"costs is {costs!r}; it must be a list of times of steps with 0, 1, ... draft tokens")
+          for costs in ("12", b"12", {0: 1.0, 1: 1.2}, 3, (1, 0), [1.0], [1, np.nan], [1, np.inf],
+                        ["1", "2"], [[1, 2], [3, 4]])),
+        *(({name: value}, f"{name} is {value!r}; it must lie in [0, 1]")
+          for name in ("lately", "long", "accepted") for value in (-0.1, 1.1, np.nan, "1", None)),
+        *(({"weight": value}, f"weight is {value!r}; it must lie in [1e-06, ") for value in (0, -1.0, np.nan, "3")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        Auto(**given)
+
+
+@pytest.mark.parametrize("costs", [np.array([1.0, 2.0]), torch.tensor([1.0, 2.0]), [1, np.float32(2)], range(1, 3)])
+def test_costs_may_be_any_list_of_numbers(costs: Any) -> None:
+    assert Auto(costs=costs) == Auto(costs=(1.0, 2.0), lately=0.85, long=0.98, accepted=0.5, weight=3.0)
 
 
 def test_where_the_width_cannot_change_it_is_fixed() -> None:
@@ -179,8 +221,8 @@ def test_where_the_width_cannot_change_it_is_fixed() -> None:
     assert generate(TARGET, [[1]], DRAFT, gamma=Auto(), study=Study(batch_class=Batch), **asked).record.gamma == 4
     hidden = PromptLookupDrafter(vocab=VOCAB)
     hidden.hidden_layers = (-1,)
-    assert varies(TARGET, PromptLookupDrafter(VOCAB), True, None)
-    assert not varies(TARGET, hidden, False, None)
-    assert [varies(TARGET, _drafters()["mixture"], compile, None) for compile in (False, True)] == [True, False]
+    assert varies(TARGET, PromptLookupDrafter(VOCAB), True)
+    assert not varies(TARGET, hidden, False)
+    assert [varies(TARGET, _drafters()["mixture"], compile) for compile in (False, True)] == [True, False]
     with pytest.raises((TypeError, ValueError), match=r"gamma"):
         generate(TARGET, [[1]], DRAFT, gamma="fast")  # type: ignore[arg-type]

@@ -36,8 +36,8 @@ import specnb
 from specnb import rules
 from specnb.beam import beam_search
 from specnb.decoding import generate as loop
-from specnb.decoding.auto_gamma import Auto
-from specnb.decoding.generate import FIXED, Generation, Study, forget_compiled, generate
+from specnb.decoding.auto_gamma import FIXED, Auto
+from specnb.decoding.generate import Generation, Study, forget_compiled, generate
 from specnb.decoding.scheduler import ProgressReader
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling

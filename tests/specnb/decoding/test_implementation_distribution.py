@@ -76,7 +76,7 @@ def test_the_tested_completions_take_several_steps_and_accept_all_there_is() -> 
         assert record.accepted.max() == TokenTree(drafter.parents or ()).depth
 
 
-# Planted bugs of trees; those of chains and of the loop are in tests/specnb_audit/test_known_bugs_in_the_loop.py.
+# Planted bugs of trees; those of chains and of the loop are in audit/tests/test_known_bugs_in_the_loop.py.
 
 
 def not_moved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Every verification rule in the real loop: the target's joint distribution, and static steps.
 
-That the comparison finds bugs is shown in tests/specnb_audit/test_known_bugs_in_the_loop.py.
+That the comparison finds bugs is shown in audit/tests/test_known_bugs_in_the_loop.py.
 """
 
 from __future__ import annotations

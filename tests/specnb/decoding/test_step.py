@@ -27,7 +27,17 @@ from specnb.decoding.step import Batch, State
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
-from specnb.rules import Outcome, Rule, exact_match, greedy_verification, rejection_sampling, token_verification
+from specnb.enumeration import step_distribution
+from specnb.rules import (
+    Outcome,
+    Plan,
+    PlannedRule,
+    Rule,
+    exact_match,
+    greedy_verification,
+    rejection_sampling,
+    token_verification,
+)
 from studies.drafters.stopping_rules import TableDrafter
 
 # A device of which torch knows nothing but that it is another one.
@@ -271,7 +281,7 @@ def test_a_drafter_must_ask_for_hidden_states_and_have_a_propose() -> None:
     with pytest.raises(ValueError, match="set the drafter's hidden_layers"):
         generate(TARGET, PROMPTS, Careless(table()), max_new_tokens=2, progress=False)
     with pytest.raises(NotImplementedError, match="Unfinished has no propose"):
-        generate(TARGET, PROMPTS, Unfinished(), max_new_tokens=2, progress=False)  # type: ignore[abstract]
+        generate(TARGET, PROMPTS, Unfinished(), max_new_tokens=2, progress=False)
 
 
 def test_a_proposal_of_a_row_that_has_ended_is_not_checked() -> None:
@@ -340,5 +350,47 @@ def test_a_rule_that_returns_no_outcome_is_reported(returned: Callable[[Tensor],
     def rule(p: Tensor, *others: Any) -> Any:
         return returned(torch.zeros(len(p), dtype=torch.int64))
 
-    with pytest.raises(TypeError, match=r"the rule returned a .*; it must return an Outcome of two int64 tensors"):
+    half = torch.tensor([0.5, 0.5]).double()
+    for carry_out in (
+        lambda: generate(TARGET, [[1]], chain(), gamma=1, rule=rule, max_new_tokens=3, progress=False),
+        lambda: step_distribution(rule, lambda _: half, lambda _: half, gamma=1),
+    ):
+        with pytest.raises(TypeError, match=r"the rule returned a .*; it must return an Outcome of two int64 tensors"):
+            carry_out()
+
+
+def returning_none(*given: Any) -> Any:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda p, q, draft_tokens: None, r"rule <lambda> takes \(p, q, draft_tokens\): too many positional arguments; "
+         r"it is called with \(p, q, draft_tokens, accept_uniforms, final_uniform\)$"),
+        (lambda p, q, x, u, v, tree: None, "missing a required argument: 'tree'"),
+        ("token", "rule is 'token'; it must be an acceptance rule of specnb.rules, or such a function"),
+        (PlannedRule(returning_none), r"plan of returning_none is a NoneType with accept and after \['None"),
+        (PlannedRule(lambda p, q, x, tree: Plan(x, p[..., 1:, :])), r"is a Plan with .* must be a Plan of tensors of"),
+    ],
+)  # fmt: skip
+def test_what_is_no_rule_is_refused_by_loop_and_enumeration_alike(rule: Any, words: str) -> None:
+    half = torch.tensor([0.5, 0.5]).double()
+    with pytest.raises(TypeError, match=words):
         generate(TARGET, [[1]], chain(), gamma=1, rule=rule, max_new_tokens=3, progress=False)
+    with pytest.raises(TypeError, match=words):
+        step_distribution(rule, lambda _: half, lambda _: half, gamma=1)
+
+
+def token_in_five(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+    return token_verification(p, q, x, accept, final)
+
+
+def test_a_rule_for_a_tree_is_called_with_it() -> None:
+    half = torch.tensor([0.5, 0.5]).double()
+    with pytest.raises(TypeError, match=r"it is called with \(.*, final_uniform, tree\)"):
+        step_distribution(token_in_five, lambda _: half, lambda _: half, (-1, -1))
+    with pytest.raises(TypeError, match=r"the plan chain_only takes \(p, q, x\)"):
+
+        @PlannedRule  # type: ignore[arg-type]
+        def chain_only(p: Tensor, q: Tensor, x: Tensor) -> None: ...

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from distributions_for_tests import distribution_pair
-from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, gamma_of
+from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, chain, gamma_of, near, table
 from implementation_distribution import FALSE_ALARMS, PROMPTS, acceptance_p_value, completions_p_value, eager, refilled
-from tiny import llama
+from numpy.typing import NDArray
+from tiny import ARCHITECTURES, LIMIT, llama
 from torch import Tensor
 
+from specnb.decoding import step
+from specnb.decoding.auto_gamma import Auto, AutoGamma, varies
 from specnb.decoding.generate import generate
 from specnb.distributions import sample
 from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.length import LowConfidence, StoppingDrafter
+from specnb.drafting.model import MixtureDrafter
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
+from specnb.rules import Outcome
+from studies.drafters.bandit import BanditDrafter
+from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.stopping_rules import TableDrafter
 
 ALL = CHAINS | HIERARCHICAL | TREES
 IN_THE_LOOP = [*HIERARCHICAL, *TREES, "bandit, stopped", "copy and an attention head", "copy, otherwise another model"]
@@ -89,18 +100,96 @@ def test_tokens_are_sampled_from_q_with_the_uniforms_given(name: str) -> None:
     assert (q >= 0).all()
 
 
+class ByHistory(AutoGamma):
+    """Widths that depend on what each row accepted so far: some rows make plain steps while others draft."""
+
+    widths = (0, 3, 1, 2, 0, 0, 5)
+
+    def __init__(self, rows: int, *settings: Any) -> None:
+        super().__init__(rows, *settings)
+        self.history = np.zeros(rows, dtype=np.int64)
+
+    def forget(self, rows: list[int]) -> None:
+        self.history[rows] = 0
+
+    def learn(self, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+        self.history = (3 * self.history + accepted + 1) % len(self.widths)
+
+    def choose(self) -> NDArray[np.int64]:
+        return np.take(self.widths, self.history)
+
+
+@pytest.fixture
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Drafter]:
+    """Makes a drafter whose models compute in float64, where rounding does not reach a uniform."""
+    for architecture, make in ARCHITECTURES.items():
+        monkeypatch.setitem(ARCHITECTURES, architecture, partial(make, dtype=torch.float64))
+
+    def made(name: str) -> Drafter:
+        torch.set_default_dtype(torch.float64)  # of heads
+        try:
+            return ALL[name]()
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return made
+
+
+class Told(TableDrafter):
+    """Counts the steps that it is told of."""
+
+    steps = 0
+
+    def update(self, context: Context, outcome: Outcome) -> None:
+        self.steps += 1
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda told: MixtureDrafter(told, chain()),
+        lambda told: MixtureDrafter(chain(), told),
+        lambda told: StoppingDrafter(told, LowConfidence(0.4)),
+        lambda told: BanditDrafter(told, (1, 2), 0.1),
+        lambda told: FallbackDrafter(told, near("llama")),
+    ],
+)
+def test_the_parts_of_a_drafter_are_told_what_became_of_its_tokens(around: Callable[[Drafter], Drafter]) -> None:
+    told = Told(table())
+    made = generate(llama(), [[1]], around(told), gamma=2, max_new_tokens=6, progress=False)
+    assert told.steps == made.record.target_passes[0]
+
+
 @pytest.mark.parametrize("name", ALL)
-def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in(name: str) -> None:
-    """All together; in two rows, which others take over; and alone. Long enough for drafters of drafters, which miss
-    tokens that another one proposed or added, to be wrong if they did not evaluate these later."""
-    target, drafter = llama(dtype=torch.float64), ALL[name]()
-    asked: dict[str, Any] = {"gamma": gamma_of(drafter), "max_new_tokens": 12, "seed": 3, "progress": False}
+@pytest.mark.parametrize("auto", [False, True], ids=["fixed", "auto"])
+def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in(
+    name: str, auto: bool, in_float64: Callable[[str], Drafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All together; in two rows, which others take over; and alone. Eager attention has a float32 part."""
+    monkeypatch.setattr(step, "AutoGamma", ByHistory)
+    target, drafter = llama(dtype=torch.float64), in_float64(name)
+    gamma: Any = Auto(costs=range(1, 7)) if auto else gamma_of(drafter)
+    asked: dict[str, Any] = {"gamma": gamma, "max_new_tokens": 12, "seed": 3, "progress": False}
     together = generate(target, PROMPTS * 2, drafter, **asked)
+    if auto and varies(target, drafter, compile=False):
+        drafted = (together.record.draft_tokens >= 0).sum(axis=-1)[together.record.emitted > 0]
+        assert drafted.any()
+        assert not drafted.all()
     for batch_size in (2, 1):
         made = generate(target, PROMPTS * 2, drafter, batch_size=batch_size, **asked)  # it forgets the batch before
         assert made.tokens == together.tokens
         assert np.array_equal(made.record.draft_tokens, together.record.draft_tokens)
-        assert np.allclose(made.record.beta, together.record.beta, atol=1e-5)  # the draft models are float32
+        assert np.allclose(made.record.beta, together.record.beta, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CHAINS | HIERARCHICAL)
+def test_a_row_can_be_drafted_for_up_to_the_last_position(name: str) -> None:
+    """The models have no position after the last token asked for, and the caches no slot after those allocated. Rows
+    need different numbers of steps, so some have ended while others go on."""
+    target, drafter, prompts = llama(), ALL[name](), torch.arange(16).reshape(8, 2).remainder(VOCAB)
+    for gamma in range(1, 7):
+        made = generate(target, prompts, drafter, gamma=gamma, max_new_tokens=LIMIT - 2, progress=False)
+        assert {len(tokens) for tokens in made.tokens} == {LIMIT - 2}
 
 
 @pytest.mark.parametrize("name", IN_THE_LOOP)

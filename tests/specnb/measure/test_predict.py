@@ -2,6 +2,7 @@
 
 import math
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specnb.measure.predict import EXPONENTS, GPUS, SLOWEST, UNPACKING_RIDGE, device_class, known_gpu, predict, roofline
-from specnb.notebook.findings import ROOT
 from specnb.theory import expected_tokens, walltime_improvement
 
+ROOT = Path(__file__).parents[3]
 FRACTION, GAMMA = st.floats(0, 1), st.integers(1, 32)
 FAST = (1e9, 1.0)  # teraflop/s and GB/s: arithmetic takes no time
 

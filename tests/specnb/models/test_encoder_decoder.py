@@ -160,7 +160,6 @@ def without_start() -> Any:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": refusing(llama(VOCAB))}, "the target is an encoder-decoder and the draft is not"),
     ({"target": refusing(llama(VOCAB))}, "the target is no encoder-decoder and the draft is one"),
-    ({"draft": refusing(t5(7))}, "the target has 5 tokens and the draft 7"),
     ({"draft": TableTreeDrafter(TWO_DRAFTS), "target": refusing(t5(4)), "gamma": 2}, "proposes a tree, and the target"),
     ({"target": refusing(bart()), "prompts": [[1] * (LIMIT + 1)]}, "a prompt of 17 and 4 new tokens need 17 positions"),
     ({"compile": True}, "T5ForConditionalGeneration is an encoder-decoder, which only `generate` runs, and without"),
@@ -183,3 +182,13 @@ def test_elsewhere_encoder_decoders_are_refused() -> None:
         ModelDrafter(t5(), compile=True)
     with pytest.raises(TypeError, match="Other runs decoder-only models, and T5ForConditionalGeneration is an encoder"):
         cached_model(t5(), 4, 2, type("Other", (CachedModel,), {}))
+
+
+@pytest.mark.parametrize("own", [4, 8])
+def test_a_draft_may_have_more_or_fewer_tokens_than_the_target(own: int) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 10, "sampling": Sampling(0), "progress": False}
+    made = generate(t5(), PROMPTS, t5(own), gamma=3, **asked)
+    assert made.tokens == generate(t5(), PROMPTS, **asked).tokens
+    same = generate(t5(), PROMPTS, ModelDrafter(t5(own), Sampling(0), vocab=VOCAB), gamma=3, **asked)
+    assert same.tokens == made.tokens
+    assert made.record.draft_tokens.max() < VOCAB

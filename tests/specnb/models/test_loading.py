@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 from unsupported_models import SIZES, convolving, encoder_decoder, without_positions
 
 from specnb.decoding.generate import generate
+from specnb.distributions import Sampling
 from specnb.models import checkpoints, loading
 from specnb.models.cached_model import CachedModel
 from specnb.models.checkpoints import CHECKSUMS, require_checksums, write_checksums
@@ -157,20 +158,20 @@ def cut_off(folder: Path) -> None:
 
 NAN, INF = float("nan"), float("inf")
 REFUSED: list[tuple[Callable[[Path], object], type[Exception], str]] = [
-    (lambda folder: (folder / "config.json").unlink(), FileNotFoundError, "target has no config.json"),
+    (lambda folder: (folder / "config.json").unlink(), FileNotFoundError, "target' has no config.json"),
     (lambda folder: (folder / "model.safetensors").unlink(), FileNotFoundError, "has no model.safetensors; only safe"),
-    (text("config.json", "{"), OSError, "config.json is not JSON"),
-    (text("config.json", "[" * 10**5), OSError, "config.json is not JSON"),
-    (text("config.json", "[1]"), OSError, "config.json must hold a JSON object and holds a list"),
+    (text("config.json", "{"), OSError, "config.json' is not JSON"),
+    (text("config.json", "[" * 10**5), OSError, "config.json' is not JSON"),
+    (text("config.json", "[1]"), OSError, "config.json' must hold a JSON object and holds a list"),
     (text("adapter_config.json", "{}"), OSError, "holds an adapter"),
     (text("model.safetensors.index.json", "{}"), OSError, "has no weight_map"),
-    (pickled, FileNotFoundError, "only safetensors are loaded"),
+    (pickled, FileNotFoundError, "are loaded: pytorch_model.bin can execute code; if you trust it, load"),
     (configured(transformers_weights="adapter_model.bin"), OSError, r"names the weights 'adapter_model.bin'; only"),
-    (indexed("pytorch_model.bin"), OSError, r"index.json names 'pytorch_model.bin'; only safetensors"),
+    (indexed("pytorch_model.bin"), OSError, r"index.json' names 'pytorch_model.bin'; only safetensors"),
     (indexed("../other/model.safetensors"), OSError, r"names '../other/model.safetensors'; only safetensors"),
-    (indexed("missing.safetensors"), FileNotFoundError, "names missing.safetensors, which is not there; copy it"),
-    (with_code, ValueError, "target comes with code of its own, which is never executed here"),
-    (cut_off, OSError, r"weights in .*target cannot be read"),
+    (indexed("missing.safetensors"), FileNotFoundError, "names 'missing.safetensors', which is not there; copy it"),
+    (with_code, ValueError, "target' comes with code of its own, which is never executed here"),
+    (cut_off, OSError, r"weights in .*target' cannot be read"),
     (weighted(lambda weights: weights.pop("model.norm.weight")), ValueError, r"1 missing in the file: model.norm.we"),
     (weighted(lambda weights: weights.update(more=torch.ones(1))), ValueError, "unknown to the model: more"),
     (
@@ -206,28 +207,82 @@ def test_code_of_a_known_kind_of_model_is_not_executed(target: Path) -> None:
 
 
 def test_a_name_that_leads_to_no_model_is_refused(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nothing; give a folder with config.json"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nothing'; give a folder with config.json"):
         load_pair(target, target.parent / "nothing")
-    with pytest.raises(FileNotFoundError, match=r"there is no folder a/b/c, and the hub has no such names; give"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder 'a/b/c', and the hub has no such names; give"):
         load_model("a/b/c")
-    with pytest.raises(NotADirectoryError, match=r"config.json is a file; give the folder"):
+    with pytest.raises(NotADirectoryError, match=r"config.json' is a file; give the folder"):
         load_model(target / "config.json")
 
     def unreachable(*_: Any, **__: Any) -> None:
         raise LocalEntryNotFoundError("Name or service not known\nmore")
 
     monkeypatch.setattr(checkpoints, "snapshot_download", unreachable)
-    with pytest.raises(FileNotFoundError, match=r"no folder some/model, .* from the hub \(Name or .* known\); give"):
+    with pytest.raises(FileNotFoundError, match=r"no folder 'some/model', .* from the hub \(Name or .* known\); give"):
         load_model("some/model")
 
 
-def test_models_that_make_no_pair_are_refused(target: Path, tmp_path: Path) -> None:
-    larger = saved(tmp_path / "larger", llama(VOCAB + 1), words=(*WORDS, "four"))
-    with pytest.raises(ValueError, match=f"target has {VOCAB} tokens and the draft {VOCAB + 1}"):
-        load_pair(target, larger)
-    other = saved(tmp_path / "other", llama(), words=("begin", "two", "one", "three"))
-    with pytest.raises(ValueError, match=r"tokenizers of .*target and .*other differ"):
-        load_pair(target, other)
+@pytest.mark.parametrize("own", [VOCAB + 1, VOCAB + 60])
+def test_embeddings_may_be_padded_to_other_sizes(target: Path, tmp_path: Path, own: int) -> None:
+    padded = saved(tmp_path / "padded", llama(own))
+    for pair in (load_pair(target, padded), load_pair(padded, target)):
+        asked: dict[str, Any] = {"max_new_tokens": 8, "sampling": Sampling(0), "progress": False}
+        made = generate(pair.target, [pair.encode("one two")], pair.draft, gamma=3, **asked)
+        assert made.tokens == generate(pair.target, [[0, 1, 2]], **asked).tokens
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*WORDS, "four"), "differ in 1 tokens, first in 'four': missing in the target's, number 4 in the draft's"),
+        (WORDS[:3], "in 1 tokens, first in 'three': number 3 in the target's, missing in the draft's; choose"),
+        (("begin", "two", "one", "three"), "in 2 tokens, first in 'one': number 1 in the target's, number 2 in the dr"),
+    ],
+)
+def test_tokenizers_that_differ_are_refused_with_the_first_token(
+    target: Path, tmp_path: Path, words: Sequence[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_pair(target, saved(tmp_path / "other", llama(5), words=words))
+
+
+def test_a_folder_without_a_tokenizer_takes_the_other_s(target: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    llama(5).save_pretrained(bare)
+    for pair in (load_pair(target, bare), load_pair(bare, target)):
+        assert pair.encode("one three two") == [0, 1, 3, 2]
+    with pytest.raises(FileNotFoundError, match=r"neither '.*bare' nor '.*bare' has a tokenizer; copy tokenizer.json"):
+        load_pair(bare, bare)
+    (target / "tokenizer.json").write_text("{")
+    with pytest.raises(OSError, match=r"the tokenizer in '.*target' cannot be read \(.*\); copy its files again"):
+        load_pair(target, bare)
+
+
+def test_a_target_of_one_s_own_has_no_default_draft(target: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"load_pair\('.*target'\) has no draft; give both, load_pair\(target, draft\)"
+    ):
+        load_pair(target)
+
+
+def test_a_dtype_may_be_named(target: Path) -> None:
+    for name in ("bfloat16", "torch.float64"):
+        assert str(load_pair(target, target, dtype=name).draft.dtype).removeprefix("torch.") in name
+    for wrong in ("bf16", "int8", torch.float8_e4m3fn, None, 16):
+        with pytest.raises(ValueError, match=r"dtype is .*; it must be one of float64, float32, bfloat16, float16, or"):
+            load_model(target, dtype=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["mps", "gpu", "cuda:99", 3.5])
+def test_a_device_that_is_not_there_is_refused(target: Path, device: Any) -> None:
+    with pytest.raises(ValueError, match=f"device is '?{device}'?, which torch cannot use here; give 'cpu'"):
+        load_model(target, device=device)
+
+
+def test_an_encoder_decoder_says_how_it_is_loaded(tmp_path: Path) -> None:
+    encoder_decoder().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is no decoder of tokens; .* such as T5, with .* AutoModelForSeq2SeqLM"):
+        load_model(tmp_path)
 
 
 # The shipped pair.
@@ -247,14 +302,14 @@ def test_a_file_of_the_trained_pair_that_is_changed_or_missing_is_an_error(shipp
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         content = (shipped / "draft" / name).read_bytes()
         (shipped / "draft" / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
-        with pytest.raises(OSError, match=rf"draft/{name} is not the one that was committed .*; restore it"):
+        with pytest.raises(OSError, match=rf"draft/{name}' is not the one that was committed .*; restore it"):
             load_pair(shipped / "target", shipped / "draft")
         (shipped / "draft" / name).write_bytes(content)
     (shipped / "draft" / "tokenizer_config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"tokenizer_config.json is missing; restore"):
+    with pytest.raises(FileNotFoundError, match=r"tokenizer_config.json' is missing; restore"):
         load_model(shipped / "draft")
     (shipped / "target" / CHECKSUMS).unlink()
-    with pytest.raises(FileNotFoundError, match=rf"{CHECKSUMS} is missing; restore"):
+    with pytest.raises(FileNotFoundError, match=rf"{CHECKSUMS}' is missing; restore"):
         load_model(shipped / "target")
     with pytest.raises(FileNotFoundError, match=r"the trained pair is not installed.* from its wheel"):
         load_pair(shipped / "other", shipped / "draft")
@@ -313,6 +368,24 @@ def resized() -> PreTrainedModel:
     return model
 
 
+def with_layers(layers: int) -> PreTrainedModel:
+    model = llama()
+    model.config.num_hidden_layers = layers
+    return model
+
+
+def without_dictionaries() -> PreTrainedModel:
+    model = llama()
+    model.config.return_dict = False
+    return model
+
+
+def mixed() -> PreTrainedModel:
+    model = llama()
+    model.lm_head.double()
+    return model
+
+
 UNSUPPORTED: dict[str, Callable[[], Any]] = {
     "T5ForConditionalGeneration is an encoder-decoder": lambda: encoder_decoder().eval(),
     "BloomForCausalLM takes no position_ids": lambda: without_positions().eval(),
@@ -321,6 +394,11 @@ UNSUPPORTED: dict[str, Callable[[], Any]] = {
     "LlamaForCausalLM is in training mode": lambda: llama().train(),
     "LlamaModel gives no next-token logits": lambda: llama().model,
     "LlamaForCausalLM has 5 tokens, and its embedding 4": resized,
+    "LlamaForCausalLM has 2 layers, and its configuration num_hidden_layers=1": lambda: with_layers(1),
+    "LlamaForCausalLM has 2 layers, and its configuration num_hidden_layers=0": lambda: with_layers(0),
+    "LlamaForCausalLM has config.return_dict=False": without_dictionaries,
+    "weights of LlamaForCausalLM are torch.float32, torch.float64; they need one dtype of": mixed,
+    "weights of LlamaForCausalLM are torch.float8_e4m3fn; they need": lambda: llama().to(torch.float8_e4m3fn),  # type: ignore[arg-type]
     "Linear is no model of transformers": lambda: torch.nn.Linear(1, 1),
 }
 

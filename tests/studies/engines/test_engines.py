@@ -10,13 +10,13 @@ import torch
 
 from specnb.distributions import Sampling, standardise
 from specnb.models.loading import load_pair
-from specnb.notebook.findings import ROOT
 from specnb_audit.claimed import claimed_probs
 from specnb_audit.cli.tokens_out import read_prompts
 from specnb_audit.token_file import read_tokens
 from studies.engines import engines, openvino_rule
 from studies.engines.engines_collect import PROMPTS, prompts
 from studies.engines.onnxruntime_rule import kept_probs
+from studies.files import ROOT
 
 TABLE = pd.read_csv(ROOT / "data" / "results" / "engines.csv").set_index("row")
 ROWS = engines.rows()

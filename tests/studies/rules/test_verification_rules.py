@@ -8,7 +8,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from specnb.notebook.findings import ROOT
+from studies.files import ROOT
 from studies.rules.rule_families import FAMILIES, TRAINED, conditionals, trained_conditionals
 from studies.rules.verification_rules import README
 

@@ -13,8 +13,8 @@ from tiny import llama
 
 from specnb.distributions import overlap
 from specnb.drafting.heads import AttentionHead
-from specnb.notebook.findings import data_file
 from studies import corpus
+from studies.files import data_file
 from studies.training import real_head
 from studies.training.real_head import ASKED, FOLDER, Drafted, asked, begun, functions_of, loss_of, trained, windows
 

@@ -1,0 +1,54 @@
+"""Is a sampler lossless? Compares its tokens with the target's distributions, at a stated false-alarm rate.
+
+From the bottom up; each module imports only from those before it:
+
+    setting_names, claimed     the settings claimed: filters in any order, penalties, what is refused
+    alternatives, uniforms     the distributions that known bugs give, on a few cells; the uniform behind a token
+    bets                       all bets on one sequence
+    evidence                   test martingales, and a lower bound on the total variation
+    teacher_forcing, numerics  a target's distributions along existing sequences; what rounding explains
+    engine, report, auditor    what is known of an engine; the report; the audit sequence by sequence
+    control, explanations      the comparison with the engine without speculation; what may explain a finding
+    run, api                   the audit of sequences as they arrive; `audit` and `assert_exact`
+    token_file, cli            sequences in files and pipes of JSON lines; the command `specnb-audit`
+    kernels                    acceptance functions of released engines, enumerated: `specnb-audit kernels`
+    bugs, known_bugs           implementations of known bugs; the bug suite, and `generate` with one of them
+
+`studies.audit_power` measures the audit itself: tokens until each bug is found, false alarms, time.
+
+>>> import specnb_audit, torch
+>>> uniform = lambda context: torch.full((4,), 0.25, dtype=torch.float64)
+>>> completions = torch.randint(4, (100, 8), generator=torch.Generator().manual_seed(1)).tolist()
+>>> specnb_audit.assert_exact(uniform, completions, prompts=[[0]] * 100).rejected
+False
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specnb_audit.api import assert_exact, audit, audit_distributions
+    from specnb_audit.auditor import Auditor
+    from specnb_audit.bets import Row
+    from specnb_audit.claimed import Claimed
+    from specnb_audit.engine import Aim, Engine
+    from specnb_audit.report import Report
+    from specnb_audit.token_file import save_tokens
+
+__version__ = "1.0.0"  # of the distribution, too: pyproject.toml reads it here
+
+# Imported when first used: tokens are collected in an engine's own environment, which may be without torch.
+_HOMES = {
+    **dict.fromkeys(("assert_exact", "audit", "audit_distributions"), "api"),
+    **{"Auditor": "auditor", "Row": "bets", "Claimed": "claimed", "Aim": "engine", "Engine": "engine"},
+    **{"Report": "report", "save_tokens": "token_file"},
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; its public names are {sorted(__all__)}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

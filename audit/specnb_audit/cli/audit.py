@@ -1,0 +1,181 @@
+"""What `specnb-audit audit` does: reads tokens and models, audits, and prints the report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from logging import CRITICAL
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from specnb.distributions import Sampling
+from specnb.models.loading import load_model
+from specnb_audit import Engine
+from specnb_audit.alternatives import LEARNED
+from specnb_audit.claimed import claimed_sampling
+from specnb_audit.cli import INTERRUPTED, UNDECIDED, one_line
+from specnb_audit.report import KINDS, Report
+from specnb_audit.run import Settings, audit_completions, require_models
+from specnb_audit.setting_names import NOT_AUDITED, PENALTIES
+from specnb_audit.teacher_forcing import Completion, Models
+from specnb_audit.token_file import Seeds, lines_of, read_stream, read_tokens
+from specnb_audit.token_file import Sequence as Line
+
+STDIN = Path("-")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Audits, prints the report and returns the exit status. Raises `ValueError` and `OSError` for what cannot be."""
+    report = _audited(options)
+    print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else report)
+    return 1 if report.rejected else INTERRUPTED if report.interrupted else UNDECIDED if report.undecided else 0
+
+
+def _audited(options: argparse.Namespace) -> Report:
+    """The report. Everything that can be checked without a model is checked before one is loaded."""
+    sampling, draft_sampling = _claimed(options), _draft_sampling(options)
+    progress = True if sys.stderr is not None and sys.stderr.isatty() else _say
+    ignore, ends = tuple(options.ignore), (options.eos, options.max_new_tokens)
+    settings = Settings(options.delta, options.seed, *ends, ignore, options.stop, progress)
+    settings.auditor()  # raises for bad settings
+    if options.limit is not None and options.limit < 1:
+        raise ValueError(f"--limit is {options.limit}; give the number of sequences to read, at least 1")
+    if options.numerics_positions < 0:
+        raise ValueError(f"--numerics-positions is {options.numerics_positions}; give a number of positions, or 0")
+    dtype = None if options.engine_dtype is None else getattr(torch, options.engine_dtype)
+    engine = Engine(dtype, options.logit_tolerance, positions=options.numerics_positions)
+    _require_device(options.device)
+    required = dict(_requirement(words) for words in options.require)
+    seeds, seeds_of_control = Seeds(), Seeds()
+    sequences = None if options.tokens == STDIN else _independent(read_tokens(options.tokens)[: options.limit], seeds)
+    control = [] if options.control is None else _independent(read_tokens(options.control), seeds_of_control)
+    target = _loaded(options.target, options)
+    draft, suspected = (
+        None if name is None else _loaded(name, options) for name in (options.draft, options.alternative)
+    )
+    models = Models(target, sampling, draft, draft_sampling or sampling, suspected)
+    try:
+        engine = replace(engine, control=_completions(control, models))
+        if sequences is None:
+            report = audit_completions(models, _from_stdin(models, options.limit, seeds), settings, engine)
+        else:
+            given, expected = _completions(sequences, models), sum(len(one.tokens) for one in sequences)
+            report = audit_completions(models, given, settings, engine, expected)
+        of_control = [f"of the control, {check}" for check in seeds_of_control.note()]
+        checks = [*seeds.note(), *of_control, *report.checks]
+        return replace(report, checks=checks, left_out=seeds.count, required=required)
+    except Exception as error:
+        raise ValueError(f"cannot audit {options.tokens} against {options.target}: {one_line(error)}") from error
+
+
+def _claimed(options: argparse.Namespace) -> Sampling:
+    """The settings claimed. Raises `ValueError` for settings that cannot be claimed, by name."""
+    names = ("temperature", "top_k", "top_p", "min_p", *PENALTIES, *NOT_AUDITED)
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given["logit_bias"] = dict(_bias(words) for words in options.logit_bias)
+    return claimed_sampling(given, options.filter_order)
+
+
+def _bias(words: str) -> tuple[str, float]:
+    """The token and the bias of `ID:BIAS`. Raises `ValueError` for anything else."""
+    token, _, bias = words.partition(":")
+    try:
+        return str(int(token)), float(bias)
+    except ValueError:
+        allowed = "give ID:BIAS, the id of a token and what is added to its logit"
+        raise ValueError(f"--logit-bias {words}: {allowed}") from None
+
+
+def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
+    given = (options.draft_temperature, options.draft_top_k, options.draft_top_p, options.draft_min_p)
+    if all(value is None for value in given):
+        return None
+    default = (options.temperature, options.top_k, options.top_p, options.min_p)
+    return Sampling(*(own if value is None else value for value, own in zip(given, default, strict=True)))
+
+
+def _completions(sequences: Sequence[Line], models: Models) -> list[Completion]:
+    """The sequences, checked. Raises `ValueError`, with file and line, for one that a model cannot judge."""
+    completions = [Completion(one.prompt, one.tokens, one.steps, one.batch) for one in sequences]
+    if completions:
+        require_models(models, completions, [one.where for one in sequences])
+    return completions
+
+
+def _independent(sequences: Sequence[Line], seeds: Seeds) -> list[Line]:
+    """Without those that repeat a seed."""
+    return [one for one in sequences if not seeds.repeated(one)]
+
+
+def _from_stdin(models: Models, limit: int | None, seeds: Seeds) -> Iterator[Completion | None]:
+    if sys.stdin is None:
+        raise ValueError("stdin is closed; give a file, or a pipe that writes to this command")
+    count = 0
+    for sequence in read_stream(lines_of(sys.stdin.fileno())):
+        if sequence is None or not seeds.repeated(sequence):
+            yield None if sequence is None else _completions([sequence], models)[0]
+        count += sequence is not None
+        if count == limit:
+            return
+
+
+def _say(line: str) -> None:
+    print(f"specnb-audit: {line}", file=sys.stderr, flush=True)
+
+
+def _require_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        if device.type == "meta":
+            raise ValueError("it computes nothing")
+    except Exception as error:
+        raise ValueError(f"--device {name} cannot be used ({one_line(error)}); give cpu, or cuda on a GPU") from None
+
+
+def _requirement(words: str) -> tuple[str, float]:
+    """The kind and the total variation of `KIND:TV`. Raises `ValueError` for anything else."""
+    kind, _, size = words.rpartition(":")
+    try:
+        distance = float(size)
+    except ValueError:
+        distance = 0.0
+    if kind not in KINDS or kind in LEARNED or not 0 < distance <= 1:
+        kinds = ", ".join(name for name in KINDS if name not in LEARNED)
+        raise ValueError(f"--require {words}: give KIND:TV, a total variation up to 1 for one of the kinds {kinds}")
+    return kind, distance
+
+
+def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
+    """The model of that name or folder. Raises `ValueError`, naming it, for one that cannot be loaded."""
+    _require_model(name)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line
+    try:
+        return load_model(name, options.device, getattr(torch, options.dtype), packed=False)
+    except Exception as error:
+        raise ValueError(f"cannot load the model {name}: {one_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _require_model(name: str) -> None:
+    """Raises `ValueError` for a path that is not a folder of a model.
+
+    A model's name on the hub has at most one slash; anything else is taken for a path.
+    """
+    folder = Path(name)
+    if not name.strip():
+        raise ValueError("the name of a model is empty; give a folder or a model's name")
+    if folder.is_file():
+        raise ValueError(f"{name} is a file; give the folder that holds config.json and the weights")
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not folder.is_dir():
+        raise ValueError(f"there is no folder {name}; give one with a model in it, or a model's name")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json; give the folder that holds it and the weights")

@@ -1,0 +1,178 @@
+"""What may explain a finding: what is wrong with the sequences themselves, other settings, dependence.
+
+None of this changes how likely an exact sampler is to be rejected: nothing here is asked unless it was rejected, or
+tokens are impossible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from specnb.distributions import Sampling
+from specnb_audit.alternatives import DEPENDENCE, LEARNED
+from specnb_audit.auditor import Auditor
+from specnb_audit.bets import steps_between
+from specnb_audit.claimed import Claimed, claimed_probs, is_active, other_orders, penalties_of, without_each
+from specnb_audit.control import found_kinds
+from specnb_audit.report import Report
+from specnb_audit.teacher_forcing import Completion, Models, Source, teacher_forced_rows
+
+REMEMBERED = 100_000
+"""Tokens of sequences, prompts included, that are kept for explanations."""
+TRIED = 4_000
+DEPENDENT = (100.0, 10.0)
+"""A sequence whose e-value for dependence exceeds this is taken to share its noise with an earlier one; the second is
+tried where the first leaves evidence for dependence, because independent sequences are seldom taken for dependent."""
+
+
+def remembering(completions: Iterable[Completion | None], kept: list[Completion]) -> Iterator[Completion | None]:
+    """Passes completions on, and adds the first of them to `kept`, up to `REMEMBERED` tokens."""
+    left = REMEMBERED
+    for completion in completions:
+        if completion is not None and left > 0:
+            left -= len(completion.prompt) + len(completion.tokens)
+            kept.append(completion)
+        yield completion
+
+
+def likelier_settings(
+    models: Models, completions: Sequence[Completion], suspicious: set[int], auditor: Auditor
+) -> tuple[str, list[str]]:
+    """A cause and a note if other settings explain the tokens: another order of the filters, or one setting left out.
+
+    They must do so better than those claimed by a likelihood ratio above 1/delta, and a fresh `auditor` must not reject
+    them. Tried on `TRIED` tokens, those of the `suspicious` sequences first. Empty where none do.
+    """
+    orders, fewer = other_orders(models.sampling), without_each(models.sampling)
+    if not orders and not fewer:
+        return "", []
+    tried, chosen, size = {**orders, **fewer}, list[Completion](), 0
+    for number in sorted(range(len(completions)), key=lambda number: number not in suspicious):
+        if size < TRIED:
+            chosen.append(completions[number])
+            size += len(completions[number].tokens)
+    claimed, *others = _log_likelihoods(models.target, chosen, [models.sampling, *tried.values()])
+    name = list(tried)[int(np.argmax(others))]
+    if max(others) == -math.inf or max(others) - claimed < math.log(len(others) / auditor.delta):
+        return "", []
+    for row in teacher_forced_rows(models._replace(sampling=tried[name]), chosen):
+        auditor.add(row)
+    if auditor.found_after is not None:
+        return "", []
+    if name in fewer:
+        return f"it looks as if {name} is not applied: without it the tokens are explained", []
+    order = ", ".join(one for one in orders[name].order if is_active(models.sampling, one))
+    return f"the filters look as if applied in another order: {order}, as in {name}", [
+        f"if the engine applies the filters in the order {order}, claim it (--filter-order {name})"
+    ]
+
+
+def _log_likelihoods(target: Source, completions: Sequence[Completion], settings: Sequence[Sampling]) -> list[float]:
+    totals = np.zeros(len(settings))
+    for penalties in dict.fromkeys(map(penalties_of, settings)):
+        alike = [number for number, sampling in enumerate(settings) if penalties_of(sampling) == penalties]
+        for row in teacher_forced_rows(Models(target, Claimed(penalties=penalties)), completions):
+            if len(row.tokens) == 0:
+                continue
+            logits, at = row.p.double().log(), row.p.new_tensor(row.tokens).long()[:, None]
+            for number in alike:
+                totals[number] += float(claimed_probs(logits, settings[number]).gather(-1, at).log().sum())
+    return [float(total) for total in totals]
+
+
+def checks_of(source: Source, completions: Sequence[Completion], auditor: Auditor, finding: bool) -> list[str]:
+    """What is wrong with the sequences themselves; `finding`: whether anything has to be explained.
+
+    >>> uniform = lambda prefix: [0.25] * 4
+    >>> checks_of(uniform, [Completion([1, 2], [1, 2, 3])], Auditor(), False)
+    ['the tokens of 1 of 1 sequences begin with their prompt; give the new tokens only']
+    """
+    config = source.config if isinstance(source, PreTrainedModel) else None
+    bos, pad, own = (getattr(config, f"{name}_token_id", None) for name in ("bos", "pad", "eos"))
+    ends, lengths = {own} if isinstance(own, int) else set(own or ()), [len(one.tokens) for one in completions]
+    repeat = sum(len(one.prompt) > 1 and one.tokens[: len(one.prompt)] == one.prompt for one in completions)
+    padded = sum([pad, pad] in (one.prompt[:2], one.tokens[-2:]) for one in completions)
+    after = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
+    begun = sum(bos in one.prompt[:1] for one in completions)
+    total, free = len(completions), not auditor.ends
+    found = {
+        f"the tokens of {repeat:,} of {total:,} sequences begin with their prompt; give the new tokens only":
+            2 * repeat > total,
+        f"{padded:,} of {total:,} sequences are padded with the token {pad}; leave padding out": 2 * padded > total,
+        f"{after:,} of {total:,} sequences continue after the end token {sorted(ends)}; give eos if it ends them":
+            free and after > 0,
+        f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
+        "eos, or max_new_tokens": free and auditor.max_new_tokens is None and len(set(lengths)) > 1 and finding,
+        f"no prompt begins with the model's begin-of-text token {bos}; did the model see one?":
+            finding and bos is not None and begun == 0 and total > 0,
+    }  # fmt: skip
+    return [words for words, holds in found.items() if holds]
+
+
+def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Completion]:
+    """The `completions`, in their order, as far as `auditor` has audited them.
+
+    Left out are those that were read ahead when it stopped, what a stop has left of a sequence in pieces, and tokens
+    after an end token.
+    """
+    sequence = np.concatenate([np.empty(0, np.int64), *(place[0] for place in auditor.places)])
+    lengths = np.bincount(sequence, minlength=auditor.sequences).tolist()
+    return [
+        one._replace(tokens=one.tokens[:n], steps=None if one.steps is None else steps_between(one.steps, 0, n))
+        for one, n in zip(completions, lengths, strict=False)
+    ]
+
+
+def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int] | None:
+    """The sequences that share noise with an earlier one, by their own part of the evidence for dependence.
+
+    `lengths` are the tokens of each sequence, in the order of the audit. None where the others still reject
+    independence at `report.delta`: a short sequence has too little evidence of its own.
+    """
+    ends = np.cumsum([0, *lengths])
+    kinds = [report.running_by_alternative[name] for name in DEPENDENCE if name in report.running_by_alternative]
+    gains = np.stack([np.diff(np.concatenate([[0.0], running])[ends]) for running in kinds])
+    for least in DEPENDENT:
+        shared = (gains > math.log10(least)).any(axis=0)
+        if gains[:, ~shared].sum(axis=1).max() < -math.log10(report.delta):
+            return set(np.flatnonzero(shared).tolist())
+    return None
+
+
+def repeated_noise(report: Report) -> tuple[str, list[str]]:
+    """A cause and a check where sequences repeat each other's noise, and those that do not deviate, too.
+
+    The cause is given where the diagnosis was learnt from earlier sequences: what one has by chance, all have that
+    repeat its noise, and then some tokens come too often as if they had a bias. Empty where no dependence was found.
+    """
+    shared = [name for name in found_kinds(report) if name in DEPENDENCE]
+    if not shared or report.verdict != "rejected":
+        return "", []
+    cause = "sequences repeat each other's noise, as one seed for all gives it, or a generator made anew for each call"
+    return cause if report.diagnosis in LEARNED else "", [
+        f"sequences repeat each other's noise ({', '.join(shared)}): what one has by chance, all have. Seed each one "
+        "differently, make no generator anew within a sequence, and audit again"
+    ]
+
+
+def rows_alone(report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor) -> Report | None:
+    """The report on those sequences alone that share no noise with an earlier one; None without dependence, and where
+    it cannot be said which they are.
+
+    Asked where an alternative of `DEPENDENCE` rejects exactness. Bets on single rows are misled there: what one row
+    does by chance is repeated by all that share its noise. `completions` must have been `audited`; `auditor` is a fresh
+    one that ignores dependence, and lengths, because a stop may have cut the last sequence.
+    """
+    if report.violations or not report.rejected or not set(DEPENDENCE) & set(found_kinds(report)):
+        return None
+    shared = dependent_sequences(report, [len(one.tokens) for one in completions])
+    if shared is None:
+        return None
+    kept = [completion for number, completion in enumerate(completions) if number not in shared]
+    for row in teacher_forced_rows(models, kept):
+        auditor.add(row)
+    return auditor.report() if auditor.tokens else None

@@ -1,0 +1,365 @@
+"""How far an engine's distributions may be from the target's because of rounding alone, and what that explains.
+
+A sampler runs its target over 1 or gamma + 1 tokens, perhaps in another dtype; the audit runs it over a whole sequence.
+Kernels then sum in different orders. This is not a fault of the sampling algorithm, so it is measured separately, by
+comparing the target with itself, or with a copy of itself in the engine's dtype.
+
+At temperature 0 and with top-k or top-p a sampler with other rounding errors emits tokens of probability zero now and
+then: at near ties, where the smallest error decides. `ImpossibleTokens` sorts them by what explains the size of each.
+
+Whether that explains their number too is a bet (`impossible_rate`). Rounding errors decide near ties, and those are
+rare. So the engine's logits are taken to be the target's plus normal noise, larger than measured, and `DRAWS` imagined
+engines with such noise emit a token at each position. If the engine is one of their kind, its token is as likely to be
+impossible as each of theirs: where k of the DRAWS + 1 tokens are, the engine's is with probability k / (DRAWS + 1). So
+odds^[it is] divided by its mean given k has expectation 1, and the product over tokens is an e-value
+(`specnb_audit.evidence`). A prefix counts once: there the engine errs alike again.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+from scipy.stats import norm
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.distributions import Sampling, total_variation
+from specnb.models.cache import cache_argument
+from specnb_audit.claimed import claimed_probs, penalties_of
+from specnb_audit.evidence import log_mean
+from specnb_audit.penalties import penalised
+from specnb_audit.teacher_forcing import Completion, Source, batch_logits, teacher_forced_logits
+
+DRAWS = 4
+ODDS = (3.0, 10.0, 30.0)
+"""The engine's tokens are bet to be impossible with odds so many times those of the imagined ones."""
+ENTRIES = 2**27
+"""Logits that noise is added to, at most: a long audit with a large vocabulary is judged by its beginning."""
+SEQUENCES = 4  # of which rounding errors are measured
+LISTED = 100  # impossible tokens of each class kept with all details
+OTHER_KERNELS = 2
+"""An engine's kernels may err this many times as much as the two ways of computing that are compared here."""
+LARGEST = float(norm.isf(1e-6 / 1e6))
+"""No value among a million normal ones is more standard deviations from its mean, but for a probability of 1e-6."""
+ORDERS = np.array([1 - 2.0**-10, 1 / 2, 3 / 4, 7 / 8, 15 / 16, 31 / 32])
+WEIGHTS = np.array([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+
+
+class Numerics(NamedTuple):
+    """Differences between two ways to compute the target's distributions, at `positions` positions.
+
+    logit    largest difference of a logit
+    tv       largest total variation between the two distributions
+    tv_mean  mean total variation
+    nats     mean Kullback-Leibler divergence of the engine's distributions from the audit's: the most evidence per
+             token, on average, that any bet can gain from the difference
+    spread   root mean square of the differences of the logits, at the position where it is largest
+    source   what was compared
+    """
+
+    positions: int
+    logit: float
+    tv: float
+    tv_mean: float
+    nats: float
+    spread: float = 0.0
+    source: str = "the target's forward passes over one token differ from its pass over the whole sequence"
+
+    def __str__(self) -> str:
+        if not self.positions:
+            return self.source
+        return (
+            f"{self.source} by up to {self.logit:.2g} in a logit and {self.tv:.2g} in total variation "
+            f"({self.positions} positions)"
+        )
+
+    @property
+    def logit_gap(self) -> float:
+        """How far below the tokens kept the logit of a token may be that the engine keeps.
+
+        Two logits err, hence the 2. The largest error over a long audit is beyond the largest at a few positions: for
+        normal errors with the measured `spread`, and kernels that err twice as much, the difference of two logits
+        exceeds this bound anywhere in a million tokens with probability 1e-6.
+        """
+        return max(2 * self.logit, OTHER_KERNELS * math.sqrt(2) * LARGEST * self.spread)
+
+    @property
+    def mass_gap(self) -> float:
+        """How much more than top-p the tokens may have that are likelier than a token that the engine keeps."""
+        return 2 * self.tv * (OTHER_KERNELS if self.spread else 1)
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of a logit's error for which the number of impossible tokens is explained."""
+        return OTHER_KERNELS * self.spread
+
+    def explains(self, logit: float, mass: float) -> bool:
+        """Whether a token so far from those kept may be kept by the engine; False for NaN."""
+        return logit <= self.logit_gap and mass <= self.mass_gap
+
+
+def given_numerics(logit_gap: float, sampling: Sampling) -> Numerics:
+    """The numerics of an engine each of whose logits errs by at most `logit_gap` / 2.
+
+    Then the logarithm of the ratio of the distributions at temperature T varies by at most logit_gap / T, so their
+    total variation is at most tanh(logit_gap / (4 T)), and their Renyi divergence of order a at most
+    a (logit_gap / T)^2 / 8 (Hoeffding's lemma), which is what `crossing` needs.
+    """
+    scaled = logit_gap / sampling.temperature if sampling.temperature else 0.0
+    tv = math.tanh(scaled / 4)
+    source = f"the engine's logits are taken to err by up to {logit_gap / 2:.2g}, as given"
+    return Numerics(0, logit_gap / 2, tv, tv, scaled**2 / 8, source=source)
+
+
+@torch.inference_mode()
+def measure_numerics(
+    model: PreTrainedModel,
+    completions: Sequence[Completion],
+    sampling: Sampling = Sampling(),
+    positions: int = 16,
+    engine_dtype: torch.dtype | None = None,
+) -> Numerics:
+    """The differences at the first positions of up to four of `completions`.
+
+    About `positions` positions in all; 0 < `positions`, and at least one completion must have tokens. `engine_dtype` is
+    that of the passes over one token (default: the model's own); another one needs a copy of the model.
+    """
+    chosen = [completion for completion in completions if completion.tokens][:SEQUENCES]
+    each = -(-positions // len(chosen))
+    engine = model if engine_dtype in (None, model.dtype) else in_dtype(model, engine_dtype)
+    beginnings, penalties = [Completion(one.prompt, one.tokens[:each]) for one in chosen], penalties_of(sampling)
+    pairs = [
+        [penalised(logits, penalties, one.prompt, one.tokens) for logits in _many_and_one(model, engine, one)]
+        for one in beginnings
+    ]
+    many, one = (torch.cat(logits).double() for logits in zip(*pairs, strict=True))
+    p, r = claimed_probs(many, sampling), claimed_probs(one, sampling)
+    distance = total_variation(p, r)
+    both = (p > 0) & (r > 0)
+    nats = torch.where(both, r * (r.where(both, 1.0) / p.where(both, 1.0)).log(), 0.0).sum(dim=-1)
+    difference = one - many
+    centred = difference - difference.mean(dim=-1, keepdim=True)  # a shift of all logits changes no probability
+    numerics = Numerics(
+        len(many),
+        float(difference.abs().max()),
+        float(distance.max()),
+        float(distance.mean()),
+        max(0.0, float(nats.mean())),
+        float(centred.square().mean(dim=-1).sqrt().max()),
+    )
+    if engine is model:
+        return numerics
+    dtype = str(engine.dtype).removeprefix("torch.")
+    return numerics._replace(source=f"forward passes over one token in {dtype} differ from the target's pass")
+
+
+def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy of `model` that computes as if it had been loaded in `dtype`."""
+    copied: Any = copy.deepcopy(model)
+    converted: PreTrainedModel = copied.to(dtype)
+    for module, original in zip(converted.modules(), model.modules(), strict=True):
+        if isinstance(frequencies := getattr(original, "inv_freq", None), Tensor):
+            module.inv_freq = frequencies.clone()  # loading does not round those of rotary embeddings
+    return converted
+
+
+def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: Completion) -> tuple[Tensor, Tensor]:
+    """Logits `(n, vocab)` of `model` from one pass over the sequence, and of `engine` from one pass per token."""
+    ((_, _, many),) = batch_logits(model, [completion])
+    name = cache_argument(engine)
+    output = engine(input_ids=torch.tensor([completion.prompt], device=engine.device), use_cache=True)
+    logits = [output.logits[:, -1]]
+    for token in completion.tokens[:-1]:
+        output = engine(
+            input_ids=torch.tensor([[token]], device=engine.device),
+            use_cache=True,
+            **{name: getattr(output, name)},
+        )
+        logits.append(output.logits[:, -1])
+    return many, torch.cat(logits)
+
+
+def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int = 0) -> int | None:
+    """The number of tokens at which the e-value first passes 1/delta by more than the numerics explain, or None.
+
+    `log_e` `(n,)` are natural logarithms of the e-value, `before` tokens preceded them, and the engine differs from
+    the target by `nats` per token.
+
+    If each token is sampled from r instead of p, Hoelder's inequality bounds the mean of the factor e^a, a < 1, of a
+    token by E_p[(r/p)^(1/(1-a))]^(1-a), which is at most exp(a nats / (1-a)) where the Renyi divergences of r from p
+    are at most their order times `nats` (so for `given_numerics`; for measured ones, up to terms of third order in
+    log r/p). So e^a exp(-n a nats / (1-a)) is a nonnegative supermartingale that starts at 1, and so is its mean over
+    several a: such an engine is rejected, at any time, with probability at most delta.
+    """
+    n = before + np.arange(1, len(log_e) + 1)
+    explained = log_e
+    if nats > 0:
+        powers = ORDERS * log_e[:, None] - n[:, None] * nats * ORDERS / (1 - ORDERS)
+        explained = np.asarray(logsumexp(powers, b=WEIGHTS, axis=1))
+    passed = explained >= -np.log(delta)
+    return int(n[passed.argmax()]) if passed.any() else None
+
+
+class Impossible(NamedTuple):
+    """A token of probability zero.
+
+    sequence, position  where it is, both counted from 0
+    token               its id
+    logit               how far its logit is below the smallest one that argmax or top-k keeps; NaN without logits
+    mass                the probability of likelier tokens in excess of top-p; NaN without logits
+    """
+
+    sequence: int
+    position: int
+    token: int
+    logit: float
+    mass: float
+
+    def __str__(self) -> str:
+        gaps = [] if not self.logit > 0 else [f"its logit is {self.logit:.3g} below the smallest one kept"]
+        gaps += [] if not self.mass > 0 else [f"likelier tokens have {self.mass:.3g} more than top-p"]
+        place = f"sequence {self.sequence}, position {self.position}: token {self.token}"
+        return f"{place} ({' and '.join(gaps)})" if gaps else place
+
+
+class ImpossibleTokens:
+    """The impossible tokens of an audit, in three classes:
+
+    violations  no numerics considered explain them
+    borderline  the engine's `numerics` explain them
+    undeclared  those of bfloat16 would (`undeclared`, measured at the first token that needs it), and nobody said
+                which dtype the engine computes in
+    """
+
+    def __init__(self, numerics: Numerics | None, undeclared: Callable[[], Numerics] | None) -> None:
+        self.numerics = numerics
+        self._measure = undeclared
+        self.listed: dict[str, list[Impossible]] = {"violations": [], "borderline": [], "undeclared": []}
+        self.gaps: list[tuple[float, float]] = []  # logit and mass of each, whatever its class
+        self.drafted: int | None = None  # how many are the draft's most probable token, where there is a draft
+        self.counts = dict.fromkeys(self.listed, 0)
+
+    @cached_property
+    def undeclared(self) -> Numerics | None:
+        """The numerics of bfloat16, or None where the engine's dtype is known."""
+        return None if self._measure is None else self._measure()
+
+    def add(self, one: Impossible) -> str:
+        """The class of `one`, which is recorded in it."""
+        self.gaps.append((one.logit, one.mass))
+        if self.numerics is not None and self.numerics.explains(one.logit, one.mass):
+            name = "borderline"
+        elif one.logit == one.logit and self.undeclared is not None and self.undeclared.explains(one.logit, one.mass):
+            name = "undeclared"
+        else:
+            name = "violations"
+        self.listed[name] += [one][: LISTED - len(self.listed[name])]
+        self.counts[name] += 1
+        return name
+
+    @property
+    def noise(self) -> float:
+        """The noise of the numerics that explain all tokens; 0 where there is none to explain, or none was measured."""
+        largest = self.undeclared if self.counts["undeclared"] else self.numerics if self.counts["borderline"] else None
+        return 0.0 if largest is None or self.counts["violations"] else largest.noise
+
+    def move(self, name: str, *others: str) -> None:
+        """Moves the tokens of the classes `others` to the class `name`: it is known now what explains them."""
+        for other in others:
+            self.listed[name] = [*self.listed[name], *self.listed[other]][:LISTED]
+            self.counts[name] += self.counts[other]
+            self.listed[other], self.counts[other] = [], 0
+
+    def summary(self, tokens: int) -> str:
+        """How many of `tokens` tokens are impossible, and by how much; empty without any."""
+        if not self.gaps:
+            return ""
+        logit, mass = (
+            max((value for value in column if value == value), default=0.0) for column in zip(*self.gaps, strict=True)
+        )
+        sizes = [f"{logit:.2g} in a logit"] * (logit > 0) + [f"{mass:.2g} in top-p"] * (mass > 0)
+        share = f"{len(self.gaps):,} of {tokens:,} tokens {'is' if len(self.gaps) == 1 else 'are'} impossible"
+        by = f", by up to {' and '.join(sizes)}" if sizes else ""
+        percent = float(f"{100 * len(self.gaps) / max(tokens, 1):.2g}")
+        drafted = "" if self.drafted is None else f"; {self.drafted:,} of them the draft's most probable token"
+        return f"{share} ({percent:g}%){by}{drafted}"
+
+
+class Rate(NamedTuple):
+    """The impossible tokens among the first `tokens`.
+
+    impossible   how many there are
+    expected     how many the imagined engines emit, on average
+    log10_e      decimal logarithm of the largest e-value
+    found_after  number of tokens after which it passed 1/delta, or None
+    """
+
+    tokens: int
+    impossible: int
+    expected: float
+    log10_e: float
+    found_after: int | None
+
+    def __str__(self) -> str:
+        return (
+            f"numerics would explain the size of each, and not their number: {self.impossible:,} in {self.tokens:,} "
+            f"tokens, where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
+        )
+
+
+@torch.inference_mode()
+def impossible_rate(
+    target: Source, sampling: Sampling, completions: Sequence[Completion], noise: float, delta: float, seed: int = 0
+) -> Rate:
+    """The bet on the impossible tokens of `completions`, up to where it passes 1/delta.
+
+    `noise` is the standard deviation of each logit of the imagined engines.
+
+    >>> near = lambda prefix: [0.505, 0.495]
+    >>> given = [Completion([seed], [seed % 2]) for seed in range(200)]
+    >>> [impossible_rate(near, Sampling(0), given, noise, 1e-6).found_after is None for noise in (1e-3, 0.1)]
+    [False, True]
+    """
+    random = np.random.default_rng([seed, DRAWS])
+    log_e, peak, found_after = np.zeros(len(ODDS)), 0.0, None
+    tokens, count, imagined, seen = 0, 0, 0, set[int]()
+    for completion, start, logits in teacher_forced_logits(target, completions, penalties_of(sampling)):
+        emitted = completion.tokens[start : start + len(logits)]
+        own, others, entries = *_impossible(logits, emitted, sampling, noise, random), logits.shape[-1]
+        for at in np.flatnonzero(own).tolist():
+            context = hash((tuple(completion.prompt), tuple(completion.tokens[: start + at])))
+            own[at], others[at] = (0, 0) if context in seen else (1, others[at])
+            seen.add(context)
+        odds = np.array(ODDS)
+        share = (own + others)[:, None] / (DRAWS + 1)
+        running = log_e + np.cumsum(own[:, None] * np.log(odds) - np.log1p((odds - 1) * share), axis=0)
+        passed = log_mean(running) >= -np.log(delta)
+        n = int(passed.argmax()) + 1 if passed.any() else len(own)
+        log_e, peak = running[n - 1], max(peak, float(log_mean(running[:n]).max()))
+        tokens, count, imagined = tokens + n, count + int(own[:n].sum()), imagined + int(others[:n].sum())
+        found_after = tokens if passed.any() else None
+        if found_after is not None or tokens * entries > ENTRIES:
+            break
+    return Rate(tokens, count, imagined / DRAWS, peak / np.log(10), found_after)
+
+
+def _impossible(
+    logits: Tensor, tokens: Sequence[int], sampling: Sampling, noise: float, random: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Whether each of `tokens` `(n,)` is impossible under `logits` `(n, vocab)`, and for how many imagined engines."""
+    zero = claimed_probs(logits, sampling) == 0
+    own = zero.gather(-1, torch.tensor(tokens, device=zero.device)[:, None])[:, 0].numpy(force=True).astype(np.int64)
+    others = np.zeros_like(own)
+    for _ in range(DRAWS):
+        drawn = torch.from_numpy(random.standard_normal(tuple(logits.shape), dtype=np.float32)).to(logits)
+        mass = claimed_probs(logits + noise * drawn, sampling).where(zero, 0.0).sum(dim=-1)
+        others += random.random(len(own)) < mass.numpy(force=True)
+    return own, others

@@ -1,0 +1,246 @@
+"""Runs an audit over sequences as they arrive, shows its progress, and asks afterwards what may explain a finding."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from specnb_audit.alternatives import DEPENDENCE
+from specnb_audit.auditor import SHARE, Auditor, Ends
+from specnb_audit.bets import Row
+from specnb_audit.claimed import penalties_of
+from specnb_audit.control import compare_with_control
+from specnb_audit.engine import Engine
+from specnb_audit.explanations import (
+    audited,
+    checks_of,
+    likelier_settings,
+    remembering,
+    repeated_noise,
+    rows_alone,
+)
+from specnb_audit.numerics import Numerics, impossible_rate
+from specnb_audit.penalties import require_penalties
+from specnb_audit.report import SUSPICIOUS, Report, counted
+from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows, vocabulary
+
+MEASURED = 4  # sequences that the numerics are measured on
+SOON, EVERY = 0.5, 10.0  # seconds until progress is shown first, and between lines
+
+Progress = bool | Callable[[str], None]
+"""True: a bar on stderr. False: nothing. A function: gets a line now and then, and one at a rejection."""
+Show = Callable[[int, float, int | None], None]
+"""Called after each row with: tokens in all, decimal logarithm of the e-value, tokens at the rejection or None."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an audit; as those of `specnb_audit.audit`, and `ignore` as in `specnb_audit.engine.Aim`."""
+
+    delta: float = 1e-6
+    seed: int = 0
+    eos: Ends = None
+    max_new_tokens: int | None = None
+    ignore: tuple[str, ...] = ()
+    stop: bool = False
+    progress: Progress = True
+
+    def auditor(
+        self,
+        numerics: Numerics | None = None,
+        undeclared: Callable[[], Numerics] | None = None,
+        more: Sequence[str] = (),
+    ) -> Auditor:
+        """A new auditor with these settings that also ignores the kinds `more`."""
+        ignored = (*self.ignore, *more)
+        return Auditor(self.delta, self.seed, self.eos, self.max_new_tokens, numerics, undeclared, ignored)
+
+
+def audit_distributions(
+    rows: Iterable[Row],
+    auditor: Auditor | None = None,
+    *,
+    stop: bool = False,
+    progress: Progress = True,
+    expected: int | None = None,
+) -> Report:
+    """The report on `rows`, whose distributions exist already; they may come one at a time from a generator.
+
+    auditor   holds the settings of the test; default `Auditor()`
+    stop      whether to stop as soon as exactness is rejected
+    expected  number of tokens, for the progress bar, which shows the e-value
+
+    Ctrl-C stops it too, with the report on the tokens so far, if there are any. Raises what `Auditor.add` raises.
+
+    >>> import torch
+    >>> print(audit_distributions([Row([1] * 40, torch.full((40, 2), 0.5))], progress=False).verdict)
+    rejected
+    """
+    auditor = Auditor() if auditor is None else auditor
+    sequences = auditor.sequences
+    with shown(progress, expected) as show:
+        try:
+            for row in rows:
+                auditor.add(row)
+                sequences = auditor.sequences
+                show(auditor.tokens, auditor.log10_e, auditor.found_after)
+                if stop and auditor.found_after is not None:
+                    break
+            return auditor.report()
+        except KeyboardInterrupt:
+            if auditor.tokens == 0 and not auditor.violations:
+                raise
+            note = f"interrupted after {counted(auditor.tokens, 'token')}"
+            # The auditor may have begun another sequence, none of whose tokens count.
+            return replace(auditor.report(), sequences=sequences, interrupted=True, notes=[note])
+
+
+@contextmanager
+def shown(progress: Progress, expected: int | None) -> Iterator[Show]:
+    """What to call after each row: moves a bar, or passes lines on."""
+    next_at, announced = time.monotonic() + SOON, False
+    total, off = "" if expected is None else f" of {expected:,}", progress is not True
+    with tqdm(total=expected, desc="audit", unit="token", delay=SOON, leave=False, disable=off) as bar:
+
+        def show(tokens: int, log10_e: float, found_after: int | None) -> None:
+            nonlocal next_at, announced
+            e_value = f"10^{log10_e:.1f}" if math.isfinite(log10_e) else "infinite"
+            bar.update(tokens - bar.n)
+            bar.set_postfix_str(f"e = {e_value}", refresh=False)
+            if callable(progress) and (time.monotonic() >= next_at or (found_after is not None and not announced)):
+                verdict = "" if found_after is None else f"; rejected after {found_after:,}"
+                progress(f"audited {tokens:,}{total} tokens, e = {e_value}{verdict}")
+                next_at, announced = time.monotonic() + EVERY, found_after is not None
+
+        yield show
+
+
+def require_models(models: Models, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
+    """Raises `ValueError` for a completion that a model gives no distributions for, and for penalties that they cannot
+    be given.
+    """
+    vocab, penalised = vocabulary(models.target, completions[0].prompt), (models.target, models.suspected)
+    has_logits = all(source is None or isinstance(source, PreTrainedModel) for source in penalised)
+    require_penalties(penalties_of(models.sampling), vocab, has_logits)
+    for source in models.all():
+        require_completions(source, completions, names, vocab)
+
+
+@torch.inference_mode()
+def audit_completions(
+    models: Models,
+    completions: Iterable[Completion | None],
+    settings: Settings = Settings(),
+    engine: Engine = Engine(),
+    expected: int | None = None,
+) -> Report:
+    """The report on `completions`, which may arrive one at a time; None among them means that no more are ready.
+
+    They must have been checked with `require_models`. `expected` is the number of tokens, for the progress bar. Ctrl-C
+    stops it with the report so far. Raises `ValueError` for a control without tokens, and what `Auditor.add` raises.
+    """
+    if engine.control and not any(one.tokens for one in engine.control):
+        raise ValueError("the control has no tokens; give at least one sequence with a token in it, or no control")
+    first, rest = _first(completions)
+    ready = [one for one in first if one is not None]
+    numerics = engine.numerics(models.target, ready, models.sampling)
+    auditor = settings.auditor(*numerics)
+    kept = list[Completion]()
+    rows = teacher_forced_rows(models, remembering(chain(first, rest), kept))
+    report = audit_distributions(rows, auditor, stop=settings.stop, progress=settings.progress, expected=expected)
+    if report.interrupted:
+        return report
+    try:
+        known = audited(auditor, kept)
+        report = _with_rate(report, auditor, models, known, settings)
+        fresh = settings.auditor(*numerics, more=(*DEPENDENCE, "wrong-length"))
+        alone = rows_alone(report, models, known, fresh)
+        report = replace(report, rows_alone=alone)
+        if engine.control:
+            report = _with_control(report, auditor, models, engine.control, settings.auditor(*numerics), settings)
+        report = _explained(report, auditor, models, known, settings.auditor(*numerics, more=("wrong-length",)))
+    except KeyboardInterrupt:
+        note = "interrupted after the last token: there is no comparison with a control, and nothing more is explained"
+        return replace(report, interrupted=True, notes=[note])
+    if alone is not None and len(known) < report.sequences:
+        note = f"shared noise was looked for in the first {len(known):,} sequences"
+        report = replace(report, notes=[*report.notes, note])
+    return report
+
+
+def _with_rate(
+    report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], settings: Settings
+) -> Report:
+    """The report where impossible tokens that numerics explain one by one have been counted."""
+    noise = auditor.impossible.noise
+    if noise == 0 or "impossible" in auditor.ignored:
+        return report
+    delta = settings.delta * SHARE / 2
+    rate = impossible_rate(models.target, models.sampling, completions, noise, delta, settings.seed)
+    auditor.convict_impossible(rate, rate.found_after)
+    return replace(auditor.report(), interrupted=report.interrupted)
+
+
+def _first(completions: Iterable[Completion | None]) -> tuple[list[Completion | None], Iterator[Completion | None]]:
+    """The first completions, up to one with tokens and then as many as are ready; and the iterator over the rest."""
+    rest = iter(completions)
+    first: list[Completion | None] = []
+    for completion in rest:
+        first.append(completion)
+        ready = [one for one in first if one is not None]
+        if len(ready) >= MEASURED or (completion is None and any(one.tokens for one in ready)):
+            break
+    return first, rest
+
+
+def _with_control(
+    report: Report,
+    auditor: Auditor,
+    models: Models,
+    completions: Sequence[Completion],
+    control: Auditor,
+    settings: Settings,
+) -> Report:
+    """The report with the comparison with the control, whose numerics explain impossible tokens too.
+
+    The same bets are made on the control, with those on a draft, so that no kind is missing there for want of a test.
+    Where impossible tokens are more than noise gives by an e-value that alone rejects nothing, the control decides.
+    """
+    plain = teacher_forced_rows(models, completions)
+    if audit_distributions(plain, control, progress=settings.progress).interrupted:
+        raise KeyboardInterrupt
+    there = _with_rate(control.report(detect=False), control, models, audited(control, completions), settings)
+    gaps, control_gaps = auditor.impossible.gaps, control.impossible.gaps
+    comparison = compare_with_control(report, there, gaps, control_gaps)
+    before, rate = report, auditor.rate
+    if report.violations.get("impossible") and comparison.alike and not control.violations.get("impossible"):
+        auditor.excuse_impossible()
+        report = auditor.report()
+    elif rate and rate.log10_e >= SUSPICIOUS and comparison.p_value < settings.delta * SHARE / 2:
+        auditor.convict_impossible(rate, rate.found_after or auditor.tokens)
+        report = auditor.report()
+    if report is not before:
+        report = replace(report, rows_alone=before.rows_alone)
+        comparison = compare_with_control(report, there, gaps, control_gaps)
+    return replace(report, control=comparison)
+
+
+def _explained(
+    report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], fresh: Auditor
+) -> Report:
+    """The report with what is wrong with the sequences themselves, and what may explain a finding."""
+    checks = checks_of(models.target, completions, auditor, report.rejected or bool(report.undecided))
+    if report.verdict in ("not rejected", "dependent"):
+        return replace(report, checks=checks)
+    suspicious = {one.sequence for one in (*report.impossible, *report.borderline, *report.undeclared)}
+    settings, notes = likelier_settings(models, completions, suspicious, fresh)
+    noise, more = repeated_noise(report)
+    return replace(report, checks=[*more, *checks], cause=(settings or noise) if report.rejected else "", notes=notes)

@@ -1,0 +1,30 @@
+"""The sampling settings that an engine can claim, and those that the audit refuses, by name.
+
+Nothing else is imported here, so that the command's options are known before torch is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+FILTERS = ("temperature", "top-k", "top-p", "min-p")
+"""The filters, in the order of `Sampling`, which is that of transformers."""
+ENGINE_ORDERS = {
+    "transformers": FILTERS,
+    "vllm": ("temperature", "min-p", "top-k", "top-p"),
+    "llama.cpp": ("top-k", "top-p", "min-p", "temperature"),
+    "mlx-lm": ("top-p", "min-p", "top-k", "temperature"),
+}
+"""The order of each engine's default, by its name; other versions and settings may have another."""
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+"""What changes the logits before temperature and filters, in any order of them."""
+NOT_AUDITED: dict[str, Any] = {
+    "no_repeat_ngram_size": 0,
+    "bad_words": None,
+    "allowed_token_ids": None,
+    "grammar": None,
+    "typical_p": 1,
+    "xtc_probability": 0,
+    "mirostat": 0,
+}
+"""Settings that the audit cannot claim, with the value that switches each off."""

@@ -1,0 +1,344 @@
+"""Teacher forcing: the distributions that a target gives along existing sequences, one forward pass for each.
+
+A target is a model of transformers, or a function from all tokens before to a distribution `(vocab,)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb.distributions import Sampling
+from specnb.models.cache import cache_argument
+from specnb.models.probe import mean_difference, probe_tokens, rounding
+from specnb.models.support import context_limit
+from specnb.models.support import vocabulary as vocabulary_of
+from specnb.models.token_map import TokenMap
+from specnb_audit.bets import CutoffGap, Row, steps_between
+from specnb_audit.claimed import claimed_probs, penalties_of
+from specnb_audit.claimed import cutoff_gap as cutoff_gap
+from specnb_audit.penalties import NO_PENALTIES, Penalties, penalised
+
+NextTokenProbs = Callable[[tuple[int, ...]], Any]
+Source = PreTrainedModel | NextTokenProbs
+
+LOGITS = 2**23
+"""Logits that one forward pass may return: limits how many sequences share a pass, and cuts long ones into pieces."""
+
+
+PROBED = 8  # tokens of a sequence by which a model is compared with itself
+
+
+class Completion(NamedTuple):
+    """A prompt, the tokens generated after it, and if known the tokens emitted by each step, and the batch."""
+
+    prompt: list[int]
+    tokens: list[int]
+    steps: list[int] | None = None
+    batch: int | str | None = None
+
+
+def vocabulary(source: Source, prompt: Sequence[int]) -> int:
+    """The size of the vocabulary of `source`; a function is called once, with `prompt`."""
+    if isinstance(source, PreTrainedModel):
+        return vocabulary_of(source)
+    return len(_probs_after(source, tuple(prompt)))
+
+
+class Models(NamedTuple):
+    """The models that the rows of an audit come from, and the settings claimed for each.
+
+    sampling   penalties in it are those of the target, and of the model suspected; a draft's q has none
+    suspected  a model that may have been used instead of the target
+    """
+
+    target: Source
+    sampling: Sampling = Sampling()
+    draft: Source | None = None
+    draft_sampling: Sampling = Sampling()
+    suspected: Source | None = None
+
+    def all(self) -> list[Source]:
+        """The models that are given."""
+        return [one for one in (self.target, self.draft, self.suspected) if one is not None]
+
+
+def teacher_forced_rows(models: Models, completions: Iterable[Completion | None]) -> Iterator[Row]:
+    """The rows of all `completions`, in order; long ones in pieces. One without tokens needs no forward pass.
+
+    Several completions share a forward pass. None among them means that no more are ready: those before it are then
+    not kept waiting.
+
+    >>> rows = teacher_forced_rows(Models(lambda prefix: [0.5, 0.5]), [Completion([], [1, 0])])
+    >>> [(row.tokens, row.p.tolist()) for row in rows]
+    [([1, 0], [[0.5, 0.5], [0.5, 0.5]])]
+    """
+    for batch in _batches(completions, models.target):
+        vocab = vocabulary(models.target, batch[0].prompt)
+        rows = _rows(models, [completion for completion in batch if completion.tokens], vocab)
+        for completion in batch:
+            if not completion.tokens:
+                yield Row([], torch.empty(0, vocab), prompt=completion.prompt, batch=completion.batch)
+                continue
+            yield (row := next(rows))
+            while row.more:
+                yield (row := next(rows))
+
+
+def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iterator[Row]:
+    sources = (models.target, models.draft, models.suspected)
+    pieces = [repeat(None) if source is None else _logits(source, completions, vocab) for source in sources]
+    for piece, drafted, other in zip(*pieces, strict=False):  # repeat has no end
+        yield _row(models, piece, drafted and drafted[2], other and other[2])
+
+
+def teacher_forced_logits(
+    target: Source, completions: Iterable[Completion], penalties: Penalties = NO_PENALTIES
+) -> Iterator[tuple[Completion, int, Tensor]]:
+    """For each of `completions` with tokens, or piece of one: it, the offset of its first token, and logits.
+
+    The logits are those with `penalties`.
+    """
+    for batch in _batches((one for one in completions if one.tokens), target):
+        for one, start, logits in _logits(target, batch, vocabulary(target, batch[0].prompt)):
+            yield one, start, penalised(logits, penalties, one.prompt, one.tokens, start)
+
+
+def _row(
+    models: Models, piece: tuple[Completion, int, Tensor], draft_logits: Tensor | None, suspected_logits: Tensor | None
+) -> Row:
+    completion, start, logits = piece
+    tokens = completion.tokens[start : start + len(logits)]
+
+    def with_penalties(logits: Tensor) -> Tensor:
+        return penalised(logits, penalties_of(models.sampling), completion.prompt, completion.tokens, start)
+
+    logits = with_penalties(logits)
+    p = claimed_probs(logits, models.sampling)
+
+    def as_p(other: Tensor | None, sampling: Sampling) -> Tensor | None:
+        """The distributions of another model in the dtype of p, which alone decides whether the audit is valid."""
+        return None if other is None else claimed_probs(other, sampling).to(p.dtype)
+
+    return Row(
+        tokens,
+        p,
+        as_p(draft_logits, models.draft_sampling),
+        raw=as_p(draft_logits, Sampling()) if models.draft_sampling != Sampling() else None,
+        suspected=as_p(None if suspected_logits is None else with_penalties(suspected_logits), models.sampling),
+        prompt=completion.prompt,
+        batch=completion.batch,
+        steps=_steps(completion, start, len(tokens)),
+        cutoff_gaps={start + at: gap for at, gap in cutoff_gaps(tokens, p, logits, models.sampling).items()},
+        continues=start > 0,
+        more=start + len(tokens) < len(completion.tokens),
+    )
+
+
+def cutoff_gaps(tokens: Sequence[int], p: Tensor, logits: Tensor, sampling: Sampling) -> dict[int, CutoffGap]:
+    """The places of the impossible `tokens` `(n,)`, with how far each is from being kept.
+
+    p       the distributions `(n, vocab)`
+    logits  what they were made from `(n, vocab)`, as `sampling` says
+    """
+    impossible = p.gather(-1, torch.as_tensor(tokens, device=p.device)[:, None])[:, 0] == 0
+    return {at: cutoff_gap(logits[at], sampling, tokens[at]) for at in impossible.nonzero()[:, 0].tolist()}
+
+
+def _steps(completion: Completion, start: int, n: int) -> Sequence[int] | None:
+    """The steps of a piece of `n` tokens; steps that do not fit the completion are returned as they are."""
+    steps = completion.steps
+    if steps is None or sum(steps) != len(completion.tokens):
+        return steps
+    return steps_between(steps, start, start + n)
+
+
+def _batches(completions: Iterable[Completion | None], source: Source) -> Iterator[list[Completion]]:
+    """The completions, in order, in groups that share a forward pass; None ends a group."""
+    longest, vocab, batch = 0, 0, list[Completion]()
+    for completion in completions:
+        if completion is not None:
+            vocab = vocab or vocabulary(source, completion.prompt)
+            longest = max(longest, _length(completion))
+        if batch and (completion is None or (len(batch) + 1) * longest * vocab > LOGITS):
+            yield batch
+            longest, batch = 0 if completion is None else _length(completion), []
+        if completion is not None:
+            batch.append(completion)
+    if batch:
+        yield batch
+
+
+def _length(completion: Completion) -> int:
+    return len(completion.prompt) + len(completion.tokens)
+
+
+def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> Iterator[tuple[Completion, int, Tensor]]:
+    """For each completion, or piece of one: the completion, the offset of its first token, and logits `(n, vocab)`."""
+    if not isinstance(source, PreTrainedModel):
+        for completion in completions:
+            yield completion, 0, _function_logits(source, completion, vocab)
+    elif len(completions) == 1 and _length(completions[0]) * vocab > LOGITS and agrees_in_pieces(source):
+        yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab), vocab)
+    else:
+        yield from batch_logits(source, completions, vocab)
+
+
+def batch_logits(
+    model: PreTrainedModel, completions: Sequence[Completion], vocab: int | None = None
+) -> Iterator[tuple[Completion, int, Tensor]]:
+    """For each completion: the completion, 0, and logits `(n, vocab)`, all from one forward pass without a cache.
+
+    `vocab` is the number of the target's tokens, if a draft model has another.
+    """
+    # Padding is on the right, where causal attention does not see it.
+    longest = max(map(_length, completions)) - 1
+    rows = [[*completion.prompt, *completion.tokens[:-1]] for completion in completions]
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=model.device)
+    first = min(len(completion.prompt) for completion in completions) - 1
+    logits, _ = _forward(model, ids, vocab, keep=longest - first, use_cache=False)
+    for completion, row in zip(completions, logits, strict=True):
+        start = len(completion.prompt) - 1 - first
+        yield completion, 0, row[start : start + len(completion.tokens)]
+
+
+def _in_pieces(
+    model: PreTrainedModel, completion: Completion, size: int, vocab: int
+) -> Iterator[tuple[Completion, int, Tensor]]:
+    ids = torch.tensor([[*completion.prompt, *completion.tokens[:-1]]], device=model.device)
+    name = cache_argument(model)
+    cache = None
+    offset = 1 - len(completion.prompt)  # negative offsets are in the prompt
+    for part in ids.split(size, dim=1):
+        logits, cache = _forward(model, part, vocab, keep=part.shape[1], use_cache=True, **{name: cache})
+        if offset + part.shape[1] > 0:
+            yield completion, max(offset, 0), logits[0, max(-offset, 0) :]
+        offset += part.shape[1]
+
+
+def _forward(model: PreTrainedModel, ids: Tensor, vocab: int | None, keep: int, **more: Any) -> tuple[Tensor, Any]:
+    """The last `keep` logits `(batch, keep, vocab)`, and the cache."""
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        more["logits_to_keep"] = keep
+    token_map = TokenMap(model, vocab)
+    output = model(input_ids=token_map.inputs(ids), **more)
+    return token_map.logits(output.logits[:, -keep:]), output.get(cache_argument(model))
+
+
+def _function_logits(probs: NextTokenProbs, completion: Completion, vocab: int) -> Tensor:
+    distributions = []
+    for at in range(len(completion.tokens)):
+        distributions.append(_probs_after(probs, (*completion.prompt, *completion.tokens[:at])))
+        if len(distributions[-1]) != vocab:
+            raise ValueError(
+                f"a distribution has {len(distributions[-1])} entries and the target's vocabulary {vocab}; target and "
+                "draft must share a vocabulary that never changes"
+            )
+    return torch.stack(distributions).log()
+
+
+def _probs_after(probs: NextTokenProbs, prefix: tuple[int, ...]) -> Tensor:
+    given: Any = probs(prefix)
+    row = torch.as_tensor(given, dtype=None if hasattr(given, "dtype") else torch.float64)
+    row = row if row.is_floating_point() else row.double()
+    if row.ndim != 1 or not bool((row >= 0).all()) or not abs(float(row.sum()) - 1) < 1e-3:
+        raise ValueError(
+            f"the distribution after {len(prefix)} tokens has shape {tuple(row.shape)} and sum {float(row.sum()):.6g}; "
+            "it must be one row of probabilities that sum to 1"
+        )
+    return row
+
+
+_causal: WeakSet[PreTrainedModel] = WeakSet()
+_in_pieces_as_whole: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+@torch.inference_mode()
+def require_causal(model: PreTrainedModel) -> None:
+    """Raises `ValueError` unless a sequence has the same distributions alone, beside others and without its end.
+
+    Compared once for a model, over a few tokens.
+    """
+    if model in _causal:
+        return
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{type(model).__name__} is an encoder-decoder; the audit reads decoder-only models")
+    long, short = _probes(model)
+    (alone,), (own,) = _read(model, [long]), _read(model, [short])
+    (begun,) = _read(model, [long._replace(tokens=long.tokens[:4])])
+    ways = {
+        "depend on the tokens after it (a decoder needs is_decoder=True)": (begun, alone[:4]),
+        "depend on the sequences beside it": (torch.cat(_read(model, [long, short])), torch.cat([alone, own])),
+    }
+    for reason, pair in ways.items():
+        difference = mean_difference(*pair)
+        if difference > rounding(model.dtype):
+            raise ValueError(
+                f"{type(model).__name__} cannot be audited: the distributions of a sequence {reason}, by "
+                f"{difference:.2g} in total variation"
+            )
+    _causal.add(model)
+
+
+@torch.inference_mode()
+def agrees_in_pieces(model: PreTrainedModel) -> bool:
+    """Whether `model` gives a sequence the same distributions piece by piece, with its cache, as at once."""
+    if model not in _in_pieces_as_whole:
+        long, _ = _probes(model)
+        try:
+            pieces = torch.cat([logits for _, _, logits in _in_pieces(model, long, 3, vocabulary_of(model))])
+            agrees = mean_difference(pieces, *_read(model, [long])) <= rounding(model.dtype)
+        except Exception:  # a state that cannot be continued
+            agrees = False
+        _in_pieces_as_whole[model] = agrees
+    return _in_pieces_as_whole[model]
+
+
+def _probes(model: PreTrainedModel) -> tuple[Completion, Completion]:
+    length = min(PROBED, context_limit(model) or PROBED)
+    long, short = (Completion([first], rest) for first, *rest in probe_tokens(model, length).tolist())
+    return long, short._replace(tokens=short.tokens[:4])
+
+
+def _read(model: PreTrainedModel, completions: Sequence[Completion]) -> list[Tensor]:
+    return [logits for _, _, logits in batch_logits(model, completions)]
+
+
+def require_completions(
+    source: Source, completions: Sequence[Completion], names: Sequence[str] | None = None, vocab: int | None = None
+) -> None:
+    """Raises `ValueError` for a completion that `source` gives no distributions for.
+
+    The message names it by its entry in `names` (default: "sequence 0", "sequence 1", ...). `vocab` is the number of
+    the target's tokens, if `source` is another model.
+    """
+    if isinstance(source, PreTrainedModel) and source.training:
+        raise ValueError(
+            "the model is in training mode, where dropout makes its distributions random; call its eval() first"
+        )
+    if isinstance(source, PreTrainedModel):
+        require_causal(source)
+    vocab = vocabulary(source, completions[0].prompt) if vocab is None else vocab
+    limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
+    for number, completion in enumerate(completions):
+        name = f"sequence {number}" if names is None else names[number]
+        if isinstance(source, PreTrainedModel) and not completion.prompt:
+            raise ValueError(f"{name} has no prompt; a model needs at least one token, such as beginning-of-sequence")
+        outside = [token for token in (*completion.prompt, *completion.tokens) if not 0 <= token < vocab]
+        if outside:
+            raise ValueError(
+                f"{name} has the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}: "
+                "was another tokenizer used?"
+            )
+        if limit is not None and _length(completion) - 1 > limit:
+            raise ValueError(
+                f"{name} has {_length(completion)} tokens with its prompt, and the model has "
+                f"{limit} positions; cut the sequence, or generate shorter ones"
+            )

@@ -1,0 +1,249 @@
+"""Generated sequences in a file, or a pipe, of JSON lines: `{"prompt": [ids], "tokens": [ids]}`.
+
+A line may also have `steps`, the number of tokens emitted by each step; `batch`, a name or integer that sequences
+generated together share; and `seed`, an integer that the random numbers of the sequence, or of its batch, were seeded
+with. vLLM's names are read, too: `prompt_token_ids`, and `token_ids` in the line or in its one entry of `outputs`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any, NamedTuple
+
+LINE = '{"prompt": [ids], "tokens": [ids]}'
+GZIP = b"\x1f\x8b"
+UTF8_MARK = b"\xef\xbb\xbf"
+LONGEST_LINE = 2**26  # bytes; no sequence is as long, and a stream or a damaged file may have no end of a line
+ONE_EACH = "each line is one sequence"
+REGULAR = "give a file (only specnb-audit audit - reads a pipe)"
+WAITING = 1000  # lines of a pipe that are read ahead at most
+LARGEST = 2**63 - 1  # of int64, the dtype of token ids
+
+
+class Sequence(NamedTuple):
+    """One sequence of a file: its file and line, prompt and tokens, and the rest of its line, where that is given."""
+
+    where: str
+    prompt: list[int]
+    tokens: list[int]
+    steps: list[int] | None = None
+    batch: int | str | None = None
+    seed: int | None = None
+
+
+def read_tokens(file: Path) -> list[Sequence]:
+    """The sequences in `file`, in order; blank lines are skipped. The file may be compressed by gzip.
+
+    Raises `ValueError`, with the file and the number of the line, for anything else, and `OSError` where the
+    file cannot be read.
+    """
+    sequences = [_sequence(_parsed(line, where), where) for line, where in lines_in(file, LINE)]
+    for sequence in sequences:
+        require_alike(sequences[0], sequence)
+    return sequences
+
+
+def save_tokens(file: Path, prompts: Iterable[Iterable[int]], completions: Iterable[Iterable[int]]) -> None:
+    """Writes a file for `specnb-audit audit`: `completions`, such as `Generation.tokens`, and the prompt of each.
+
+    Raises `ValueError` for other numbers of prompts than of completions, `OSError` where it cannot be written.
+
+    >>> save_tokens(Path(os.devnull), [[1, 2]], [[3]])
+    """
+    with file.open("w", encoding="utf-8") as lines:
+        for prompt, tokens in zip(prompts, completions, strict=True):
+            lines.write(json.dumps({"prompt": list(map(int, prompt)), "tokens": list(map(int, tokens))}) + "\n")
+
+
+class Seeds:
+    """The seeds declared so far: a second sequence or batch of a seed may have the random numbers of the first.
+
+    Sequences that share random numbers are not independent, whatever the engine does, and an audit needs independent
+    ones. So `repeated` says which to leave out. Those of one batch may share its seed.
+    """
+
+    def __init__(self) -> None:
+        self.batch_of: dict[int, int | str | None] = {}
+        self.count = 0
+
+    def repeated(self, sequence: Sequence) -> bool:
+        """Whether an earlier sequence, not of the same batch, declares the seed of `sequence`; counts those."""
+        if sequence.seed is None:
+            return False
+        known = sequence.seed in self.batch_of
+        batch = self.batch_of.setdefault(sequence.seed, sequence.batch)
+        again = known and (sequence.batch is None or sequence.batch != batch)
+        self.count += again
+        return again
+
+    def note(self) -> list[str]:
+        """What the report says of the sequences left out."""
+        if not self.count:
+            return []
+        some = "1 sequence repeats" if self.count == 1 else f"{self.count:,} sequences repeat"
+        return [f"{some} a seed that is declared before and may share its random numbers; left out of the audit"]
+
+
+def require_alike(first: Sequence, other: Sequence) -> None:
+    """Raises `ValueError` where one of two lines has steps and the other has none."""
+    if (other.steps is None) != (first.steps is None):
+        raise ValueError(f"{other.where}: give steps in all lines or in none")
+
+
+def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
+    """The lines of `file` that are not blank, unpacked, and where each is; one at a time, as it may be larger than
+    memory. Raises `ValueError`, which says what `form` a line has, where there are none.
+    """
+    if file.is_fifo() or file.is_char_device():
+        raise ValueError(f"{file} is a pipe or a device, which may have no end; {REGULAR}")
+    where = ""
+    with file.open("rb") as raw:
+        packed = raw.peek(len(GZIP)).startswith(GZIP)
+        stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+        try:
+            # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a line.
+            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
+                if len(line) == LONGEST_LINE:
+                    raise ValueError(f"{file.name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
+                content = line.removeprefix(UTF8_MARK) if number == 1 else line
+                if content.strip():
+                    where = f"{file.name}, line {number}"
+                    yield content, where
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{file.name} is a damaged gzip file ({error}); compress it again") from None
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
+    if not where:
+        raise ValueError(f"{file.name} is empty; each line is {form}")
+
+
+def _sequence(entries: dict[str, Any], where: str) -> Sequence:
+    prompt, tokens = (_integers(entries, key, where) for key in ("prompt", "tokens"))
+    batch, seed = entries.get("batch"), entries.get("seed")
+    if batch is not None and type(batch) not in (int, str):
+        raise ValueError(f"{where}: 'batch' is {_short(json.dumps(batch))}; give a number or a name, or leave it out")
+    if seed is not None and type(seed) is not int:
+        raise ValueError(f"{where}: 'seed' is {_short(json.dumps(seed))}; give an integer, or leave it out")
+    if "steps" not in entries:
+        return Sequence(where, prompt, tokens, None, batch, seed)
+    steps = _integers(entries, "steps", where)
+    if sum(steps) != len(tokens):
+        total = _short(str(sum(steps)))
+        raise ValueError(
+            f"{where}: steps add up to {total} for {len(tokens)} tokens; give the number of tokens of each step"
+        )
+    return Sequence(where, prompt, tokens, steps, batch, seed)
+
+
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
+    entries = decoded(line, where, LINE)
+    if not isinstance(entries, dict):
+        raise ValueError(f"{where} is {_short(line.decode('utf-8').strip())}; each line is {LINE}")
+    return _renamed(entries, where)
+
+
+def _renamed(entries: dict[str, Any], where: str) -> dict[str, Any]:
+    """The entries of a line under the names used here; vLLM's `prompt` is the text of its `prompt_token_ids`."""
+    outputs = entries.get("outputs")
+    if isinstance(outputs, list) and len(outputs) > 1:
+        raise ValueError(f"{where} has {len(outputs)} outputs; {ONE_EACH}: write a line for each, with its prompt")
+    one = outputs[0] if isinstance(outputs, list) and outputs else {}
+    ids = entries.get("token_ids", one.get("token_ids") if isinstance(one, dict) else None)
+    own = {"prompt": entries.get("prompt_token_ids"), "tokens": ids if "tokens" not in entries else None}
+    return entries | {name: value for name, value in own.items() if value is not None}
+
+
+def decoded(line: bytes, where: str, form: str) -> Any:
+    """What a line of JSON holds. Raises `ValueError` that says where it is and what `form` it should have."""
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from None
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        raise ValueError(f"{where} is not JSON ({str(error).split(';')[0]}); each line is {form}") from None
+
+
+def _integers(entries: dict[str, Any], key: str, where: str) -> list[int]:
+    if key not in entries:
+        raise ValueError(f"{where} has no {key!r}; each line is {LINE}")
+    values = entries[key]
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise ValueError(f"{where}: {key!r} is not a list of integers; each line is {LINE}")
+    outside = [value for value in values if not 0 <= value <= LARGEST]
+    if outside:
+        raise ValueError(f"{where}: {key!r} has {_short(str(outside[0]))}; the range is 0 to 2^63 - 1")
+    return values
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= 60 else words[:57] + "..."
+
+
+def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequence | None]:
+    """The sequences in `lines`, as soon as they arrive; None where no other line is waiting.
+
+    Raises `ValueError`, with the number of the line, for what is not a sequence, for an empty stream, and for steps in
+    some lines only; `OSError` where the stream cannot be read.
+    """
+    queue: Queue[bytes | BaseException | None] = Queue(WAITING)
+    threading.Thread(target=_fill, args=(lines, queue), daemon=True).start()
+    first, number = None, 0
+    while True:
+        try:
+            item = queue.get_nowait()
+        except Empty:
+            yield None
+            item = queue.get()
+        if item is None:
+            break
+        if isinstance(item, BaseException):
+            raise item
+        number += 1
+        if len(item) > LONGEST_LINE:
+            raise ValueError(f"{name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
+        if item.startswith(GZIP):
+            raise ValueError(f"{name} is compressed; unpack it first: gzip -dc FILE | specnb-audit audit - ...")
+        if item.strip():
+            where = f"{name}, line {number}"
+            sequence = _sequence(_parsed(item, where), where)
+            first = first or sequence
+            require_alike(first, sequence)
+            yield sequence
+    if first is None:
+        raise ValueError(f"{name} is empty; each line is {LINE}")
+
+
+def lines_of(descriptor: int) -> Iterator[bytes]:
+    r"""The lines of an open file, as soon as they arrive.
+
+    Without Python's buffered reader: a thread that waits in one cannot be left behind when the program ends. Of a line
+    longer than `LONGEST_LINE` only a part comes, and nothing after it.
+    """
+    begun: list[bytes] = []  # pieces of the last line
+    while chunk := os.read(descriptor, 2**16):
+        first, *more = chunk.split(b"\n")
+        begun.append(first)
+        if more:
+            yield b"".join(begun)
+            yield from more[:-1]
+            begun = more[-1:]
+        elif sum(map(len, begun)) > LONGEST_LINE:
+            break
+    if any(begun):
+        yield b"".join(begun)
+
+
+def _fill(lines: Iterable[bytes], queue: Queue[bytes | BaseException | None]) -> None:
+    try:
+        for line in lines:
+            queue.put(line)
+        queue.put(None)
+    except BaseException as error:  # handed to the reader
+        queue.put(error)

@@ -1,0 +1,277 @@
+"""`collect` against a small server on this machine: retries, resuming, refusals, and answers without token ids."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specnb_audit import cli
+from specnb_audit.cli import collect as module
+from specnb_audit.cli.collect import collect, token_ids
+from specnb_audit.cli.settings import Settings
+from specnb_audit.token_file import read_tokens
+
+OK = b"HTTP/1.1 200 \r\n\r\n"
+PROMPTS = [[0, number] for number in range(1, 8)]
+
+
+class Server(ThreadingHTTPServer):
+    """Continues a prompt with its tokens plus 10. The first requests are answered with `failures`, in order."""
+
+    url: str
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.failures: list[int] = []
+        self.requests: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+        self.instead: Callable[[Handler], None] | None = None
+        self.answer: Callable[[dict[str, Any]], Any] = lambda sent: {
+            "choices": [{"text": "?", "token_ids": [token + 10 for token in sent["prompt"]]}]
+        }
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.reply(200, {"data": [{"id": "small"}]})
+
+    def do_POST(self) -> None:
+        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            failure = self.server.failures.pop(0) if self.server.failures else None
+            self.server.requests.append(sent)
+        if self.server.instead:
+            return self.server.instead(self)
+        self.reply(failure or 200, {"error": "no"} if failure else self.server.answer(sent))
+
+    def reply(self, status: int, answer: Any) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as here:
+        thread = threading.Thread(target=here.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        here.url = f"http://127.0.0.1:{here.server_port}"
+        yield here
+        here.shutdown()
+        thread.join()
+
+
+def expected(prompts: Sequence[Sequence[int]]) -> list[tuple[Sequence[int], list[int]]]:
+    return [(prompt, [token + 10 for token in prompt]) for prompt in prompts]
+
+
+def test_tokens_arrive_in_the_order_of_the_prompts_in_the_audits_format(server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "tokens.jsonl"
+    assert collect(server.url, PROMPTS, out, Settings(temperature=0.7, top_k=40), say=None) == len(PROMPTS)
+    assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
+    sent = server.requests[0]
+    assert (sent["model"], sent["temperature"], sent["top_k"], sent["min_p"]) == ("small", 0.7, 40, 0.0)
+    assert len({one["seed"] for one in server.requests}) == len(PROMPTS)
+
+
+def test_the_command_collects(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "tokens.jsonl"
+    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+    given = ["collect", "--url", server.url, "--prompts", str(prompts), "--out", str(out), "--top-p", "0.9"]
+    assert cli.main([*given, "--extra", '{"ignore_eos": true}']) == 0
+    assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
+    assert (server.requests[0]["top_p"], server.requests[0]["ignore_eos"]) == (0.9, True)
+
+
+def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
+    server.failures = [503, 429]
+    out = tmp_path / "tokens.jsonl"
+    collect(server.url, PROMPTS, out, wait=0.0, parallel=1, say=None)
+    assert len(server.requests) == len(PROMPTS) + 2
+    assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
+
+
+def test_a_server_that_stays_busy_ends_it_and_what_arrived_is_continued(server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "tokens.jsonl"
+    collect(server.url, PROMPTS[:3], out, parallel=1, say=None)
+    server.failures = [503] * 3
+    said: list[str] = []
+    with pytest.raises(OSError, match=r"failed 3 times.*503"):
+        collect(server.url, PROMPTS, out, parallel=1, retries=2, wait=0.01, say=said.append)
+    assert [line[-24:] for line in said] == ["; trying again in 0.01 s", "; trying again in 0.02 s"]
+    with out.open("a") as file:
+        file.write('{"prompt": [0,')  # a line that was cut off
+    server.requests.clear()
+    assert collect(server.url, PROMPTS, out, parallel=1, say=None) == len(PROMPTS) - 3
+    assert [one["prompt"] for one in server.requests] == PROMPTS[3:]
+    assert [(one.prompt, one.tokens) for one in read_tokens(out)] == expected(PROMPTS)
+    assert collect(server.url, PROMPTS, out, say=None) == 0
+
+
+def test_seeds_do_not_depend_on_whether_it_was_continued(server: Server, tmp_path: Path) -> None:
+    collect(server.url, PROMPTS, tmp_path / "whole.jsonl", parallel=1, say=None)
+    whole = [one["seed"] for one in server.requests]
+    server.requests.clear()
+    for end in (2, len(PROMPTS)):
+        collect(server.url, PROMPTS[:end], tmp_path / "parts.jsonl", parallel=1, say=None)
+    assert [one["seed"] for one in server.requests] == whole
+
+
+def test_a_file_made_with_other_settings_is_not_continued(server: Server, tmp_path: Path) -> None:
+    out, cooler = tmp_path / "tokens.jsonl", Settings(temperature=0.7)
+    collect(server.url, PROMPTS[:2], out, cooler, extra={"echo": False}, say=None)
+    before = out.read_bytes()
+    with pytest.raises(ValueError, match=r"made with temperature 0.7, not 1.0; extra \{'echo': False\}, not \{\}\."):
+        collect(server.url, PROMPTS, out, say=None)
+    assert out.read_bytes() == before
+
+
+def dripping(handler: Handler) -> None:
+    """Something arrives all the time, and the answer is never complete."""
+    with suppress(OSError):  # the client leaves
+        for byte in OK + b" " * 100:
+            handler.wfile.write(bytes([byte]))
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("instead", "words"),
+    [
+        (dripping, r"did not answer in full within 0.2 seconds; a slow server needs more \(--timeout\)"),
+        (lambda handler: handler.wfile.write(OK + b" " * 2000), r"answered 200 \(1,000 bytes\)"),
+        (lambda handler: handler.wfile.write(b"HTTP/1.1 307 \r\nLocation: http://a/b\r\n\r\n"), "307 .* http://a/b"),
+        (lambda handler: handler.reply(200, {"tokens": [1] * 100}), "answered with 100 tokens to a request for 3"),
+        (lambda handler: handler.reply(200, {"tokens": [2**80]}), r"has no token ids from 0 to 2\^63 - 1"),
+        (lambda handler: handler.reply(200, {"tokens": [-1]}), r"has no token ids from 0 to 2\^63 - 1"),
+    ],
+)
+def test_what_no_server_should_do_ends_it_and_leaves_no_file(
+    server: Server, instead: Callable[[Handler], None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LARGEST_ANSWER", 1000)
+    server.instead = instead
+    with pytest.raises((ValueError, OSError), match=words):
+        collect(server.url, PROMPTS[:1], tmp_path / "tokens.jsonl", Settings(max_new_tokens=3), timeout=0.2, say=None)
+    assert not (tmp_path / "tokens.jsonl").exists()
+
+
+def test_an_answer_that_never_ends_leaves_no_file_and_holds_up_nothing(server: Server, tmp_path: Path) -> None:
+    """Not while it is waited for either; and an error of one request does not wait for the answers to others."""
+    out, begun, go_on = tmp_path / "tokens.jsonl", threading.Barrier(2), threading.Event()
+
+    def waiting(handler: Handler) -> None:
+        if begun.wait(10) == 0:
+            assert not out.exists()
+            return handler.reply(400, {})
+        go_on.wait(60)  # far longer than this test takes, and than the client waits once the other request has failed
+
+    server.instead = waiting
+    with pytest.raises(ValueError, match="answered 400"):
+        collect(server.url, PROMPTS[:2], out, parallel=2, timeout=50, say=None)
+    alive = not go_on.is_set()
+    go_on.set()
+    assert alive
+    assert not out.exists()
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_asked_for(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        collect(server.url, PROMPTS, tmp_path / "missing" / "tokens.jsonl", say=None)
+    assert server.requests == []
+
+
+def test_every_option_has_a_help_text() -> None:
+    module.add_to(commands := argparse.ArgumentParser().add_subparsers())
+    assert not [action.dest for action in commands.choices["collect"]._actions if not action.help]
+
+
+def test_a_refused_request_is_not_repeated(server: Server, tmp_path: Path) -> None:
+    server.failures = [400]
+    with pytest.raises(ValueError, match="answered 400"):
+        collect(server.url, PROMPTS[:1], tmp_path / "tokens.jsonl", say=None)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": [{"token_ids": [5, 7]}]},
+        {"choices": [{"text": "", "tokens": [5, 7]}]},
+        {"choices": [{"text": ""}], "__verbose": {"tokens": [5, 7]}},
+        {"tokens": [5, 7], "content": ""},
+        {"meta_info": {"output_ids": [5, 7]}},
+    ],
+)
+def test_ids_are_found_where_servers_put_them(answer: dict[str, Any]) -> None:
+    assert token_ids(answer, [0]) == [5, 7]
+
+
+def test_a_server_that_adds_to_the_prompt_is_an_error() -> None:
+    with pytest.raises(ValueError, match="a prompt of 2 tokens, not the 1"):
+        token_ids({"choices": [{"token_ids": [5], "prompt_token_ids": [0, 1]}]}, [1])
+
+
+@pytest.mark.parametrize("old", [b"notes", b'{"prompt": [9], "tokens": [7]}\n', b"\x1f\x8b\x00", b"[1]"])
+def test_a_file_of_something_else_is_never_changed(server: Server, old: bytes, tmp_path: Path) -> None:
+    out = tmp_path / "tokens.jsonl"
+    out.write_bytes(old)
+    with pytest.raises(ValueError, match=r"tokens.jsonl, line 1 is not for prompt 1: the file is of other prompts"):
+        collect(server.url, PROMPTS, out, say=None)
+    assert out.read_bytes() == old
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--url", "http://127.0.0.1:9", "--retries", "0"], "127.0.0.1:9/v1/models failed 1 times"),
+        (["--url", "name"], "is no URL"),
+        (["--count", "-1"], "count is -1; it must be from 0 to 10,000,000"),
+        (["--parallel", "0"], "parallel is 0"),
+        (["--retries", "99"], "retries is 99"),
+        (["--timeout", "0"], "timeout is 0.0; it must be from 0.1 to 10,000,000"),
+        (["--prompts", "no\nne.jsonl"], "specnb-audit: 'no\\nne.jsonl': No such file or directory\n"),
+        (["--out", "miss\ning/tokens.jsonl"], "specnb-audit: 'miss\\ning/tokens.jsonl': No such file or directory\n"),
+        (["--temperature", "-1"], "temperature is -1.0; it must be 0 (greedy) or positive and finite"),
+        (["--top-p", "0"], "top_p is 0.0"),
+        (["--out", "prompts.jsonl"], "is the file of prompts; give another file for the tokens"),
+        (["--prompts", "none.jsonl"], "none.jsonl: No such file or directory"),
+        (["--prompts", "words.jsonl"], "words.jsonl, line 1 is not JSON"),
+        (["--extra", "[1]"], "give a JSON object"),
+    ],
+)
+def test_bad_arguments_of_the_command(
+    server: Server,
+    given: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.jsonl").write_text("[1]\n")
+    Path("words.jsonl").write_text("nothing\n")
+    usual = ["collect", "--url", server.url, "--prompts", "prompts.jsonl", "--out", "tokens.jsonl"]
+    status: object
+    try:
+        status = cli.main([*usual, *given])
+    except SystemExit as left:
+        status = left.code
+    assert status == 2
+    assert words in capsys.readouterr().err
+    assert not Path("tokens.jsonl").exists()

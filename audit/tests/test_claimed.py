@@ -1,0 +1,168 @@
+"""Claimed settings: filters in any order, penalties, how far a token is from being kept, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specnb.distributions import Sampling, normalise, standardise
+from specnb_audit import Engine, audit
+from specnb_audit.claimed import (
+    Claimed,
+    claimed_probs,
+    claimed_sampling,
+    cutoff_gap,
+    other_orders,
+)
+from specnb_audit.penalties import Penalties
+from specnb_audit.setting_names import ENGINE_ORDERS, FILTERS, NOT_AUDITED
+
+LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.0, -1.0], dtype=torch.float64)
+
+
+@given(st.permutations(FILTERS), st.floats(0.3, 3), st.integers(1, 5), st.floats(0.2, 0.99), st.floats(0.01, 0.8))
+@settings(derandomize=True, deadline=None, database=None, max_examples=60)
+def test_filters_are_applied_one_after_the_other(
+    order: list[str], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    """Each alone is that of `standardise`, or min-p written down; a token has a gap exactly where it is removed."""
+    claimed, probs = Claimed(temperature, top_k, top_p, min_p, tuple(order)), standardise(LOGITS)
+    for name in order:
+        if name == "min-p":
+            probs = normalise(probs.where(probs >= min_p * probs.max(), 0.0))
+        else:
+            one = {"temperature": Sampling(temperature), "top-k": Sampling(top_k=top_k), "top-p": Sampling(top_p=top_p)}
+            probs = standardise(probs.log(), one[name])
+    found = claimed_probs(LOGITS, claimed)
+    assert torch.allclose(found, probs, atol=1e-9)
+    for token in range(len(LOGITS)):
+        gap = cutoff_gap(LOGITS, claimed, token)
+        assert (gap.logit > 1e-12 or gap.mass > 1e-12) == (float(found[token]) == 0)
+        # With as much tolerance the filters keep it: its logit is raised by the gap, and top-p by the mass.
+        raised = LOGITS.clone()
+        raised[token] += gap.logit + 1e-9
+        wider = replace(claimed, top_p=min(1.0, top_p + gap.mass + 1e-9))
+        assert gap.logit == 0 or gap.mass > 0 or float(claimed_probs(raised, wider)[token]) > 0
+
+
+def test_the_gap_of_greedy_decoding_is_that_to_the_largest_logit() -> None:
+    gaps = [cutoff_gap(LOGITS, Sampling(0), token) for token in range(len(LOGITS))]
+    assert gaps == [(float(LOGITS[0] - logit), 0.0) for logit in LOGITS]
+
+
+def test_a_tie_with_the_most_probable_token_is_kept_at_a_min_p_of_1() -> None:
+    assert claimed_probs(torch.tensor([1.0, 1.0, 0.0]), Claimed(min_p=1.0)).tolist() == [0.5, 0.5, 0.0]
+
+
+def test_gaps_are_in_units_of_logits_whatever_the_order() -> None:
+    after, before = (Claimed(0.5, 2, order=order) for order in (("temperature", "top-k"), ("top-k", "temperature")))
+    assert cutoff_gap(LOGITS, after, 3).logit == cutoff_gap(LOGITS, before, 3).logit == 1.5
+
+
+def test_a_near_tie_at_top_k_is_no_gap_of_top_p() -> None:
+    """Token 5 is a hair less likely than the fifth token; an engine that keeps it instead has 0.95 before it."""
+    p = [0.3, 0.2, 0.2, 0.2, 0.05, 0.05 * (1 - 1e-5)]
+    sampling = Sampling(top_k=5, top_p=0.95)
+    gap = cutoff_gap(torch.tensor(p, dtype=torch.float64).log(), sampling, 5)
+    assert gap == pytest.approx((1e-5, 0.0), rel=1e-3)
+    near = Engine(logit_tolerance=1e-3)
+    assert not audit(lambda prefix: p, [[5]], prompts=[[]], sampling=sampling, engine=near, progress=False).rejected
+    with_more = Sampling(top_k=5, top_p=0.9)  # without the fifth token 0.9 are kept
+    assert cutoff_gap(torch.tensor(p).log(), with_more, 5).mass > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "order", "claimed"),
+    [
+        ({}, "transformers", Sampling()),
+        ({"temperature": None, "top_k": None, "top_p": None, "min_p": None}, "transformers", Sampling()),
+        ({"temperature": 0, "top_k": 1, "top_p": 0.5, "min_p": 0}, "transformers", Sampling(0, 1, 0.5)),
+        ({"temperature": 0.5, "top_k": 0}, "transformers", Sampling(0.5)),
+        ({"temperature": 0.5, "top_k": -1}, FILTERS, Sampling(0.5)),
+        ({"top_k": 2, "repetition_penalty": 1}, "temperature,top-k", Sampling(1.0, 2)),
+        ({"min_p": 0.1}, "transformers", Sampling(min_p=0.1)),
+        ({"presence_penalty": 0.5}, "transformers", Claimed(penalties=Penalties(presence_penalty=0.5))),
+        ({"logit_bias": {"3": -1}}, "transformers", Claimed(penalties=Penalties(logit_bias={3: -1.0}))),
+        ({"logit_bias": [], "repetition_penalty": None, "frequency_penalty": 0}, "transformers", Sampling()),
+        ({"top_p": 0.5}, "vllm", Claimed(top_p=0.5, order=("temperature", "min-p", "top-k", "top-p"))),
+        ({"top_k": 3}, "llama.cpp", Claimed(top_k=3, order=("top-k", "top-p", "min-p", "temperature"))),
+        ({"min_p": 1}, "mlx-lm", Claimed(min_p=1, order=("top-p", "min-p", "top-k", "temperature"))),
+        ({}, " top-p , top-k", Claimed(order=("top-p", "top-k", "temperature", "min-p"))),
+        ({}, ["top-p"], Claimed(order=("top-p", "temperature", "top-k", "min-p"))),
+    ],
+)
+def test_the_settings_of_an_engine_as_a_claim(given: dict[str, Any], order: Any, claimed: Sampling) -> None:
+    """Where neither another order nor penalties are claimed, it is a plain `Sampling`."""
+    found = claimed_sampling(given, order)
+    assert found == claimed
+    assert type(found) is type(claimed)
+
+
+@pytest.mark.parametrize(
+    ("given", "order", "engines"),
+    [
+        ({}, "transformers", []),
+        ({"temperature": 0.5}, "transformers", []),
+        ({"top_k": 2, "top_p": 0.5}, "transformers", ["mlx-lm"]),
+        ({"top_p": 0.5, "min_p": 0.2}, "transformers", ["vllm"]),
+        ({"temperature": 0.5, "top_p": 0.5}, "mlx-lm", ["transformers"]),
+        ({"temperature": 0.5, "top_k": 2, "top_p": 0.5}, "vllm", ["llama.cpp", "mlx-lm"]),
+        (
+            {"temperature": 0.5, "top_k": 2, "top_p": 0.5, "min_p": 0.1},
+            ("min-p", "temperature"),
+            ["transformers", "vllm", "llama.cpp", "mlx-lm"],
+        ),
+        ({"temperature": 0, "top_k": 2, "top_p": 0.5, "min_p": 0.1}, "vllm", []),
+    ],
+)
+def test_other_orders_are_those_in_which_the_active_filters_differ(
+    given: dict[str, Any], order: Any, engines: list[str]
+) -> None:
+    sampling = claimed_sampling(given, order)
+    found = other_orders(sampling)
+    assert list(found) == engines
+    for engine, other in found.items():
+        plain = (sampling.temperature, sampling.top_k, sampling.top_p)
+        assert other == Claimed(*plain, given.get("min_p", 0.0), ENGINE_ORDERS[engine])
+    without = Claimed(0.5, order=("top-p",))
+    assert other_orders(without) == {}  # top-p and min-p are off
+
+
+@pytest.mark.parametrize("name", NOT_AUDITED)
+def test_a_setting_is_off_at_its_own_value_or_none(name: str) -> None:
+    off = NOT_AUDITED[name]
+    for value in [None, off] + ([[], "", 0] if off is None else []):
+        assert claimed_sampling({name: value}) == Sampling()
+    advice = "generate without it" if off is None else f"generate with {name}={off}"
+    with pytest.raises(ValueError, match=f"^{name} is 1.5; the audit cannot claim it: {advice}$"):
+        claimed_sampling({"temperature": 0.5, name: 1.5})
+
+
+ALLOWED = "give each of temperature, top-k, top-p, min-p at most once, or one of transformers, vllm, llama.cpp, mlx-lm"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Claimed(order=("top-p", "top-p")), f"the order of filters is top-p, top-p; {ALLOWED}"),
+        (lambda: claimed_sampling({}, "sglang"), f"the order of filters is sglang; {ALLOWED}"),
+        (lambda: Claimed(min_p=1.01), "min_p is 1.01; it must lie in [0, 1], where 0 keeps every token"),
+        (lambda: Claimed(min_p=math.nan), "min_p is nan; it must lie in [0, 1], where 0 keeps every token"),
+        (
+            lambda: claimed_sampling({"best_of": 2}),
+            "best_of is no setting that the audit knows; leave it out if it changes no distribution",
+        ),
+        (lambda: claimed_sampling({"top_k": -2}), "top_k is -2"),
+    ],
+)
+def test_bad_claims_are_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
+        make()

@@ -1,0 +1,185 @@
+"""What may explain a finding: the order of the filters, bfloat16, prompts among the tokens, rows that share noise."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reports import report
+from samplers import depending, raced
+from tiny import llama
+
+from specnb.distributions import Sampling
+from specnb_audit import Auditor, audit, explanations
+from specnb_audit.bets import Row
+from specnb_audit.claimed import Claimed
+from specnb_audit.explanations import audited, checks_of, dependent_sequences, likelier_settings
+from specnb_audit.teacher_forcing import Completion, Models
+
+# Other settings
+
+
+TABLE = [0.5, 0.3, 0.15, 0.05]  # at temperature 0.5 before top-p 0.9 two of them are kept, after it three
+SAMPLING = Sampling(0.5, top_p=0.9)
+
+
+def constant(prefix: tuple[int, ...]) -> list[float]:
+    return TABLE
+
+
+def texts(*tokens: list[int]) -> list[Completion]:
+    return [Completion([], one) for one in tokens]
+
+
+def cause(sampling: Sampling, given: list[Completion], suspicious: Collection[int] = (), delta: float = 1e-6) -> str:
+    return likelier_settings(Models(constant, sampling), given, set(suspicious), Auditor(delta))[0]
+
+
+def of_order(order: str, engine: str) -> str:
+    return f"the filters look as if applied in another order: {order}, as in {engine}"
+
+
+def without(name: str) -> str:
+    return f"it looks as if {name} is not applied: without it the tokens are explained"
+
+
+def test_an_order_that_makes_all_tokens_possible_is_named() -> None:
+    for sampling, names, engine in (
+        (SAMPLING, "top-p, temperature", "llama.cpp"),
+        (Sampling(0.5, 3, 0.9), "top-k, top-p, temperature", "llama.cpp"),
+        (Claimed(0.5, top_p=0.9, min_p=0.01), "top-p, min-p, temperature", "llama.cpp"),
+    ):
+        given = texts([0] * 6 + [1, 2])
+        found, notes = likelier_settings(Models(constant, sampling), given, set(), Auditor())
+        assert (found, len(notes)) == (of_order(names, engine), 1)
+        assert f"--filter-order {engine}" in notes[0]
+    hot = Sampling(2.0, top_p=0.7)  # keeps two tokens in the other order, and here three
+    assert cause(hot, texts([0, 1, 2])) == ""
+
+
+def test_a_filter_that_is_not_applied_is_named() -> None:
+    for sampling, name in ((SAMPLING, "top-p"), (Sampling(0), "temperature"), (Sampling(top_k=2), "top-k")):
+        assert cause(sampling, texts([0, 1, 3])) == without(name)
+    assert cause(Sampling(0.5, 3), texts([2] * 40)) == ""  # which is not explained without either
+    exact = np.random.default_rng(0).choice(4, p=TABLE, size=400).tolist()
+    assert cause(Sampling(0.5), texts(exact)) == without("temperature")
+    assert cause(Sampling(1.0), texts(exact)) == ""  # no filter is claimed
+
+
+def test_suspicious_sequences_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explanations, "TRIED", 8)
+    given = texts([0] * 8, [0] * 7 + [3], [0] * 6 + [1, 2])  # of which the first decides nothing
+    for suspicious, found in (
+        ({2}, of_order("top-p, temperature", "llama.cpp")),
+        ({1}, without("top-p")),
+        ({0, 2}, ""),
+    ):
+        assert cause(SAMPLING, given, suspicious, 0.01) == found
+
+
+# Prompts, ends and dependence
+
+
+def test_completions_are_cut_to_what_was_audited() -> None:
+    """A stop leaves sequences that were read ahead; tokens after an end token are not audited; steps are cut too."""
+    given = [
+        Completion([1], [0, 1, 3, 0, 1], [2, 2, 1]),
+        Completion([2], []),
+        Completion([], [3, 3], [2]),
+        Completion([3], [0, 1]),
+        Completion([0], [], []),
+    ]
+    for count, lengths in ((0, []), (1, [3]), (2, [3, 0]), (3, [3, 0, 1]), (5, [3, 0, 1, 2, 0])):
+        auditor = Auditor(eos=3)
+        for one in given[:count]:
+            auditor.add(Row(one.tokens, torch.full((len(one.tokens), 4), 0.25), prompt=one.prompt))
+        found = audited(auditor, given)
+        assert [len(one.tokens) for one in found] == lengths
+        assert [one.prompt for one in found] == [one.prompt for one in given[:count]]
+        assert [one.tokens for one in found] == [one.tokens[:n] for one, n in zip(given, lengths, strict=False)]
+        steps_found = [[2, 1], None, [1], None, []]
+        assert [one.steps for one in found] == steps_found[:count]
+
+
+def shared_noise(kinds: dict[str, list[list[float]]], delta: float = 1e-3) -> set[int] | None:
+    """The dependent sequences where each kind gains so much at each token of each sequence."""
+    running = {name: np.cumsum([gain for gains in rows for gain in gains]) for name, rows in kinds.items()}
+    rows = next(iter(kinds.values()))
+    found = report(delta=delta, running_by_alternative={"argmax": np.full(sum(map(len, rows)), 9.0), **running})
+    return dependent_sequences(found, [len(gains) for gains in rows])
+
+
+@pytest.mark.parametrize(
+    ("gains", "found"),
+    [
+        ([[1.0, 1.0], [2.1], [0.9]], {1}),  # an e-value of more than 100 by its own part
+        ([[0.0], [1.0, 1.1], [], [2.5], [0.2]], {1, 3}),
+        ([[1.5], [1.4], [0.0]], set()),  # the evidence of all together is less than 1/delta
+        ([[1.5], [1.6], [0.5], [0.0]], {0, 1}),  # where it is not, more than 10 by its own part
+        ([[1.0], [1.0], [1.0]], None),  # too little in each
+        ([[2.5], [-3.0], [0.0]], {0}),
+    ],
+)
+def test_sequences_that_share_noise_have_evidence_of_their_own(
+    gains: list[list[float]], found: set[int] | None
+) -> None:
+    assert shared_noise({"same-tokens": gains}) == found
+    assert shared_noise({"noise-of-texts": gains}) == found
+    nothing = [[0.0] * len(row) for row in gains]
+    assert shared_noise({"same-tokens": gains, "noise-of-texts": nothing}) == found
+    assert shared_noise({"same-tokens": nothing, "noise-of-texts": gains}) == found
+
+
+@pytest.mark.parametrize(
+    ("shared", "anew", "verdict"),
+    [(True, True, "rejected"), (True, False, "dependent"), (False, True, "rejected"), (False, False, "not rejected")],
+)
+def test_noise_that_sequences_repeat_is_said_to_be_repeated(shared: bool, anew: bool, verdict: str) -> None:
+    """Not taken for a bias of tokens. With seeds of their own sequences are not said to share noise, whatever else."""
+    tokens = [raced(start, 30, [3] if shared else [3, start], anew) for start in range(25)]
+    report = audit(lambda prefix: depending(prefix).tolist(), tokens, prompts=[[n] for n in range(25)], progress=False)
+    assert report.verdict == verdict
+    words = "sequences repeat each other's noise"
+    assert any(check.startswith(words) for check in report.checks) == (shared and anew)
+    assert report.cause.startswith(words) == (shared and anew)
+    assert ("DEPENDENT" in report.headline) == (shared and not anew)
+    if shared and anew:
+        assert report.diagnosis == "token-bias"
+        assert report.headline.startswith("REJECTED after ")
+        assert words in report.headline
+
+
+MODEL = llama()
+MODEL.config.update({"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": [3]})
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "words"),
+    [
+        ([([1, 0], [1, 0, 1])], {}, "the tokens of 1 of 1 sequences begin with their prompt; give the new tokens only"),
+        ([([1], [1, 1])], {}, None),  # a prompt of one token may be repeated
+        ([([1], [2, 0, 0])], {}, "1 of 1 sequences are padded with the token 0; leave padding out"),
+        ([([0, 0, 1], [2]), ([1], [0])], {}, None),  # half of them
+        ([([1], [3, 0])], {}, "1 of 1 sequences continue after the end token [3]; give eos if it ends them"),
+        ([([1], [3, 0])], {"eos": 2}, None),
+        (
+            [([1], [2]), ([1], [2, 2])],
+            {},
+            "completions have 1 to 2 tokens; what ended them? Give eos, or max_new_tokens",
+        ),
+        ([([1], [2]), ([1], [2, 2])], {"max_new_tokens": 2}, None),
+        ([([2], [2])], {}, "no prompt begins with the model's begin-of-text token 1; did the model see one?"),
+        ([([2], [2]), ([1], [2])], {}, None),
+    ],
+)
+def test_what_is_wrong_with_the_sequences_themselves(
+    given: list[tuple[list[int], list[int]]], settings: dict[str, Any], words: str | None
+) -> None:
+    completions = [Completion(*one) for one in given]
+    assert checks_of(MODEL, completions, Auditor(**settings), True) == ([] if words is None else [words])
+    statistical = words is not None and ("what ended" in words or "begin-of-text" in words)
+    expected = [] if words is None or statistical else [words]  # asked only where something has to be explained
+    assert checks_of(MODEL, completions, Auditor(**settings), False) == expected

@@ -1,0 +1,183 @@
+"""A notebook and its claims: each condition and the words that state it are one line, in the notebook itself.
+
+    nb = notebook("02")
+    with nb.claim("capped-geometric") as claim:
+        claim.needs(worst < 1e-12, f"where enumerated, the largest error is {worst:.0e}")
+        claim.needs(smallest_p > 1e-6, f"{len(fits)} simulations fit, the worst with p = {smallest_p:.2g}")
+        claim.could_fail(wrong_p < 1e-6, f"rejection sampling does not fit: p = {wrong_p:.0e}")
+        claim.number(smallest_p=smallest_p)
+
+A claim is judged as its source states it, with thresholds that `data/claims.csv` repeats in words:
+
+- `holds`: everything that it needs is true;
+- `refuted`: something that it needs is false;
+- `conditional`: so, but true under a condition that the source does not state, and false without it (`only_if`);
+- `open`: something is undecided (`None`), or a check that should have failed did not (`could_fail`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+from types import TracebackType
+
+import pandas as pd
+
+from notebooks.support.findings import Number, all_claims, as_number, written
+from notebooks.support.parameters import mistakes, names_given, of_notebook, unknown
+from studies.files import ROOT, out, write
+
+Answer = bool | None  # None: not decided
+
+
+def notebook(number: str) -> Notebook:
+    """The notebook called `number`, for its first cell after the parameters: checks them, sets threads and style.
+
+    Raises `ValueError` that names everything wrong, and for a notebook that does not exist.
+    """
+    import torch  # slow to import, and not needed to collect verdicts
+    from transformers.utils import logging
+
+    from notebooks.support.figures import use_style
+
+    found, around = Notebook(number), sys._getframe(1).f_globals
+    (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    known = of_notebook(path)
+    given = {name: around.get(name, parameter.value) for name, parameter in known.items()}
+    wrong = unknown(names_given(around.get("In", ()), known), known) + mistakes(known, given)
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}. Change the cell tagged `parameters`, or what papermill was given")
+    torch.set_num_threads(given.get("threads", 1))
+    logging.disable_progress_bar()
+    use_style()
+    return found
+
+
+def above(low: float, high: float, bound: float = 0) -> Answer:
+    """Whether a value with this interval is above `bound`; `None` if the interval contains `bound`.
+
+    >>> above(0.1, 0.3), above(-0.3, -0.1), above(-0.1, 0.3)
+    (True, False, None)
+    """
+    return True if low > bound else False if high < bound else None
+
+
+def _decided(answer: object) -> Answer:
+    """`answer`, a Boolean of any library, as Python's. Raises `TypeError` for a number, which may be NaN, or a list."""
+    value = answer.item() if getattr(answer, "shape", None) == () and hasattr(answer, "item") else answer
+    value = bool(value) if type(value).__name__ in ("BooleanTrue", "BooleanFalse") else value  # of sympy
+    if value is None or isinstance(value, bool):
+        return value
+    raise TypeError(f"a claim is decided by {answer!r}; give True, False, or None where nothing decides it")
+
+
+class Notebook:
+    """The claims and tables of one notebook; `close` at the end writes the verdicts."""
+
+    def __init__(self, number: str):
+        claims = all_claims()
+        known = set(claims.notebook) | {path.name.split("_")[0] for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")}
+        if number not in known:
+            raise ValueError(f"there is no notebook {number!r}; there are {', '.join(sorted(known))}")
+        self.number = number
+        self.claims = claims[claims.notebook == number].set_index("id")
+        self.judged: dict[str, Claim] = {}
+
+    def claim(self, name: str) -> Claim:
+        """The claim called `name` of this notebook, to be judged in a `with`. Raises `KeyError` for any other."""
+        if name not in self.claims.index:
+            raise KeyError(f"{name!r} is not a claim of notebook {self.number}; those are {list(self.claims.index)}")
+        self.judged[name] = Claim(name, self.claims.statement[name])
+        return self.judged[name]
+
+    def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
+        """Writes `frame` to `data/results/<number>_<name>.csv`, floats with six digits, and returns it unchanged.
+
+        Raises `ValueError` for a name that is no Python name.
+        """
+        if not name.isidentifier():
+            raise ValueError(f"a table is called {name!r}; its name may have letters, digits and _")
+        content = frame.to_csv(index=False, lineterminator="\n", float_format=written)
+        write(out() / "data" / "results" / f"{self.number}_{name}.csv", content)
+        return frame
+
+    def close(self) -> None:
+        """Writes verdicts and numbers; a claim that this run did not judge is open. Prints where results are, unless
+        `SPECNB_OUT` says so."""
+        rows = [
+            (name, claim.verdict, claim.evidence, self.number)
+            if (claim := self.judged.get(name))
+            else (name, "open", "not checked by this run", self.number)
+            for name in self.claims.index
+        ]
+        verdicts = pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
+        numbers = {name: self.judged[name].numbers if name in self.judged else {} for name in self.claims.index}
+        results = out() / "data" / "results"
+        write(results / f"{self.number}.claims.csv", verdicts.to_csv(index=False, lineterminator="\n"))
+        write(results / f"{self.number}.numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+        if not os.environ.get("SPECNB_OUT"):
+            print(f"Results are in {out()}; SPECNB_OUT names another folder.")
+
+
+class Claim:
+    """One claim: what it needs, whether the check could have failed, and the numbers behind it. Printed when judged."""
+
+    def __init__(self, name: str, statement: str):
+        self.name, self.statement = name, statement
+        self.needed: list[tuple[Answer, str]] = []
+        self.failing: list[tuple[bool, str]] = []
+        self.condition: tuple[bool, str] | None = None
+        self.numbers: dict[str, Number] = {}
+
+    def needs(self, answer: Answer, words: str) -> None:
+        """Something that the claim says: a Boolean, or `None` where nothing decides it; `TypeError` for all else."""
+        self.needed.append((_decided(answer), " ".join(words.split())))
+
+    def could_fail(self, noticed: bool, words: str) -> None:
+        """Whether the same check noticed a case in which the claim is false; if not, it decides nothing."""
+        self.failing.append((bool(_decided(noticed)), " ".join(words.split())))
+
+    def only_if(self, inside: Answer, outside: Answer, words: str) -> None:
+        """A condition that the source does not state: whether the claim is true under it, and without it."""
+        self.condition = (_decided(inside) is True and _decided(outside) is False, words)
+
+    def number(self, **values: object) -> None:
+        """Numbers behind the verdict: scalars, or estimates with `value`, `low` and `high`. Raises as `as_number`."""
+        self.numbers |= {name: as_number(value, f"{self.name}: {name}") for name, value in values.items()}
+
+    @property
+    def verdict(self) -> str:
+        """`holds`, `refuted`, `conditional` or `open`."""
+        answers = [answer for answer, _ in self.needed]
+        if not all(noticed for noticed, _ in self.failing):
+            return "open"
+        if False in answers:
+            return "conditional" if self.condition and self.condition[0] else "refuted"
+        return "open" if None in answers else "holds"
+
+    @property
+    def evidence(self) -> str:
+        """All that was stated, in one line."""
+        words = [words for _, words in (*self.needed, *self.failing)]
+        condition = f". Condition: {self.condition[1]}" if self.condition and self.verdict == "conditional" else ""
+        return "; ".join(words) + condition
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.needs(None, "the check ended with an error")  # a part of it is no verdict, whatever runs afterwards
+            return
+        if not self.needed:
+            raise ValueError(f"nothing was needed for {self.name!r}; a claim is judged by what it `needs`")
+        told = [(self.verdict.upper(), f"{self.name}: {self.statement}")]
+        told += [("undecided" if answer is None else "yes" if answer else "no", words) for answer, words in self.needed]
+        told += [("could fail" if noticed else "cannot fail", words) for noticed, words in self.failing]
+        told += [("only if", self.condition[1])] if self.condition and self.verdict == "conditional" else []
+        for label, words in told:
+            print(textwrap.fill(f"{label:>11}  {words}", 118, subsequent_indent=" " * 13))

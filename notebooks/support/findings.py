@@ -1,0 +1,84 @@
+"""Numbers and verdicts of notebooks: how they are written, and how the verdicts of all notebooks become one table."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import pandas as pd
+
+from studies.files import ROOT, out, write
+
+CLAIMS = ROOT / "data" / "claims.csv"
+VERDICTS = ("holds", "refuted", "conditional", "open")
+UNCHECKED = "no check has been run"  # the evidence for a claim whose notebook is still to come
+DIGITS = 6  # significant digits in tables; the last bits of a sum differ between processors
+
+Number = bool | int | float | str | dict[str, "Number"]
+"""A value in a file of numbers: a scalar, or an estimate as `{"value": ..., "low": ..., "high": ..., "n": ...}`."""
+
+
+def all_claims() -> pd.DataFrame:
+    """The claims in `data/claims.csv`, every column as text."""
+    return pd.read_csv(CLAIMS, dtype=str)
+
+
+def written(value: float) -> str:
+    """`value` with `DIGITS` significant digits; a whole number below 10^15 with all of its digits.
+
+    >>> written(2 / 3), written(1234567.0), written(1234567.8)
+    ('0.666667', '1234567', '1.23457e+06')
+    """
+    # Processors add in different orders, so the last bits of a tie such as 0.1234565 differ between them. Rounding to
+    # 12 digits first gives all of them the same tie.
+    value = float(f"{value:.12g}")
+    whole = value.is_integer() and abs(value) < 1e15
+    return f"{value:.0f}" if whole else f"{value:.{DIGITS}g}"
+
+
+def as_number(value: object, name: str) -> Number:
+    """`value` as it is stored: floats rounded as in tables, an estimate as a dictionary.
+
+    Raises `TypeError` for what is neither a scalar nor an estimate, and `ValueError` for NaN and infinities; `name`
+    says which number it was.
+
+    >>> as_number(2 / 3, "alpha"), as_number(Fraction(1, 4), "bound")
+    (0.666667, 0.25)
+    """
+    if hasattr(value, "value") and hasattr(value, "low") and hasattr(value, "high"):
+        parts = {part: getattr(value, part) for part in ("value", "low", "high", "n") if hasattr(value, part)}
+        return {part: as_number(number, f"{name}, {part}") for part, number in parts.items()}
+    value = value.item() if hasattr(value, "item") and getattr(value, "size", None) == 1 else value
+    if isinstance(value, bool | int | str):
+        return value
+    if not isinstance(value, float | Fraction):
+        raise TypeError(f"{name} is a {type(value).__name__}; give a number, a string or an estimate with an interval")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; numbers must be finite")
+    return float(written(float(value)))
+
+
+def collect(files: Sequence[str | Path]) -> pd.DataFrame:
+    """One row for every claim in `data/claims.csv`, in its order; a claim without a verdict in `files` is `open`."""
+    found = {row["id"]: row for file in files for row in pd.read_csv(file, dtype=str).to_dict("records")}
+    claims = all_claims()
+    rows = [
+        {"id": claim, "verdict": "open", "evidence": UNCHECKED, "notebook": notebook} | found.get(claim, {})
+        for claim, notebook in zip(claims.id, claims.notebook, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
+
+
+def main() -> None:
+    """Collects the verdicts in the files named into `data/results/claims.csv`, and prints how many are of each kind."""
+    table = collect(sys.argv[1:])
+    write(out() / "data" / "results" / "claims.csv", table.to_csv(index=False, lineterminator="\n"))
+    counts = table.verdict.value_counts()
+    print(f"{len(table)} claims: {', '.join(f'{counts.get(verdict, 0)} {verdict}' for verdict in VERDICTS)}")
+
+
+if __name__ == "__main__":
+    main()

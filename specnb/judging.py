@@ -1,0 +1,272 @@
+"""Judges a verification rule: whether it is exact, by how much not, and how many tokens its steps emit.
+
+`judge_rule` enumerates steps of the rule on pairs of distributions that depend on the context, some of which make
+tokens impossible or propose nothing, and compares the joint distribution of what follows with the target's. A rule that
+uses uniforms as no plan of `specnb.rules` does is estimated on quasi-random points instead.
+
+Source: Sun et al., arXiv 2403.10444, show that no exact rule for chains accepts more than block verification. The
+closed form of what it accepts, `optimal_accepted`, is derived here, and compared with linear programs in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specnb.distributions import Conditional, total_variation
+from specnb.enumeration import (
+    ChangesInsideError,
+    Emissions,
+    completed,
+    draft_trees,
+    estimated_distribution,
+    expected_accepted,
+    joint_distribution,
+    step_distribution,
+)
+from specnb.number_checks import require_whole
+from specnb.rules import Rule, block_verification, token_verification
+from specnb.trees import Scheme, chain, independent_children, node_depths
+
+EXACT = 1e-12
+"""The largest total variation of an enumerated rule that is called exact."""
+MARGIN = 3
+"""An estimated rule is called exact up to so many times what token verification is off on the same points."""
+
+Array = NDArray[np.float64]
+Pair = tuple[Conditional, Conditional]
+"""The target's and the draft's distributions after each prefix."""
+
+
+class Prefix(NamedTuple):
+    """Tokens that a sequence begins with, and their probability under the target and under the rule."""
+
+    tokens: tuple[int, ...]
+    target: float
+    rule: float
+
+
+class Case(NamedTuple):
+    """What was found for one pair and number of draft tokens; `resolution` is what an exact rule may be off by."""
+
+    where: str
+    total_variation: float
+    resolution: float
+    worst: Prefix
+    accepted: float
+
+    @property
+    def excess(self) -> tuple[bool, float]:
+        """Orders cases: those that an exact rule cannot have come last."""
+        return self.total_variation > self.resolution, self.total_variation
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found of a rule; `str` says it in words.
+
+    worst               the case with the largest total variation between what follows a step and the target's
+    cases               how many cases were looked at
+    tokens_per_step     expected with the most draft tokens, the mean over all pairs
+    token_verification  the same of token verification, for trees its recursion over siblings
+    block_verification  the same of block verification, for trees traversal verification
+    optimum             the most that any exact rule has; None for trees, for which no closed form is known
+    """
+
+    rule: str
+    worst: Case
+    cases: int
+    tokens_per_step: float
+    token_verification: float
+    block_verification: float
+    optimum: float | None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the rule is nowhere off by more than an exact rule may be."""
+        return not self.worst.excess[0]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """The outcome, where the rule is not exact the worst prefix, and the tokens per step."""
+        worst, (tokens, target, found) = self.worst, self.worst.worst
+        estimated = worst.resolution > EXACT
+        verdict = "NOT exact" if not self.exact else "not told from an exact rule" if estimated else "exact"
+        amount = f"below {EXACT:g}" if verdict == "exact" else f"{worst.total_variation:.2g}"
+        lines = [f"{self.rule} is {verdict}: total variation {amount} in the worst of {self.cases} cases"]
+        if estimated:
+            lines += [f"  estimated on quasi-random points: an exact rule has up to {worst.resolution:.1g} there"]
+        if not self.exact:
+            lines += [
+                f"  worst prefix: {tokens}, probability {target:.4f} under the target, {found:.4f} under the rule",
+                f"  ({worst.where})",
+            ]
+        others = {"token verification": self.token_verification, "block verification": self.block_verification}
+        if self.optimum is not None:
+            others["the best exact rule"] = self.optimum
+        beside = ", ".join(f"{name} {value:.3f}" for name, value in others.items())
+        return [*lines, f"tokens per step: {self.tokens_per_step:.3f} ({beside})"]
+
+
+def judge_rule(
+    rule: Rule,
+    gamma: int | Sequence[int] = 3,
+    pairs: Mapping[str, Pair] | None = None,
+    scheme: Scheme = independent_children,
+) -> Judgement:
+    """Whether `rule` is exact, and the expected number of tokens of its steps.
+
+    rule    a `PlannedRule`, or a function as in `specnb.rules.Rule`
+    gamma   the largest number of draft tokens of a chain; smaller ones are enumerated, too. Or the parents of a tree
+    pairs   names, each with the target's and the draft's distributions in float64; `random_pairs` unless given
+    scheme  how the children of a node of a tree are sampled
+
+    Raises `TypeError` for a rule that takes or returns something else than rules do, and `ValueError` for a gamma below
+    1 and for tokens that do not exist.
+
+    >>> from specnb.rules import lenient_verification
+    >>> print(judge_rule(lenient_verification(0.5), gamma=2))
+    lenient_verification(0.5) is NOT exact: total variation 0.32 in the worst of 32 cases
+      worst prefix: (2, 2), probability 0.2771 under the target, 0.0209 under the rule
+      (3 tokens, any p and q, seed 1, gamma 2)
+    tokens per step: 2.072 (token verification 1.966, block verification 1.971, the best exact rule 1.971)
+    """
+    if isinstance(gamma, int):
+        require_whole(gamma=(gamma, 1))
+    shapes = [chain(n) for n in range(1, gamma + 1)] if isinstance(gamma, int) else [tuple(gamma)]
+    given = random_pairs(3) | random_pairs(4) if pairs is None else dict(pairs)
+    cases = [_case(rule, name, pair, parents, scheme) for parents in shapes for name, pair in given.items()]
+
+    def mean(accepted: Callable[[Conditional, Conditional], float]) -> float:
+        return 1 + float(np.mean([accepted(*pair) for pair in given.values()]))
+
+    def accepted_by(other: Rule) -> float:
+        return mean(lambda p, q: expected_accepted(step_distribution(other, p, q, shapes[-1], scheme=scheme)))
+
+    return Judgement(
+        rule=str(getattr(rule, "__name__", rule)),
+        worst=max(cases, key=lambda case: case.excess),
+        cases=len(cases),
+        tokens_per_step=1 + float(np.mean([case.accepted for case in cases[-len(given) :]])),
+        token_verification=accepted_by(token_verification),
+        block_verification=accepted_by(block_verification),
+        optimum=mean(lambda p, q: optimal_accepted(p, q, gamma)) if isinstance(gamma, int) else None,
+    )
+
+
+def _case(rule: Rule, name: str, pair: Pair, parents: tuple[int, ...], scheme: Scheme) -> Case:
+    p, length = pair[0], max(node_depths(parents)) + 1
+    where, want = f"{name}, gamma {len(parents)}", joint_distribution(p, length)
+
+    def off(emitted: Emissions) -> float:
+        return float(total_variation(completed(emitted, p, length).flatten(), want.flatten()))
+
+    try:
+        emitted, control = _emitted(rule, *pair, parents, scheme)
+    except Exception as error:
+        error.add_note(f"It was a step with {where}; where none is proposed, the draft token is -1 and its q is 0.")
+        raise
+    resolution = EXACT if control is None else MARGIN * off(control)
+    worst = worst_prefix(completed(emitted, p, length), want)
+    return Case(where, off(emitted), resolution, worst, expected_accepted(emitted))
+
+
+def _emitted(
+    rule: Rule, p: Conditional, q: Conditional, parents: tuple[int, ...], scheme: Scheme
+) -> tuple[Emissions, Emissions | None]:
+    """What the rule emits; where that can only be estimated, also what token verification does on the same points."""
+    try:
+        return step_distribution(rule, p, q, parents, scheme=scheme), None
+    except ChangesInsideError:
+        drafts = draft_trees(parents, q, scheme)
+        own, control = (estimated_distribution(one, drafts, p, parents) for one in (rule, token_verification))
+        return own, control
+
+
+def worst_prefix(have: Tensor, want: Tensor) -> Prefix:
+    """The prefix whose probabilities differ most in two joint distributions `(vocab,) * length`; the shortest of such.
+
+    >>> worst_prefix(torch.tensor([[0.5, 0.0], [0.25, 0.25]]), torch.full((2, 2), 0.25))
+    Prefix(tokens=(0, 0), target=0.25, rule=0.5)
+    """
+    found = []
+    while have.dim():
+        off = (have - want).abs()
+        tokens = tuple(int(at) for at in np.unravel_index(int(off.argmax()), off.shape))
+        found.append((float(off[tokens]), Prefix(tokens, float(want[tokens]), float(have[tokens]))))
+        have, want = have.sum(-1), want.sum(-1)
+    return max(reversed(found), key=lambda one: round(one[0], 12))[1]
+
+
+def optimal_accepted(p: Conditional, q: Conditional, gamma: int) -> float:
+    """The largest expected number of accepted draft tokens of any exact rule for a chain of `gamma`.
+
+    The sum over all sequences x of 1 to gamma tokens of the smallest q(x_1..x_j) p(x_j+1..x_n | x_1..x_j), j from 0 to
+    n: no exact rule accepts x with a larger probability.
+
+    >>> optimal_accepted(lambda x: torch.tensor([0.5, 0.5]), lambda x: torch.tensor([0.25, 0.75]), gamma=2)
+    1.375
+    """
+
+    def accepted_after(prefix: tuple[int, ...], kept: float, drafted: float) -> float:
+        if len(prefix) == gamma:
+            return 0.0
+        total = 0.0
+        for x, (target, draft) in enumerate(zip(p(prefix).tolist(), q(prefix).tolist(), strict=True)):
+            least = min(kept * target, drafted * draft)
+            total += least + accepted_after((*prefix, x), least, drafted * draft)
+        return total
+
+    return accepted_after((), 1.0, 1.0)
+
+
+def random_pairs(vocab: int, seeds: int = 2) -> dict[str, Pair]:
+    """Pairs of distributions over `vocab` tokens that depend on the context, by what they are like.
+
+    >>> p, q = random_pairs(3)["3 tokens, no draft token after some prefixes, seed 0"]
+    >>> [round(one((2, 1)).sum().item(), 12) for one in (p, q)]
+    [1.0, 0.0]
+    """
+    return {f"{vocab} tokens, {kind}, seed {seed}": _pair(vocab, kind, seed) for kind in KINDS for seed in range(seeds)}
+
+
+def _pair(vocab: int, kind: str, seed: int) -> Pair:
+    @cache
+    def both(prefix: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        # The length goes in as well: numpy takes seeds that differ in trailing zeros for the same.
+        random = np.random.default_rng([seed, len(prefix), *prefix])
+        p, q = KINDS[kind](random, random.dirichlet(np.ones(vocab), size=2))
+        return torch.from_numpy(p), torch.from_numpy(q)
+
+    return lambda prefix: both(prefix)[0], lambda prefix: both(prefix)[1]
+
+
+def _with_zeros(random: np.random.Generator, pair: Array) -> Array:
+    """Every token is impossible with probability 1/3 under either, but for one."""
+    possible = random.random(pair.shape) > 1 / 3
+    possible[np.arange(2), random.integers(pair.shape[1], size=2)] = True
+    kept: Array = pair * possible
+    return np.asarray(kept / kept.sum(axis=1, keepdims=True))
+
+
+def _near(p: Array, power: float) -> Array:
+    """p, and a distribution that is flatter or sharper."""
+    return np.stack([p, p**power / (p**power).sum()])
+
+
+KINDS: dict[str, Callable[[np.random.Generator, Array], Array]] = {
+    "any p and q": lambda random, pair: pair,
+    "q near p": lambda random, pair: _near(pair[0], random.choice([0.98, 1.3])),
+    "impossible tokens": _with_zeros,
+    "no draft token after some prefixes": lambda random, pair: pair * np.array([[1], [random.random() > 1 / 3]]),
+}
+"""What a pair is like, and how it is made for a prefix from two distributions `(2, vocab)` sampled evenly."""

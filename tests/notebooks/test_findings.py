@@ -1,0 +1,49 @@
+"""Verdicts are collected in one table, and numbers are written with six digits."""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from notebooks.support import findings
+from notebooks.support.claims import Notebook
+
+
+@pytest.fixture(autouse=True)
+def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
+
+
+def test_the_collected_table_has_every_claim_and_only_the_verdicts_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in (("02", "expected-tokens"), ("01", "unbiasedness")):
+        nb = Notebook(number)
+        nb.judged[name] = nb.claim(name)
+        nb.judged[name].needs(True, "9 runs")
+        nb.close()
+    monkeypatch.setattr(sys, "argv", ["findings", str(tmp_path / "data" / "results" / "02.claims.csv")])
+    findings.main()
+    table = pd.read_csv(tmp_path / "data" / "results" / "claims.csv", dtype=str).set_index("id")
+    assert list(table.index) == list(findings.all_claims().id)
+    assert tuple(table.loc["expected-tokens", ["verdict", "evidence"]]) == ("holds", "9 runs")
+    assert (table.drop("expected-tokens").verdict == "open").all()
+    assert f"{len(table)} claims: 1 holds, 0 refuted, 0 conditional, {len(table) - 1} open" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1 / 3, "0.333333"),
+        (1234567.0, "1234567"),
+        (1e300, "1e+300"),
+        (-2.5e-17, "-2.5e-17"),
+        (-0.0, "-0"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+        *((0.1234565 * (1 + bits * 2.0**-52), "0.123456") for bits in range(-3, 4)),  # the last bit decides no tie
+    ],
+)
+def test_numbers_are_written_with_six_digits_and_counts_with_all(value: float, text: str) -> None:
+    assert findings.written(value) == text

@@ -1,0 +1,259 @@
+"""Draft models with more tokens than the target, with fewer, and with other numbers for them: exact all the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from distributions_for_tests import distribution_pair
+from drafter_kinds import DEPTH_2, TWO_DRAFTS
+from tiny import gpt2, llama, without_tokenizer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specnb.beam import beam_search
+from specnb.decoding.generate import generate
+from specnb.distributions import Sampling, overlap, standardise
+from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
+from specnb.drafting.ngram import PromptLookupDrafter
+from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
+from specnb.measure.acceptance import measure_acceptance
+from specnb.measure.recommend import recommend_gamma
+from specnb.rules import recursive_rejection, token_verification
+from specnb.trees import Scheme, distinct_children, independent_children, top_children
+from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
+
+VOCAB, GAMMA = 4, 2
+PREFIXES = ((0, 1, 0), (3, 1, 2, 3, 3))  # the second with tokens that some drafts do not have
+SHARP = Sampling(0.7, top_k=3, top_p=0.9)
+
+
+class Draft(NamedTuple):
+    """A draft model, the map it needs, and the same in plain words: the target's token of each logit, of each input."""
+
+    model: PreTrainedModel
+    tokens: list[int] | None
+    of_logit: list[int]
+    of_input: list[int]
+
+
+def trimmed(tokens: list[int]) -> PreTrainedModel:
+    """A model with all of the target's embeddings and the head's rows of `tokens` only, as VocabTrim makes it."""
+    model = llama(VOCAB, dtype=torch.float64)
+    head = nn.Linear(8, len(tokens), bias=False, dtype=torch.float64)
+    head.weight.data = model.lm_head.weight.data[tokens]
+    model.lm_head = head
+    return model
+
+
+DRAFTS = {
+    "fewer": Draft(llama(3, dtype=torch.float64), None, [0, 1, 2], [0, 1, 2]),
+    "more": Draft(gpt2(6, dtype=torch.float64), None, [0, 1, 2, 3, -1, -1], [0, 1, 2, 3, -1, -1]),
+    "mapped": Draft(llama(3, dtype=torch.float64), [3, 0, 2], [3, 0, 2], [3, 0, 2]),
+    "mapped in part": Draft(gpt2(5, dtype=torch.float64), [2, -1, 3, -1, 1], [2, -1, 3, -1, 1], [2, -1, 3, -1, 1]),
+    "renumbered": Draft(llama(4, dtype=torch.float64), [1, 0, 3, 2], [1, 0, 3, 2], [1, 0, 3, 2]),
+    "a part of the head": Draft(trimmed([3, 1]), [3, 1], [3, 1], [0, 1, 2, 3]),
+}
+
+
+def chain(draft: Draft, sampling: Sampling = Sampling()) -> ModelDrafter:
+    return ModelDrafter(draft.model, sampling, vocab=VOCAB, tokens=draft.tokens)
+
+
+@torch.inference_mode()
+def expected(draft: Draft, prefix: tuple[int, ...], sampling: Sampling) -> Tensor:
+    """What the draft samples from after `prefix`: its distribution over the tokens that the target has."""
+    own = [draft.of_input.index(token) if token in draft.of_input else 0 for token in prefix]
+    logits = draft.model(input_ids=torch.tensor([own]), use_cache=False).logits[0, -1]
+    kept = [number for number, token in enumerate(draft.of_logit) if token >= 0]
+    q = torch.zeros(VOCAB, dtype=torch.float64)
+    q[[draft.of_logit[number] for number in kept]] = standardise(logits[kept], sampling)
+    return q
+
+
+@torch.inference_mode()
+def deviation(drafter: Drafter, prefix: tuple[int, ...], rule: Any = token_verification) -> float:
+    """The largest error of the joint distribution of what a step emits after `prefix`."""
+    p, _ = distribution_pair("dense", VOCAB, len(prefix))
+    emitted = drafter_step_distribution(drafter, p, prefix, GAMMA, rule)
+    length = GAMMA + 1
+    return float((completed(emitted, p, length) - joint_distribution(p, length)).abs().max())
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SHARP, Sampling(0)], ids=str)
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_step_has_the_target_s_joint_distribution(name: str, sampling: Sampling) -> None:
+    for prefix in PREFIXES:
+        assert deviation(chain(DRAFTS[name], sampling), prefix) < 1e-12
+
+
+@pytest.mark.parametrize("scheme", [independent_children, distinct_children, top_children])
+@pytest.mark.parametrize("name", ["fewer", "mapped in part"])
+def test_a_step_with_two_drafts_of_a_token_has_it_too(name: str, scheme: Scheme) -> None:
+    draft = DRAFTS[name]
+    drafter = TreeDrafter(draft.model, TWO_DRAFTS, scheme=scheme, vocab=VOCAB, tokens=draft.tokens)
+    assert deviation(drafter, PREFIXES[1], recursive_rejection) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["more", "mapped"])
+def test_a_mixture_with_copies_has_it_too(name: str) -> None:
+    drafter = MixtureDrafter(PromptLookupDrafter(VOCAB, shortest=1), chain(DRAFTS[name]), weight=0.4)
+    for prefix in PREFIXES:
+        assert deviation(drafter, prefix) < 1e-6  # copies are float32
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SHARP], ids=str)
+@pytest.mark.parametrize("name", DRAFTS)
+def test_q_is_the_draft_s_distribution_restricted_to_the_target_s_tokens(name: str, sampling: Sampling) -> None:
+    draft = DRAFTS[name]
+    drafter = chain(draft, sampling)
+    uniforms = torch.rand(40, GAMMA, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for prefix in PREFIXES:
+        context = Context(torch.tensor([[*prefix, *[0] * GAMMA]]).repeat(40, 1), torch.full((40,), len(prefix)))
+        drafter.start(context)
+        tokens, q = drafter.propose(context, uniforms)
+        for row in range(40):
+            for position in range(GAMMA):
+                known = (*prefix, *tokens[row, :position].tolist())
+                torch.testing.assert_close(q[row, position], expected(draft, known, sampling), atol=1e-10, rtol=0)
+
+
+class ReportsUncut(ModelDrafter):
+    """Planted: samples among the target's tokens, and reports what the model gave them of its whole vocabulary."""
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        tokens, _ = super().propose(context, uniforms)
+        sequences = torch.cat([context.tokens[:, : int(context.lengths[0])], tokens], dim=1)
+        logits = self.model(input_ids=sequences[:, :-1], use_cache=False).logits[:, -GAMMA:]
+        return Proposal(tokens, logits.softmax(dim=-1)[..., :VOCAB])
+
+
+def test_the_enumeration_notices_a_q_that_is_not_renormalised() -> None:
+    planted = ReportsUncut(DRAFTS["more"].model, vocab=VOCAB)
+    assert max(deviation(planted, prefix) for prefix in PREFIXES) > 0.005
+
+
+# In the loop.
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+@pytest.mark.parametrize("own", [3, 6])
+def test_at_temperature_0_the_tokens_are_those_without_a_draft(own: int, make: Callable[..., Any]) -> None:
+    target, draft = llama(dtype=torch.float64), make(own, dtype=torch.float64)
+    prompts = [[0], [3, 1], [3, 3, 2, 1]]
+    asked: dict[str, Any] = {"max_new_tokens": 10, "progress": False, "sampling": Sampling(0)}
+    plain = generate(target, prompts, **asked).tokens
+    assert generate(target, prompts, draft, gamma=3, **asked).tokens == plain
+    assert generate(target, prompts, draft, **asked).tokens == plain
+    tree = TreeDrafter(draft, DEPTH_2, scheme=top_children, vocab=VOCAB)
+    assert generate(target, prompts, tree, gamma=len(DEPTH_2), **asked).tokens == plain
+
+
+def test_a_target_with_fewer_tokens_than_its_draft_is_never_proposed_others() -> None:
+    target = llama(3, dtype=torch.float64)
+    made = generate(target, [[0], [2, 1]] * 20, gpt2(6, dtype=torch.float64), gamma=3, max_new_tokens=9, progress=False)
+    assert made.record.draft_tokens.max() < 3
+    assert made.record.accepted.any()
+
+
+def test_a_map_that_renumbers_a_copy_of_the_target_has_all_its_drafts_accepted() -> None:
+    """The only drafts that all pass are the target's own: input and logits are both mapped, at every step."""
+    target = llama(dtype=torch.float64)
+    copied, order = copy.deepcopy(target), [2, 0, 3, 1]
+    copied.model.embed_tokens.weight.data = target.model.embed_tokens.weight.data[order].clone()
+    copied.lm_head.weight.data = target.lm_head.weight.data[order].clone()
+    drafter = ModelDrafter(copied, vocab=VOCAB, tokens=order)
+    made = generate(target, [[0], [3, 1, 2]], drafter, gamma=3, max_new_tokens=12, progress=False)
+    assert (made.record.accepted[made.record.active] == 3).all()
+
+
+@pytest.mark.parametrize("own", [3, 6])
+def test_a_compiled_draft_proposes_the_same(own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr("specnb.models.compilation.require_compiler", lambda: None)
+    context = Context(torch.tensor([[3, 1, 2, 0, 0, 0]]), torch.tensor([3]))
+    proposals = []
+    for compiled in (False, True):
+        drafter = ModelDrafter(llama(own, dtype=torch.float64), vocab=VOCAB, compile=compiled)
+        drafter.start(context)
+        proposals.append(drafter.propose(context, torch.full((1, 3), 0.6, dtype=torch.float64)))
+    assert torch.equal(proposals[0].q, proposals[1].q)
+
+
+# What measures and audits such pairs.
+
+
+@pytest.mark.parametrize("own", [3, 6])
+def test_beam_search_finds_what_it_finds_without_the_draft(own: int) -> None:
+    target, draft = llama(dtype=torch.float64), llama(own, dtype=torch.float64)
+    alone = beam_search(target, [0, 3], width=2, max_new_tokens=5, progress=False)
+    made = beam_search(target, [0, 3], draft, width=2, draft_width=4, gamma=2, max_new_tokens=5, progress=False)
+    assert made.tokens == alone.tokens
+    assert made.scores == pytest.approx(alone.scores, abs=1e-9)
+
+
+@pytest.mark.parametrize("own", [3, 6])
+def test_acceptance_is_the_overlap_with_the_restricted_distribution(own: int) -> None:
+    target, draft = llama(dtype=torch.float64), llama(own, seed=5, dtype=torch.float64)
+    plain = Draft(draft, None, [*range(VOCAB)][:own] + [-1] * (own - VOCAB), list(range(own)))
+    found = measure_acceptance(target, {"draft": draft}, [[1], [3, 2]], new_tokens=4, progress=False)
+    for row, sequence in enumerate(found.sequences):
+        for at in range(4):
+            known = tuple(sequence[: len(sequence) - 4 + at])
+            own_q = expected(plain, known, Sampling())
+            p = expected(Draft(target, None, [0, 1, 2, 3], [0, 1, 2, 3]), known, Sampling())
+            assert found.beta["draft"][row, at] == pytest.approx(float(overlap(p, own_q)), abs=1e-9)
+
+
+@pytest.mark.parametrize("own", [3, 6])
+def test_gamma_is_recommended_for_such_a_pair(own: int) -> None:
+    pair = without_tokenizer(llama(), llama(own))
+    advice = recommend_gamma(pair, [[n % 4] for n in range(8)], largest=2, new_tokens=4, repetitions=3, progress=False)
+    assert advice.gamma in (0, 1, 2)
+    assert 0 < advice.alpha.value <= 1
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("own", [3, 6])
+def test_an_audit_bets_with_the_restricted_distribution(own: int) -> None:
+    target, draft = llama(dtype=torch.float64), llama(own, seed=5, dtype=torch.float64)
+    plain = Draft(draft, None, [*range(VOCAB)][:own] + [-1] * (own - VOCAB), list(range(own)))
+    (row,) = teacher_forced_rows(Models(target, draft=draft), [Completion([3, 1], [2, 3, 0])])
+    assert row.q is not None
+    for at in range(3):
+        torch.testing.assert_close(row.q[at], expected(plain, (3, 1, 2, 3)[: 2 + at], Sampling()), atol=1e-9, rtol=0)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ("0123", "tokens is '0123'; it must be a list of whole numbers"),
+        ([0, 1], "tokens has 2 entries and the model 3 logits; give the token of each"),
+        ([0, 1, 4], "tokens has 4; it must hold the target's tokens, 0 to 3, or -1 for none"),
+        ([0, 1, -2], "tokens has -2; it must hold the target's tokens"),
+        ([0, 1, 0], r"tokens is \[0, 1, 0\]; it must hold a token of the target, and each once"),
+        ([-1, -1, -1], r"tokens is \[-1, -1, -1\]; it must hold a token"),
+    ],
+)
+def test_a_map_that_is_none_is_refused(tokens: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        ModelDrafter(llama(3), vocab=VOCAB, tokens=tokens)
+
+
+def test_a_head_of_another_size_needs_its_map() -> None:
+    with pytest.raises(ValueError, match=r"head of LlamaForCausalLM gives 2 logits, and its vocabulary has 4 tokens"):
+        ModelDrafter(trimmed([3, 1]), vocab=VOCAB)
+    with pytest.raises(ValueError, match=r"gives 2 logits, .* only a draft may have fewer"):
+        generate(trimmed([3, 1]), [[0]], progress=False)
+
+
+def test_a_combined_drafter_says_how_to_bring_a_model_to_the_target_s_vocabulary() -> None:
+    with pytest.raises(ValueError, match=r"make both with vocab=..., which ModelDrafter takes"):
+        MixtureDrafter(PromptLookupDrafter(VOCAB), ModelDrafter(llama(3)))
