@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 import cuda_guard
 import pytest
 import torch
-from simulated_graph import Graph, address, aten, is_work, mapped, tensors_of
+from simulated_graph import Graph, address, aten, is_work, leaves, mapped
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -129,10 +129,11 @@ class SimulatedCuda(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = tensors_of(args, kwargs)
+        given = leaves((args, kwargs))
+        tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
         here = any(isinstance(tensor, DeviceTensor) for tensor in tensors)
-        device = kwargs.get("device")
-        to_here = here if device is None else device.type == "cuda"
+        devices = [leaf for leaf in given if isinstance(leaf, torch.device)]
+        to_here = devices[0].type == "cuda" if devices else here
         if not here and not to_here:
             return on_host(function, args, kwargs)
         if is_composite(function):  # in inference mode, what consists of other operations arrives here whole

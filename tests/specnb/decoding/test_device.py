@@ -47,6 +47,7 @@ from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import measure_costs
 from specnb.measure.timing import machine
+from specnb.models import probe
 from specnb.models.compilation import Captured
 from studies.drafters.stopping_rules import TableDrafter
 
@@ -318,11 +319,19 @@ def test_acceptance_is_measured(device: SimulatedCuda) -> None:
     assert np.allclose(found[0].beta["draft"], found[1].beta["draft"], rtol=0, atol=1e-12)
 
 
-def test_a_model_is_loaded_to_the_device(device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="torch finds no CUDA device here"):
-        specnb.load_pair(device="cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert specnb.load_pair(device="cuda").target.device.type == "cuda"
+def test_a_model_in_16_bits_is_compared_by_a_copy_in_32(device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama(dtype=torch.bfloat16)
+    monkeypatch.setattr(probe, "LOWEST", -1.0)  # no difference is too small for it
+    differences = [probe.difference_from_itself(one, slots=16)[0] for one in (model, placed(model))]
+    assert 0 < max(differences) < 1e-5
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (0, 0))
+    assert probe.difference_from_itself(placed(model), slots=16)[1] == probe.rounding(torch.bfloat16)
+
+
+def test_a_pair_is_loaded_to_the_device(device: SimulatedCuda) -> None:
+    pair = specnb.load_pair(device="cuda")
+    assert {pair.target.device.type, pair.draft.device.type} == {"cuda"}
+    assert len(generate(pair.target, [[1, 2]], pair.draft, max_new_tokens=3, progress=False).tokens[0]) == 3
 
 
 LAUNCHES = {None: 190, "table": 290, "model": 660, "tree of a model": 660}
@@ -540,8 +549,8 @@ def test_every_line_about_cuda_is_executed(device: SimulatedCuda, monkeypatch: p
         pair = without_tokenizer(placed(pair.target), placed(pair.draft))
         measure_costs(pair, context=3, largest=1, repetitions=3, compile="graph", progress=False)
         machine(model.device)
-        with pytest.raises(ValueError, match="torch finds no CUDA device here"):
-            specnb.load_pair(device="cuda")
+        monkeypatch.setattr(probe, "LOWEST", -1.0)
+        probe.difference_from_itself(placed(llama(dtype=torch.bfloat16)), slots=16)
     finally:
         sys.settrace(before)
     assert not {file: lines for file, lines in missing.items() if lines}
