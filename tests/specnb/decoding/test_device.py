@@ -52,7 +52,7 @@ from specnb.models.compilation import Captured
 from studies.drafters.stopping_rules import TableDrafter
 
 PROMPTS = ([0], [3, 1], [2, 0, 1, 3])
-COMMON: dict[str, Any] = {"max_new_tokens": 7, "seed": 1, "eos": [2], "batch_size": 2, "progress": False}
+COMMON: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_size": 2, "progress": False}
 ALL = CHAINS | HIERARCHICAL | TREES
 WAITING = {"suffix", "suffix, proportional", "trigram, backing off", "skip-gram", *HIERARCHICAL}
 WAITING |= {name for name in ALL if name.startswith("copy, otherwise") and name != "copy, otherwise a table"}
@@ -154,6 +154,7 @@ def test_a_captured_step_is_one_replay_with_the_tokens_of_the_cpu(
     drafter.capturable = True
     made = generate(placed(target()), PROMPTS, drafter, gamma=gamma_of(drafter), compile="graph", **COMMON)
     require_equal(made, expected)
+    assert len(steps) > 3
     assert all(log == [("replay", "a graph")] for log in steps[1:])  # after the one that captures
 
 
@@ -346,7 +347,7 @@ def test_the_host_calls_few_operations_and_reads_once_a_step(
     """The status is copied to pinned memory between steps; nothing else happens there."""
     monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
     model, drafter = placed(target()), None if name is None else ALL[name]()
-    common: dict[str, Any] = {"max_new_tokens": 8, "compile": compile, "progress": False, "gamma": 0}
+    common: dict[str, Any] = {"max_new_tokens": 5, "compile": compile, "progress": False, "gamma": 0}
     if drafter is not None:
         drafter.capturable = True
         common["gamma"] = gamma_of(drafter)
@@ -465,6 +466,8 @@ def test_a_status_that_is_not_waited_for_is_not_the_one_copied(
     assert (reader.read() == [5, 5]) == waits
     state.status -= 1
     assert (reader.read() == [4, 4]) == waits
+    reader.discard()
+    assert reader.read() is None
 
 
 # The simulation itself
