@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 from specnb.decoding.given_tokens import Tokens, as_list, named_settings, token_lists
 from specnb.decoding.request import require_context, require_models, require_tokens
 from specnb.distributions import Sampling
-from specnb.drafting.model import as_drafter
+from specnb.drafting.model import ModelDrafter, as_drafter
 from specnb.models.cached_model import CachedModel
 from specnb.models.probe import require_agreement
 from specnb.models.support import vocabulary
@@ -394,6 +394,8 @@ def beam_search(
     draft_width = 2 * width if draft_width is None else draft_width
     drafter = as_drafter(draft, Sampling(), target)
     require_models(target, drafter)
+    if not (drafter is None or isinstance(drafter, ModelDrafter)):
+        raise TypeError(f"draft is a {type(drafter).__name__}; a beam search drafts with a model: give that")
     require_tokens(token_lists([prompt]), settings.eos, vocabulary(target))
     require_context(target, drafter, len(prompt), max_new_tokens)
     drafted = (draft_width, gamma) if draft is not None else (width, 1)  # without a draft neither is read
@@ -402,7 +404,7 @@ def beam_search(
     capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
     require_agreement(target, len(prompt) - 1 + capacity, tree=True)
     of_target = TreeModel(target, prompt, capacity)
-    of_draft = TreeModel(draft, prompt, capacity, TokenMap(draft, vocabulary(target))) if draft is not None else None
+    of_draft = None if drafter is None else TreeModel(drafter.model, prompt, capacity, drafter.token_map)
     found, levels, nodes, draft_nodes = [start()], list[int](), list[int](), list[tuple[int, ...]]()
     with tqdm(total=max_new_tokens, desc="levels", delay=3, leave=False, disable=not progress) as bar:
         for reached in steps(of_target, settings, of_draft, draft_width, gamma):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import Any
 
-import psutil
 import torch
 from transformers import PreTrainedModel
 
@@ -19,7 +18,7 @@ from specnb.decoding.auto_gamma import FIXED, LARGEST, Auto, varies
 from specnb.distributions import Sampling, require_sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import require_exact
-from specnb.models.cache import cache_bytes, decoder_config
+from specnb.models.cache import cache_bytes, decoder_config, free_memory
 from specnb.models.cached_model import require_hidden_layers
 from specnb.models.probe import PROBED_ROWS
 from specnb.models.support import (
@@ -176,18 +175,6 @@ def require_memory(request: Request) -> None:
             f"{request.rows} rows need {request.rows * row / GB:.3g} GB for caches and state, and {target.device} has "
             f"{free / GB:.3g} GB left: {advice}"
         )
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`.
-
-    >>> free_memory(torch.device("cpu")) > 2**20
-    True
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    return int(psutil.virtual_memory().available)
 
 
 def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_decoder: bool = False) -> None:

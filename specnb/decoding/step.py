@@ -366,7 +366,7 @@ def target_pass(
     first, width = lengths - 1, draft_tokens.shape[1] + 1
     slots = first[:, None] + torch.arange(width, device=first.device)
     newest = tokens.gather(1, slots[:, :1])
-    entries = torch.cat([newest, draft_tokens.clamp(0, vocabulary(runner.model) - 1)], dim=1)
+    entries = torch.cat([newest, draft_tokens.clamp(0, runner.vocab - 1)], dim=1)
     if tree is None:
         return runner.run(entries, slots, keep=width)
     positions, visible = tree.positions(first), tree.visible(first, runner.capacity)

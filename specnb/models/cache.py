@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -206,3 +207,15 @@ def _numbers_of_a_token(layer: PreTrainedConfig) -> int:
     heads = layer.num_attention_heads
     width = getattr(layer, "head_dim", None) or layer.hidden_size // heads
     return int(2 * width * (getattr(layer, "num_key_value_heads", None) or heads))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`.
+
+    >>> free_memory(torch.device("cpu")) > 2**20
+    True
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return int(psutil.virtual_memory().available)

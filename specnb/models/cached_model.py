@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.models.cache import RaggedCache, additive_mask, cache_argument, decoder_config, ragged_mask
-from specnb.models.support import context_limit, sliding_window
+from specnb.models.support import context_limit, sliding_window, vocabulary
 from specnb.models.token_map import TokenMap
 
 
@@ -33,9 +33,10 @@ class CachedModel:
         self.model = model
         self.capacity = capacity
         self.token_map: TokenMap | None = None
-        self.cache = RaggedCache(decoder_config(model).num_hidden_layers, capacity)
+        self.vocab, self.config = vocabulary(model), decoder_config(model)
+        self.cache = RaggedCache(self.config.num_hidden_layers, capacity)
         self.cache_argument = cache_argument(model)
-        self.window = sliding_window(decoder_config(model))
+        self.window = sliding_window(self.config)
         self.places: Tensor | None = None  # with a window, the position of what each slot of each row holds
         self.last_position = (context_limit(model) or capacity) - 1
         self.hidden_layers: tuple[int, ...] = ()
@@ -47,7 +48,7 @@ class CachedModel:
         Layers are numbered as in `output_hidden_states` of transformers.
         """
         self.hidden_layers = layers
-        width = decoder_config(self.model).hidden_size * len(layers)
+        width = self.config.hidden_size * len(layers)
         self.hidden_states = torch.zeros(batch, self.capacity, width, dtype=self.model.dtype, device=self.model.device)
 
     def clear(self) -> None:
@@ -84,7 +85,6 @@ class CachedModel:
             attention_mask=mask,
             use_cache=True,
             logits_to_keep=keep,
-            return_dict=True,
             **{self.cache_argument: self.cache},
             **more,
         )
@@ -121,7 +121,7 @@ class CachedModel:
         behind = self.places if rows is None else self.places[rows]
         far = positions[..., None] - behind[:, None] >= self.window
         near = mask.masked_fill(far[:, None], torch.finfo(mask.dtype).min)
-        several = getattr(decoder_config(self.model), "layer_types", None)
+        several = getattr(self.config, "layer_types", None)
         return {"full_attention": mask, "sliding_attention": near} if several else near
 
     def move(self, source: Tensor, destination: Tensor) -> None:

@@ -17,13 +17,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.distributions import total_variation
-from specnb.models.cache import decoder_config
+from specnb.models.cache import decoder_config, free_memory
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.encoder_decoder import EncoderDecoder
 from specnb.models.support import context_limit, require_supported, sliding_window, vocabulary
@@ -122,10 +121,7 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def _copy_fits(model: PreTrainedModel) -> bool:
-    needed = 2 * model.num_parameters() * torch.float32.itemsize
-    if model.device.type == "cuda":
-        return needed < torch.cuda.mem_get_info(model.device)[0]
-    return bool(needed < psutil.virtual_memory().available)
+    return bool(2 * model.num_parameters() * torch.float32.itemsize < free_memory(model.device))
 
 
 def _as_with(model: PreTrainedModel, slots: int, others: int, input_slots: int, kind: str) -> bool:
@@ -198,7 +194,7 @@ def _narrow_window(model: PreTrainedModel, length: int) -> Iterator[None]:
 
 
 def _alone(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    return model(input_ids=tokens, use_cache=False, return_dict=True).logits  # type: ignore[no-any-return]
+    return model(input_ids=tokens, use_cache=False).logits  # type: ignore[no-any-return]
 
 
 def _chain(model: PreTrainedModel, tokens: Tensor, half: int, slots: int, _: int) -> tuple[Tensor, Tensor]:
@@ -263,7 +259,7 @@ def _reason(model: PreTrainedModel) -> str:
     allowed = rounding(model.dtype)
     if mean_difference(whole[:, :HALF], _alone(model, tokens[:, :HALF])) > allowed:
         return "a token's distribution depends on the tokens after it (a decoder needs is_decoder=True)"
-    counted = model(input_ids=tokens, position_ids=positions, use_cache=False, return_dict=True).logits
+    counted = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
     if mean_difference(whole, counted) > allowed:
         return "it does not count positions 0, 1, 2, ..."
     return (

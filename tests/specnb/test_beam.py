@@ -12,7 +12,7 @@ from tiny import LIMIT, gpt2, llama, mistral, near_copy, neox, qwen2
 from transformers import PreTrainedModel
 from tree_bugs import TREE_BUGS
 
-from specnb import beam
+from specnb import PromptLookupDrafter, beam
 from specnb.beam import (
     Beams,
     BeamSettings,
@@ -216,6 +216,7 @@ def test_the_last_positions_can_be_searched() -> None:
         ({"eos": 7}, "eos has the token 7"),
         ({"max_new_tokens": LIMIT}, f"and LlamaForCausalLM has {LIMIT}"),
         ({"target": llama(VOCAB).train()}, "training mode"),
+        ({"draft": PromptLookupDrafter(VOCAB)}, "draft is a PromptLookupDrafter; a beam search drafts with a model"),
     ],
 )
 def test_bad_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:
