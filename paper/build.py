@@ -24,6 +24,7 @@ def assembled(folder: Path, results: Path) -> dict[str, str]:
 
     Returns what is told to the compiler: the names of all tables.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     for pattern in ("*.typ", "*.bib"):
         for source in (ROOT / "paper").glob(pattern):
             shutil.copy(source, folder)

@@ -34,7 +34,7 @@ def test_the_table_is_of_the_committed_tokens() -> None:
 
 
 def test_every_rejected_row_has_a_control_that_was_not_or_has_its_fault() -> None:
-    """The top-p of ONNX Runtime GenAI is wrong without speculation too (`audit/data/findings/onnxruntime-genai-top-p.md`)."""
+    """ONNX Runtime GenAI is rejected without speculation too: `audit/data/findings/onnxruntime-genai-top-p.md`."""
     of_the_engine = {"onnxruntime-none-t07-p09", "onnxruntime-draft-t07-p09"}
     rejected = set(TABLE.index[TABLE.verdict == "rejected"])
     assert of_the_engine <= rejected
