@@ -12,6 +12,7 @@ newest token, and not on other draft tokens: it is known before any is sampled, 
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,6 @@ from typing import Any, cast
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
@@ -32,8 +32,9 @@ from specnb.trees import TokenTree, chain
 from studies import corpus
 from studies.drafters.early_exit import shallow
 from studies.drafters.one_pass import OnePassDrafter
-from studies.training.distillation import forward_kl, total_variation
-from studies.training.training import add_note, encode, rate, windows
+from studies.training import training
+from studies.training.distillation import for_acceptance
+from studies.training.training import Learner, add_note, encode, taken_over, windows
 
 FOLDER = TRAINED_PAIR / "lookahead"
 COUNT, STEPS, ROWS, LENGTH, EVERY, RATE, BEGIN, SEED = 3, 400, 4, 128, 4, 0.02, 0.1, 15
@@ -141,7 +142,7 @@ def losses(target: Any, tokens: Tensor, share: float) -> Tensor:
     each = []
     for ahead, q in enumerate(logits[:, length:].unflatten(1, (len(after), count)).unbind(dim=2), start=1):
         p = log_p[:, torch.tensor(after) + ahead]
-        each.append(share * total_variation(q, p, tokens) + (1 - share) * forward_kl(q, p, tokens))
+        each.append(for_acceptance(q, p, share))
     return torch.stack(each)
 
 
@@ -151,14 +152,12 @@ def train(target: PreTrainedModel, batches: Any, count: int, steps: int) -> Tens
     mean = cast(nn.Embedding, target.get_input_embeddings()).weight.mean(dim=0)
     model: Any = extended(target, mean.expand(count, -1).clone())
     vectors = model.get_input_embeddings().vectors
-    optimizer = torch.optim.AdamW([vectors], lr=RATE, weight_decay=0.0)
-    for step, tokens in zip(bar := tqdm(range(steps), desc="training", mininterval=5), batches, strict=False):
-        each = losses(model, tokens, min(1.0, max(0.0, step / (BEGIN * steps) - 1)))
-        each.mean().backward()
-        optimizer.param_groups[0]["lr"] = RATE * rate(step, steps)
-        optimizer.step()
-        optimizer.zero_grad()
-        bar.set_postfix_str(" ".join(f"{loss:.3f}" for loss in each.tolist()), refresh=False)
+    learner = Learner(model, 1.0, torch.optim.AdamW([vectors], lr=RATE, weight_decay=0.0), longest=math.inf)
+
+    def mean_loss(step: int, tokens: Tensor) -> list[tuple[str, Tensor]]:
+        return [("vectors", losses(model, tokens, taken_over(step, steps, BEGIN)).mean())]
+
+    training.train({"vectors": learner}, batches, steps, mean_loss)
     return vectors.detach()  # type: ignore[no-any-return]
 
 

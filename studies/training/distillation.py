@@ -40,7 +40,7 @@ from studies import corpus, study
 from studies.corpus import DATA
 from studies.study import columns
 from studies.training import training
-from studies.training.evaluation import OWN, PROMPT, TEXT, Files, bits_per_byte, held_out_windows, means, sampled
+from studies.training.evaluation import PROMPT, Files, bits_per_byte, held_out_windows, means, sampled, text_and_samples
 from studies.training.training import Learner, encode, folder_of, logits_of, save, size_of, windows
 
 SET_ASIDE_ONE_IN = 40  # training files on which rates and the shipped student are chosen
@@ -71,6 +71,12 @@ def reverse_kl(logits: Tensor, log_p: Tensor, tokens: Tensor) -> Tensor:
 def total_variation(logits: Tensor, log_p: Tensor, tokens: Tensor) -> Tensor:
     """1 - sum min(p, q), which is one minus the acceptance probability at temperature 1."""
     return 1 - torch.minimum(log_softmax(logits, dim=-1), log_p).exp().sum(dim=-1).mean()
+
+
+def for_acceptance(logits: Tensor, log_p: Tensor, share: float | Tensor) -> Tensor:
+    """`share` of total variation and the rest forward KL, whose gradient does not vanish far from the target."""
+    unused = logits[..., 0]
+    return share * total_variation(logits, log_p, unused) + (1 - share) * forward_kl(logits, log_p, unused)
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -198,15 +204,14 @@ def measure(
     pair, chosen = load_pair(packed=False), Plan(**plan)
     found = trained(pair, chosen)
     drafts = {SHIPPED: pair.draft} | found.students
-    text, numbers = held_out_windows(pair, chosen.length + 1, per_file, files)
-    prompts, prompt_numbers = held_out_windows(pair, chosen.length + 1, sampled_per_file, files)
-    bits = {name: bits_per_byte(pair, draft, text, numbers) for name, draft in drafts.items()}
-    parts = []
-    for temperature in TEMPERATURES:
-        own = sampled(pair.target, prompts[:, :PROMPT], chosen.length + 1, temperature, SEED)
-        for along, sequences, of in ((TEXT, text, numbers), (OWN, own, prompt_numbers)):
-            betas = acceptance(pair.target, drafts, sequences, temperature)
-            parts.append(lines(betas, of).assign(along=along, temperature=temperature))
+    text = held_out_windows(pair, chosen.length + 1, per_file, files)
+    prompts = held_out_windows(pair, chosen.length + 1, sampled_per_file, files)
+    bits = {name: bits_per_byte(pair, draft, *text) for name, draft in drafts.items()}
+    parts = [
+        lines(acceptance(pair.target, drafts, sequences, temperature), of).assign(along=along, temperature=temperature)
+        for temperature in TEMPERATURES
+        for along, sequences, of in text_and_samples(pair.target, text, prompts, temperature, SEED)
+    ]
     label = pd.DataFrame([_label(name, found, chosen) | columns("bits_per_byte", bits[name]) for name in drafts])
     return label.merge(pd.concat(parts), on="draft")
 

@@ -31,7 +31,7 @@ from specnb.models.loading import TRAINED_PAIR
 from studies import corpus
 from studies.corpus import DATA
 from studies.training import training
-from studies.training.distillation import forward_kl, total_variation
+from studies.training.distillation import for_acceptance
 from studies.training.training import Learner, add_note, folder_of, size_of
 
 TARGET, TASKS = "target", ("summary", "whole")
@@ -145,8 +145,7 @@ def trained(
                 log_p = log_softmax(logits.detach(), dim=-1)
                 yield name, cross_entropy(logits, labels)
             else:
-                kl, rejected = (of(logits, log_p, labels) for of in (forward_kl, total_variation))
-                yield name, (1 - share) * kl + share * rejected
+                yield name, for_acceptance(logits, log_p, share)
 
     training.train(learners, batches(given, size), steps, losses, folder)
     return {name: learner.model for name, learner in learners.items()}

@@ -59,6 +59,14 @@ def sampled(target: PreTrainedModel, prompts: Tensor, length: int, temperature: 
     return torch.cat(parts)
 
 
+def text_and_samples(
+    target: PreTrainedModel, text: tuple[Tensor, Files], prompts: tuple[Tensor, Files], temperature: float, seed: int
+) -> list[tuple[str, Tensor, Files]]:
+    """The column `along`, sequences and their files: `text`, and the beginnings of `prompts` continued by `target`."""
+    begun, files = prompts
+    return [(TEXT, *text), (OWN, sampled(target, begun[:, :PROMPT], begun.shape[1], temperature, seed), files)]
+
+
 def sum_per_file(values: Tensor, numbers: Files) -> NDArray[np.float64]:
     """The sum of `values` `(n, positions)` in each file, `(files,)`."""
     return np.array([float(values[torch.from_numpy(numbers == file)].double().sum()) for file in np.unique(numbers)])

@@ -39,9 +39,9 @@ from specnb.drafting.heads import AttentionHead, ParallelHeads, RecurrentHead, s
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from studies import corpus, study
 from studies.training import training
-from studies.training.distillation import forward_kl, total_variation
-from studies.training.evaluation import OWN, PROMPT, TEXT, Files, held_out_windows, means, sampled
-from studies.training.training import Learner, add_note, build, encode, folder_of, size_of, windows
+from studies.training.distillation import for_acceptance
+from studies.training.evaluation import PROMPT, Files, held_out_windows, means, text_and_samples
+from studies.training.training import Learner, add_note, build, encode, folder_of, size_of, taken_over, windows
 
 DEPTHS = 4  # draft tokens that a student learns to propose
 EVERY = 4  # heads learn from a draft that begins at every fourth position
@@ -202,10 +202,9 @@ def loss_of(student: Student, tokens: Tensor, states: Tensor, log_p: Tensor, sha
     """The objective, a mean over depths: `share` of it is total variation, the rest forward KL."""
     with torch.autocast(tokens.device.type, torch.bfloat16):
         parts = student(tokens, states, EVERY)
-    total, unused = torch.zeros(()), tokens[:, :0]
+    total = torch.zeros(())
     for logits, at in parts:
-        q, p = logits.float(), log_p[:, at]
-        total = total + share * total_variation(q, p, unused) + (1 - share) * forward_kl(q, p, unused)
+        total = total + for_acceptance(logits.float(), log_p[:, at], share)
     return total / len(parts)
 
 
@@ -234,7 +233,7 @@ def trained(pair: Pair, plan: Plan) -> dict[str, Student]:
     def losses(step: int, window: Tensor) -> Iterator[tuple[str, Tensor]]:
         tokens = window[:, : plan.length]
         states, log_p = seen(pair.target, tokens)
-        share = torch.tensor(min(1.0, max(0.0, step / (BEGIN * plan.steps) - 1)))
+        share = torch.tensor(taken_over(step, plan.steps, BEGIN))
         for name, student in students.items():
             yield name, objectives[name](student, tokens, states, log_p, share)
 
@@ -278,12 +277,10 @@ def measure(
     """Trains the students and measures them."""
     chosen, pair = Plan(**plan), load_pair(packed=False)
     students = trained(pair, chosen)
-    text, numbers = held_out_windows(pair, chosen.length + 1, per_file, files)
-    prompts, prompt_numbers = held_out_windows(pair, chosen.length + 1, sampled_per_file, files)
-    own = sampled(pair.target, prompts[:, :PROMPT], chosen.length + 1, 1.0, SEED)
+    passages = (held_out_windows(pair, chosen.length + 1, each, files) for each in (per_file, sampled_per_file))
     parts = [
         lines(betas(pair.target, students, sequences), of).assign(along=along)
-        for along, sequences, of in ((TEXT, text, numbers), (OWN, own, prompt_numbers))
+        for along, sequences, of in text_and_samples(pair.target, *passages, 1.0, SEED)
     ]
     table = pd.concat(parts, ignore_index=True)
     sizes = {name: size_of(student) for name, student in students.items()}

@@ -38,8 +38,9 @@ from specnb.rules import Outcome
 from studies import corpus, study
 from studies.files import ROOT
 from studies.real.workloads import KINDS, as_chat, head_drafter, model_and_tokenizer, prompts_of
+from studies.training.distillation import for_acceptance
 from studies.training.feature_drafts import Attention
-from studies.training.training import Learner, add_note, rate, size_of, train
+from studies.training.training import Learner, adam, add_note, size_of, taken_over, train
 
 FOLDER = corpus.DATA / "smollm2-head"
 WORK = ROOT / "build" / "training" / "smollm2-head"
@@ -139,15 +140,6 @@ class Drafted(Attention):
         self.head, self.frozen = head, (target.get_input_embeddings(), nn.Identity())
 
 
-class Plain(Learner):
-    """With AdamW alone: Muon's products are in bfloat16, and take a minute a step on a processor without it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.rates = model.train(), [RATE]
-        self.optimizers = [torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)]
-        self.saved = [self.model, *self.optimizers]
-
-
 @torch.no_grad()
 def begun(target: Any, head: AttentionHead, tokens: Tensor, states: Tensor, sampled: Tensor) -> AttentionHead:
     """`head` as the least-squares map from a token and the states before it to the last state at the token."""
@@ -173,10 +165,7 @@ def loss_of(student: Drafted, rows: Tensor, tokens: Tensor, states: Tensor, samp
     total = torch.zeros(())
     for features, at in student(tokens, states):
         learnt = sampled[:, at]
-        log_q, p = torch.log_softmax(features[learnt] @ rows.T, dim=-1), log_p[number[:, at][learnt]]
-        tv = 1 - torch.minimum(log_q, p).exp().sum(dim=-1).mean()
-        kl = (p.exp() * (p - log_q)).sum(dim=-1).mean()
-        total = total + share * tv + (1 - share) * kl
+        total = total + for_acceptance(features[learnt] @ rows.T, log_p[number[:, at][learnt]], share)
     return total / DEPTHS
 
 
@@ -196,11 +185,14 @@ def trained(target: PreTrainedModel, files: list[Path], steps: int, folder: Path
             yield from torch.from_numpy(order.permutation(len(tokens))[: len(tokens) // BATCH * BATCH]).split(BATCH)
 
     def losses(step: int, at: Tensor) -> Iterator[tuple[str, Tensor]]:
-        share = min(1.0, max(0.0, step / (BEGIN * steps) - 1))
         rows = output[head.proposed]  # those of the checkpoint, where there is one
-        yield "head", loss_of(student, rows, tokens[at], states[at].float(), sampled[at], share)
+        yield (
+            "head",
+            loss_of(student, rows, tokens[at], states[at].float(), sampled[at], taken_over(step, steps, BEGIN)),
+        )
 
-    train({"head": Plain(student)}, batches(), steps, losses, folder, rate=rate)
+    # Muon would take a minute a step.
+    train({"head": Learner(student, 1.0, adam(student.parameters(), RATE))}, batches(), steps, losses, folder)
     return head.eval()
 
 

@@ -1,9 +1,8 @@
 """The training loop, and the training of the pair that ships in `data/pair`: `python -m studies.training.training`.
 
 Target and draft learn from the same tokens, the draft from the text and not from the target, as an off-the-shelf draft
-would. The loop also trains distilled drafts and heads (`studies.training.distillation`,
-`studies.training.feature_drafts`): one or several learners see the same batches, and an interrupted training goes on
-from its checkpoint.
+would. Every training uses the loop, those of heads and embeddings, too: one or several learners see the same batches,
+and an interrupted training goes on from its checkpoint.
 """
 
 from __future__ import annotations
@@ -75,34 +74,44 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 class Learner:
-    """A model in training and its optimizers: Muon for the matrices inside the layers, AdamW for embeddings and norms.
+    """A model in training and its optimizers. Gradients longer than `longest` are shortened to that.
 
-    `factor` scales both learning rates, `MUON_RATE` and `ADAM_RATE`.
+    Without `optimizers`, Muon has the matrices inside the layers, and AdamW embeddings and norms; `factor` scales both
+    learning rates, `MUON_RATE` and `ADAM_RATE`.
     """
 
-    def __init__(self, model: nn.Module, factor: float = 1.0) -> None:
+    def __init__(
+        self, model: nn.Module, factor: float = 1.0, *optimizers: torch.optim.Optimizer, longest: float = 1.0
+    ) -> None:
         self.model: Any = model.train()
-        weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-        assert all(weight.ndim < 3 for _, weight in weights)
-        embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-        matrices = [weight for _, weight in weights if weight.ndim == 2 and id(weight) not in embedded]
-        others = [weight for _, weight in weights if weight.ndim < 2 or id(weight) in embedded]
-        self.optimizers: list[torch.optim.Optimizer] = [
-            Muon(matrices, factor * MUON_RATE),
-            torch.optim.AdamW(others, lr=factor * ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
-        ]
+        self.optimizers, self.longest = optimizers or muon_and_adam(model, factor), longest
         self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.saved: list[Any] = [self.model, *self.optimizers]
 
     def learn(self, loss: Tensor, part: float) -> float:
         """One update at `part` of the learning rates; returns `loss`."""
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.longest)
         for optimizer, full in zip(self.optimizers, self.rates, strict=True):
             optimizer.param_groups[0]["lr"] = part * full
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return float(loss.detach())
+
+
+def muon_and_adam(model: nn.Module, factor: float) -> tuple[torch.optim.Optimizer, ...]:
+    """The optimizers of `Learner`."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    assert all(weight.ndim < 3 for weight in weights)
+    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    matrices = [weight for weight in weights if weight.ndim == 2 and id(weight) not in embedded]
+    others = [weight for weight in weights if weight.ndim < 2 or id(weight) in embedded]
+    return Muon(matrices, factor * MUON_RATE), adam(others, factor * ADAM_RATE)
+
+
+def adam(weights: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """AdamW as the pair and the heads are trained with."""
+    return torch.optim.AdamW(weights, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
 
 
 def rate(step: int, steps: int) -> float:
@@ -112,6 +121,15 @@ def rate(step: int, steps: int) -> float:
     [0.33, 0.67, 1.0, 1.0, 0.5, 0.02]
     """
     return min(1.0, (step + 1) / (0.02 * steps + 1), (steps - step) / (0.6 * steps))
+
+
+def taken_over(step: int, steps: int, begin: float) -> float:
+    """The share of an objective that begins after the fraction `begin` of the steps, and is alone after as many more.
+
+    >>> [taken_over(step, 100, 0.1) for step in (0, 10, 15, 20, 99)]
+    [0.0, 0.0, 0.5, 1.0, 1.0]
+    """
+    return min(1.0, max(0.0, step / (begin * steps) - 1))
 
 
 def folder_of(name: str, plan: object) -> Path:
@@ -126,7 +144,6 @@ def train(
     losses: Callable[[int, Batch], Iterable[tuple[str, Tensor]]],
     folder: Path | None = None,
     save_every: int = 50,
-    rate: Callable[[int, int], float] = rate,
 ) -> None:
     """The first `steps` of `batches`: of each, `losses(step, batch)` yields names and losses, and each learner named
     learns from its loss before the next is asked for, at `rate(step, steps)` of its learning rates.
