@@ -13,11 +13,11 @@ import yaml
 from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(workflow.basedir))
-from notebooks.support import parameters  # noqa: E402
-from studies.files import located  # noqa: E402
+from notebooks.support import dependencies, parameters  # noqa: E402
+from studies.files import located, notebooks as of_checkout  # noqa: E402
 
-# Notebooks that `--configfile` names, and only these, with its parameters; without it all of config.yml.
-KNOWN = yaml.safe_load(Path("config.yml").read_text(encoding="utf-8"))["notebooks"]
+# Notebooks that `--configfile` names, and only these, with its parameters; without it all there are.
+KNOWN = dict.fromkeys(of_checkout(), {}) | yaml.safe_load(Path("config.yml").read_text(encoding="utf-8"))["notebooks"]
 OWN = config.get("notebooks") or {}
 STANDARD = not OWN and not config.get("sweep")
 NOTEBOOKS = KNOWN if STANDARD else {name: KNOWN.get(name, {}) | (own or {}) for name, own in OWN.items()}
@@ -38,25 +38,18 @@ def code(notebook):
     return hashlib.sha256(json.dumps([cell["source"] for cell in cells if cell["cell_type"] == "code"]).encode()).hexdigest()
 
 
-def reads(entry):
-    """What a notebook reads; a table of another notebook is this run's, if that makes it."""
-    names = [f"{OUT}/{name}" if f"{OUT}/{name}" in RESULTS else name for name in entry.get("reads", [])]
+def reads(name, made=()):
+    """What a notebook reads; a table of another notebook that is `made` in this run is this run's."""
+    names = dependencies.reads(PARSED[name]) + KNOWN.get(name, {}).get("reads", [])
+    names = [f"{OUT}/{file}" if f"{OUT}/{file}" in made else file for file in names]
     return [file for name in names for file in sorted(glob(name)) or [name]]
-
-
-def writes(name, entry):
-    number = name.split("_")[0]
-    results = [f"{number}.claims.csv", f"{number}.numbers.json", *(f"{number}_{table}.csv" for table in entry.get("tables", []))]
-    figures = [f"{number}_{figure}.{kind}" for figure in entry.get("figures", []) for kind in ("svg", "pdf")]
-    files = [located("data/results", name) for name in results] + [located("figures", name) for name in figures]
-    return [f"{OUT}/{file}" for file in files]
 
 
 def checked(name, entry):
     """The parameters of a run, for papermill, which would only warn of a name that the notebook does not have."""
     notebook, given = Path(located("notebooks", f"{name}.ipynb")), entry.get("parameters", {})
     if not notebook.exists():
-        raise WorkflowError(f"there is no {notebook}; config.yml lists the notebooks")
+        raise WorkflowError(f"there is no {notebook}")
     if not given:
         return "{}"
     if wrong := parameters.unknown(given, parameters.of_notebook(notebook)):
@@ -65,7 +58,8 @@ def checked(name, entry):
 
 
 GIVEN = {name: checked(name, entry) for name, entry in NOTEBOOKS.items()}
-MADE = {name: writes(name, entry) for name, entry in NOTEBOOKS.items()}
+PARSED = {name: dependencies.code_of(path) for name, path in of_checkout().items()}
+MADE = {name: [f"{OUT}/{file}" for file in dependencies.writes(name, PARSED[name])] for name in NOTEBOOKS}
 RESULTS = [file for files in MADE.values() for file in files]
 WANTED = [*(f"{OUT}/{located('notebooks', name)}.ipynb" for name in MADE), *RESULTS, f"{OUT}/data/results/claims.csv"]
 WANTED += [f"{OUT}/paper"] if STANDARD and Path("paper").exists() else []
@@ -85,7 +79,7 @@ for name, entry in NOTEBOOKS.items():
         name: f"notebook_{name.split('_')[0].replace('/', '_')}"
         input:
             SHARED,
-            reads(entry),
+            reads(name, RESULTS),
             notebook=ancient(f"{located('notebooks', name)}.ipynb"),
         output:
             MADE[name],

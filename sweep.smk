@@ -16,7 +16,7 @@ checked(SWEEP.notebook, {"parameters": next(iter(RUNS.values()))})  # names are 
 rule swept:
     input:
         SHARED,
-        [file for name in ENTRY.get("reads", []) for file in sorted(glob(name)) or [name]],
+        reads(SWEEP.notebook),
         notebook=ancient(f"{located('notebooks', SWEEP.notebook)}.ipynb"),
     output:
         notebook=f"{SWEPT}/{{run}}/notebook.ipynb",

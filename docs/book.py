@@ -22,8 +22,8 @@ from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pandas as pd
-import yaml
 
+from notebooks.support.dependencies import code_of, reads, writes
 from studies.files import located, notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,16 +110,13 @@ def first_name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def files_of(figure: str, tables: Labels, entry: dict[str, list[str]]) -> str:
+def files_of(figure: str, behind: Labels, tables: list[str]) -> str:
     """The paragraph below a figure: the tables behind it, and the figure as files."""
-    number = figure.split("_")[0]
-    found = sorted({name for name, code in tables if not code and (ROOT / name).exists()})
+    found = sorted({name for name, code in behind if not code and (ROOT / name).exists()})
     words = "Data"
     if not found:
         words = "Tables of this notebook"
-        made = [located("data/results", f"{number}_{table}.csv") for table in entry.get("tables", [])]
-        read = [name for name in entry.get("reads", []) if name.endswith(".csv")]
-        found = [name for name in made + read if (ROOT / name).exists()]
+        found = [name for name in tables if (ROOT / name).exists()]
     top = "../" * located("notebooks", figure).count("/")  # from the folder of the notebook
     linked_tables = ", ".join(f"[{Path(name).name}]({top}{name})" for name in found) or "none"
     kinds = ", ".join(f"[{kind.upper()}]({top}{located('figures', figure)}.{kind})" for kind in ("svg", "pdf"))
@@ -141,9 +138,10 @@ def said_of_code(labels: Labels) -> str:
     return ", ".join(sorted(links))
 
 
-def dressed(name: str, entry: dict[str, list[str]]) -> tuple[dict, dict[str, str]]:
+def dressed(name: str) -> tuple[dict, dict[str, str]]:
     """The notebook as a page, and for each claim that it judges the links to its cell and code."""
-    notebook = json.loads(notebooks()[name].read_text(encoding="utf-8"))
+    notebook, parsed = json.loads(notebooks()[name].read_text(encoding="utf-8")), code_of(notebooks()[name])
+    tables = [file for file in writes(name, parsed) + reads(parsed) if re.search(r"(?<!\.claims)\.csv$", file)]
     number, cells, judged = name.split("_")[0], [], {}
     mark = f"figure-{name.rpartition('/')[0]}"  # before the name of a figure: its address
     for cell in notebook["cells"]:
@@ -167,7 +165,7 @@ def dressed(name: str, entry: dict[str, list[str]]) -> tuple[dict, dict[str, str
         figures = {Path(figure).name: figure for figure in re.findall(r'save\(\w+, "([\w/]+)"\)', cell["source"])}
         cells += [text_cell(f"{mark}{figure}", f"({mark}{figure})=") for figure in figures] + [cell]
         behind = nearest(labels for _, labels in statements)
-        cells += [text_cell(f"files-{own}", files_of(figure, behind, entry)) for own, figure in figures.items()]
+        cells += [text_cell(f"files-{own}", files_of(figure, behind, tables)) for own, figure in figures.items()]
     first = notebook["cells"][0]
     for claim in judged:
         first["source"] = first["source"].replace(f"`{claim}`", f"[`{claim}`](#claim-{claim})")
@@ -263,9 +261,9 @@ def stage(out: Path) -> None:
     own = re.findall(r"\]\((\w+)\.ipynb\)", (ROOT / "notebooks/README.md").read_text(encoding="utf-8"))
     audit = re.findall(r"\]\(notebooks/(\w+)\.ipynb\)", (ROOT / "audit/README.md").read_text(encoding="utf-8"))
     order = list(dict.fromkeys([*own, *(f"audit/{name}" for name in audit)]))
-    config, judged = yaml.safe_load((ROOT / "config.yml").read_text())["notebooks"], {}
+    judged: dict[str, str] = {}
     for name in order:
-        notebook, decided = dressed(name, config[name])
+        notebook, decided = dressed(name)
         (out / located("notebooks", f"{name}.ipynb")).write_text(json.dumps(notebook), encoding="utf-8")
         shutil.copy(notebooks()[name], out / "download" / f"{name}.ipynb")
         judged |= decided

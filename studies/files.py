@@ -32,7 +32,7 @@ def located(folder: str, name: str) -> str:
 
 
 def notebooks() -> dict[str, Path]:
-    """The notebooks of the checkout by name, as in config.yml: 04_acceptance, audit/02_engines."""
+    """The notebooks of the checkout by name: 04_acceptance, audit/02_engines."""
     files = [(home, path) for home in ("", "audit/") for path in (ROOT / home / "notebooks").glob("[0-9]*.ipynb")]
     return {f"{home}{path.stem}": path for home, path in sorted(files)}
 

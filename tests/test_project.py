@@ -1,5 +1,6 @@
 """What README, package metadata, pins and pipeline say agrees with each other and with what is there."""
 
+import ast
 import json
 import re
 import subprocess
@@ -15,13 +16,12 @@ import yaml
 from packaging.requirements import Requirement
 
 import specnb
+from notebooks.support import dependencies
 from notebooks.support.predictions import SETTINGS
 from studies.files import located, notebooks
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = notebooks()
-TOKENS = "audit/data/engines/tokens/*.gz"
-CONFIG = yaml.safe_load((ROOT / "config.yml").read_text())["notebooks"]
 
 
 def _source(path: Path) -> str:
@@ -61,32 +61,37 @@ def test_the_lock_holds_for_every_platform() -> None:
     assert len(names) == len(set(names)), "a package has two versions: the text that the pair learned from would differ"
 
 
-def test_every_notebook_is_in_the_pipeline_and_in_order() -> None:
-    assert list(CONFIG) == list(NOTEBOOKS)
-
-
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_pipeline_knows_what_a_notebook_writes(name: str) -> None:
-    known = CONFIG[name]
-    assert set(known) <= {"timed", "reads", "tables", "figures"}, "parameters are in the notebook"
-    source, number = _source(NOTEBOOKS[name]), _number(name)
-    assert set(re.findall(r"nb\.table\(\s*\"(\w+)\"", source)) == set(known.get("tables", []))
-    assert set(re.findall(rf"save\(\w+, \"{number}_(\w+)\"\)", source)) == set(known.get("figures", []))
+def test_the_pipeline_finds_what_a_notebook_writes_and_reads(name: str) -> None:
+    """It would not run again when a table has changed that is read in another way."""
+    code, number = dependencies.code_of(NOTEBOOKS[name]), _number(name)
+    places = [(folder, located(folder, number)) for folder in ("data/results", "figures")]
+    made = [file.relative_to(ROOT).as_posix() for _, place in places for file in ROOT.glob(f"{place}[._]*")]
+    assert sorted(dependencies.writes(name, code)) == sorted(made)
+    assert not [file for file in dependencies.reads(code) if not (ROOT / file).exists()]
+    assert not re.findall(r"\bROOT\b|corpus\.DATA|read_csv", _source(NOTEBOOKS[name])), "use read_table or data_file"
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_pipeline_knows_what_a_notebook_reads(name: str) -> None:
-    """Otherwise it would not run again when a table has changed."""
-    source = _source(NOTEBOOKS[name])
-    named, files = (set(re.findall(rf"[\"'](?:\w+/)*(\w+)[\"'{dot}]", source)) for dot in ("", "."))
-    folders = ("data/results", "data/reference", "audit/data/results")
-    own = located("data/results", f"{_number(name)}_")
-    others = [file for folder in folders for file in (ROOT / folder).glob("*.csv") if own not in file.as_posix()]
-    declared = set(CONFIG[name].get("reads", [])) - {TOKENS}
-    assert {file.relative_to(ROOT).as_posix() for file in others if file.stem in named} <= declared
-    files |= set(SETTINGS) if "pooled(" in source else set()
-    assert {Path(file).name.partition(".")[0] for file in declared} <= files
-    assert not re.findall(r"\bROOT\b|corpus\.DATA|read_csv", source), "read data with read_table or data_file"
+def test_calls_say_what_a_notebook_reads() -> None:
+    def read(code: str) -> list[str]:
+        return dependencies.reads(ast.parse(code))
+
+    assert read('read_table("results/08_sampled", dtype=str), data_file("workloads.jsonl")') == [
+        "data/results/08_sampled.csv", "data/workloads.jsonl",
+    ]  # fmt: skip
+    pair = ["data/results/drafters.csv", "data/results/drafters.record.json"]
+    assert read('for name in ("drafters", "drafted"): made_on(name)') == read('pooled("drafters")') == pair
+    assert read("pooled()") == sorted(
+        f"data/results/{name}.{end}" for name in SETTINGS for end in ("csv", "record.json")
+    )
+    assert read('read_table("audit/results/engines")') == ["audit/data/results/engines.csv"]
+
+
+def test_the_configuration_says_of_notebooks_what_cannot_be_found() -> None:
+    config = yaml.safe_load((ROOT / "config.yml").read_text())["notebooks"]
+    assert set(config) <= set(NOTEBOOKS)
+    assert {key for entry in config.values() for key in entry} <= {"timed", "reads"}, "parameters are in the notebook"
+    assert all(list(ROOT.glob(file)) for entry in config.values() for file in entry.get("reads", []))
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
