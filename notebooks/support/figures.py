@@ -17,6 +17,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 from studies.files import out, write
 
@@ -39,6 +40,7 @@ COLOURS = {
 SEQUENCE = "viridis"  # for an ordered family of curves (gamma, c): dark to light, readable in grey
 # How seaborn draws the rows of `with_ends`: the value, and the interval as it was computed, not one of its own.
 AS_GIVEN: dict[str, Any] = {"estimator": "median", "errorbar": ("pi", 100)}
+POINTS: dict[str, Any] = {"linestyle": "none", "markersize": 3.5, "err_kws": {"linewidth": 0.9}}  # of `pointplot`
 
 STYLE: dict[Any, Any] = {
     "figure.figsize": (COLUMN, 2.4),
@@ -50,6 +52,7 @@ STYLE: dict[Any, Any] = {
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "legend.fontsize": 7,
+    "legend.title_fontsize": 7,
     "legend.frameon": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -108,7 +111,7 @@ def dots(table: pd.DataFrame, ends: tuple[str, str], along: str = "x", ax: Axes 
     """
     spans = pd.concat([table.assign(**{how[along]: table[end]}, row=range(len(table))) for end in ends])
     of_both = {key: how[key] for key in ("x", "y", "hue", "hue_order", "palette") if key in how}
-    line = {"estimator": None, "units": "row", "linewidth": 0.8, "alpha": 0.7, "legend": False}
+    line = {"estimator": None, "units": "row", "linewidth": 0.7, "alpha": 0.7, "legend": False}
     axis = sns.lineplot(spans.reset_index(drop=True), ax=ax, **of_both, **line)
     return sns.scatterplot(table, ax=axis, zorder=3, **how)
 
@@ -143,7 +146,8 @@ def save(
 
 def _one_legend(figure: Figure, columns: int) -> None:
     entries = {}
-    for old in [*figure.legends, *filter(None, (axis.get_legend() for axis in figure.axes))]:
+    for old in figure.findobj(Legend):
+        assert isinstance(old, Legend)
         entries |= {text.get_text(): handle for handle, text in zip(old.legend_handles, old.texts, strict=True)}
         old.remove()
     figure.legend([*entries.values()], [*entries], ncols=columns, loc="outside lower center")
