@@ -112,8 +112,9 @@ def dots(table: pd.DataFrame, ends: tuple[str, str], along: str = "x", ax: Axes 
     spans = pd.concat([table.assign(**{how[along]: table[end]}, row=range(len(table))) for end in ends])
     of_both = {key: how[key] for key in ("x", "y", "hue", "hue_order", "palette") if key in how}
     line = {"estimator": None, "units": "row", "linewidth": 0.7, "alpha": 0.7, "legend": False}
-    axis = sns.lineplot(spans.reset_index(drop=True), ax=ax, **of_both, **line)
-    return sns.scatterplot(table, ax=axis, zorder=3, **how)
+    axis: Axes = sns.lineplot(spans.reset_index(drop=True), ax=ax, **of_both, **line)
+    sns.scatterplot(table, ax=axis, zorder=3, **how)
+    return axis
 
 
 def panels(columns: int, rows: int = 1, **how: Any) -> tuple[Figure, list[Axes]]:
@@ -122,9 +123,7 @@ def panels(columns: int, rows: int = 1, **how: Any) -> tuple[Figure, list[Axes]]
     return figure, list(axes.flat)
 
 
-def save(
-    drawn: Figure | Axes | sns.FacetGrid, name: str, height: float = 0, width: float = 0, legend: int = 0
-) -> None:
+def save(drawn: Figure | Axes | sns.FacetGrid, name: str, height: float = 0, width: float = 0, legend: int = 0) -> None:
     """Writes `figures/<name>.svg` and `.pdf` under `studies.files.out()`, without a date in them.
 
     `height` and `width` are in inches, 0 leaves the size as it is; by default one panel is a column wide, and more are
@@ -145,12 +144,13 @@ def save(
 
 
 def _one_legend(figure: Figure, columns: int) -> None:
-    entries = {}
+    entries: dict[str, Any] = {}
     for old in figure.findobj(Legend):
         assert isinstance(old, Legend)
         entries |= {text.get_text(): handle for handle, text in zip(old.legend_handles, old.texts, strict=True)}
         old.remove()
-    figure.legend([*entries.values()], [*entries], ncols=columns, loc="outside lower center")
+    place: Any = "outside lower center"
+    figure.legend([*entries.values()], [*entries], ncols=columns, loc=place)
 
 
 def stable(svg: bytes, name: str) -> bytes:
