@@ -302,6 +302,17 @@ def test_distributions_are_kept(any_device: Any) -> None:
         assert torch.allclose(own.cpu(), other, rtol=0, atol=bound(1e-12))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device; what torch compiles is not simulated")
+@pytest.mark.parametrize("drafter", [draft, lambda: PromptLookupDrafter(VOCAB, shortest=1)], ids=["model", "copies"])
+def test_what_torch_compiles(drafter: Callable[[], Any], any_device: Any) -> None:
+    """The second time in the tensors of the first."""
+    there = placed(made) if isinstance(made := drafter(), PreTrainedModel) else made
+    for seed in (8, 9):
+        common = COMMON | {"gamma": 3, "seed": seed}
+        expected = on_the_cpu(target(), PROMPTS, made, **common)
+        require_equal(generate(placed(target()), PROMPTS, there, compile=True, **common), expected)
+
+
 @pytest.mark.parametrize("compile", [False, "graph", True])
 def test_parts_of_steps_are_timed(compile: bool | str, any_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part is a graph of its own. What torch would compile is run as it is."""
