@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
-from studies.files import out, write
+from studies.files import located, out, write
 
 COLUMN = 3.4  # inches: the width of one column of a two-column paper
 PAGE = 7.0  # and of both
@@ -124,7 +124,7 @@ def panels(columns: int, rows: int = 1, **how: Any) -> tuple[Figure, list[Axes]]
 
 
 def save(drawn: Figure | Axes | sns.FacetGrid, name: str, height: float = 0, width: float = 0, legend: int = 0) -> None:
-    """Writes `figures/<name>.svg` and `.pdf` under `studies.files.out()`, without a date in them.
+    """Writes `figures/<name>.svg` and `.pdf` (`located`) under `studies.files.out()`, without a date in them.
 
     `height` and `width` are in inches, 0 leaves the size as it is; by default one panel is a column wide, and more are
     as wide as the page. With `legend`, the legends of all panels become one outside of them, with so many columns.
@@ -140,7 +140,8 @@ def save(drawn: Figure | Axes | sns.FacetGrid, name: str, height: float = 0, wid
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, metadata=metadata)
         content = buffer.getvalue()
-        write(out() / "figures" / f"{name}.{kind}", stable(content, name) if kind == "svg" else content)
+        path = out() / located("figures", f"{name}.{kind}")
+        write(path, stable(content, path.stem) if kind == "svg" else content)
 
 
 def _one_legend(figure: Figure, columns: int) -> None:

@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from audit_studies.engines.adapters.gguf import write_gguf
 from specnb import load_model
 from specnb.models import real_model
-from studies.engines.adapters.gguf import write_gguf
 
 gguf_package = pytest.importorskip("gguf")
 CONFIG = LlamaConfig(
