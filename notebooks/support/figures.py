@@ -49,8 +49,6 @@ STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
     "legend.fontsize": 7,
     "legend.title_fontsize": 7,
     "legend.frameon": False,
@@ -58,12 +56,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.linewidth": 0.8,
-    "xtick.major.width": 0.8,
-    "ytick.major.width": 0.8,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "xtick.minor.size": 2,
-    "ytick.minor.size": 2,
     "grid.color": "0.9",
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.2,
@@ -72,6 +64,8 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "pdf.fonttype": 42,
 }
+TICKS = {"labelsize": 7, "major.width": 0.8, "major.size": 3, "minor.size": 2}
+STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
 
 
 def use_style() -> None:
