@@ -188,8 +188,7 @@ def _load(folder: Path, device: str, dtype: torch.dtype | str, packed: bool) -> 
         if "Unrecognized configuration class" not in str(error):
             raise
         raise ValueError(
-            f"the model in {str(folder)!r} is no decoder of tokens; load an encoder-decoder, such as T5, with "
-            "transformers' AutoModelForSeq2SeqLM.from_pretrained(folder).eval() and give it to generate"
+            f"the model in {str(folder)!r} is no decoder of tokens; only models without an encoder are decoded"
         ) from None
     model, info = loaded
     require_complete(folder, info)

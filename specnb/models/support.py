@@ -45,8 +45,8 @@ def require_same_vocabulary(target: PreTrainedModel, drafter: str, draft_vocab: 
         )
 
 
-def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> None:
-    """Raises `TypeError`, with the reason, for a model that the loop (with `encoder_decoder`s) cannot run exactly."""
+def require_supported(model: PreTrainedModel) -> None:
+    """Raises `TypeError`, with the reason, for a model that the loop cannot run exactly."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{name} is no model of transformers; load one with load_pair or from_pretrained")
@@ -55,16 +55,11 @@ def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> 
             f"{name} is in training mode, where dropout makes its distributions random; call its eval() first"
         )
     arguments = inspect.signature(model.forward).parameters
-    two = model.config.is_encoder_decoder
-    if two and not encoder_decoder:
-        raise TypeError(f"{name} is an encoder-decoder, which only `generate` runs, and without compilation")
-    if two and (model.main_input_name != "input_ids" or not decoder_positions(model)):
-        raise TypeError(f"{name} is not like T5 or BART, whose decoder the loop can give the positions of each row")
-    if two and getattr(model.config, "decoder_start_token_id", None) is None:
-        raise TypeError(f"the configuration of {name} has no decoder_start_token_id, with which its decoder begins")
-    if not two and "position_ids" not in arguments:
+    if model.config.is_encoder_decoder:
+        raise TypeError(f"{name} is an encoder-decoder, and only models without an encoder are decoded; choose another")
+    if "position_ids" not in arguments:
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
-    if model.get_output_embeddings() is None or not (two or "logits_to_keep" in arguments):
+    if model.get_output_embeddings() is None or "logits_to_keep" not in arguments:
         raise TypeError(f"{name} gives no next-token logits; load it with load_pair or as a ...ForCausalLM")
     embedded = getattr(model.get_input_embeddings(), "num_embeddings", vocabulary(model))
     if embedded != vocabulary(model):
@@ -122,19 +117,6 @@ def _require_one_dtype(model: PreTrainedModel) -> None:
             f"the weights of {type(model).__name__} are {', '.join(sorted(map(str, own)))}; they need one dtype of "
             f"{', '.join(map(str, DTYPES))}: call its to(torch.float32), for example"
         )
-
-
-def decoder_positions(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules of an encoder-decoder's decoder that read positions, if every row can be given its own.
-
-    They are attention with a relative bias, as T5 has, or an embedding of positions, as BART has.
-    """
-    found = []
-    for module in model.get_decoder().modules():
-        relative, arguments = getattr(module, "has_relative_attention_bias", False), inspect.signature(module.forward)
-        wanted = "position_bias" if relative else "position_ids" if isinstance(module, nn.Embedding) else None
-        found += [module] * (wanted in arguments.parameters)
-    return found
 
 
 def context_limit(model: PreTrainedModel) -> int | None:

@@ -25,11 +25,7 @@ from simulated_cuda import Event, SimulatedCuda, simulated_cuda
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
     PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
 )  # fmt: skip
 
 import specnb
@@ -43,7 +39,6 @@ from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context
 from specnb.drafting.model import TreeDrafter
-from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import measure_costs
 from specnb.measure.timing import machine
@@ -277,28 +272,6 @@ BART: dict[str, Any] = {
     "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
     "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": 16, "init_std": 1.0,
 }  # fmt: skip
-
-
-def t5() -> Any:
-    torch.manual_seed(1)
-    config = T5Config(**SIZES, **ENDLESS, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
-    return T5ForConditionalGeneration(config).double().eval()
-
-
-def bart() -> Any:
-    torch.manual_seed(2)
-    return BartForConditionalGeneration(BartConfig(**SIZES, **ENDLESS, **BART)).double().eval()
-
-
-@pytest.mark.parametrize("make", [t5, bart])
-def test_encoder_decoders(make: Callable[[], PreTrainedModel], device: SimulatedCuda, steps: list[Log]) -> None:
-    model = make()
-    for drafter in (near_copy(model, 0.2), PromptLookupDrafter(VOCAB, shortest=1)):
-        expected = on_the_cpu(model, PROMPTS, drafter, gamma=2, **COMMON)
-        steps.clear()
-        own = placed(drafter) if isinstance(drafter, PreTrainedModel) else drafter
-        require_equal(generate(placed(model), PROMPTS, own, gamma=2, **COMMON), expected)
-        assert kinds(steps) == {"launch"}
 
 
 def test_costs_are_measured_on_captured_passes(device: SimulatedCuda) -> None:

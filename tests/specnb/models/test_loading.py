@@ -281,7 +281,7 @@ def test_a_device_that_is_not_there_is_refused(target: Path, device: Any) -> Non
 
 def test_an_encoder_decoder_says_how_it_is_loaded(tmp_path: Path) -> None:
     encoder_decoder().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"is no decoder of tokens; .* such as T5, with .* AutoModelForSeq2SeqLM"):
+    with pytest.raises(ValueError, match="is no decoder of tokens; only models without an encoder"):
         load_model(tmp_path)
 
 
