@@ -31,7 +31,6 @@ from specnb.decoding.generate import Study as Timed
 from specnb.decoding.generate import generate
 from specnb.decoding.record import now
 from specnb.distributions import Sampling
-from specnb.drafting.heads import AttentionDrafter, load_head
 from specnb.drafting.model import MixtureDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.cost import measure_costs
@@ -40,6 +39,7 @@ from specnb.measure.timing import Job, time_round
 from specnb.models.loading import Pair, load_model
 from specnb.models.real_model import smollm2
 from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.heads import AttentionDrafter, load_head
 from studies.files import data_file
 from studies.study import Study, columns
 

@@ -13,14 +13,6 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import sample
 from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.heads import (
-    AttentionDrafter,
-    AttentionHead,
-    FeatureDrafter,
-    ParallelHeads,
-    ParallelHeadsDrafter,
-    RecurrentHead,
-)
 from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
@@ -29,6 +21,14 @@ from studies.drafters.bandit import BanditDrafter
 from studies.drafters.early_exit import early_exit
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.head_tree import HeadTreeDrafter
+from studies.drafters.heads import (
+    AttentionDrafter,
+    AttentionHead,
+    FeatureDrafter,
+    ParallelHeads,
+    ParallelHeadsDrafter,
+    RecurrentHead,
+)
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 from studies.drafters.stopping_rules import Discarding, TableDrafter, UnlikelySoFar

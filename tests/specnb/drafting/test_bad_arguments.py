@@ -14,10 +14,10 @@ from unsupported_models import convolving
 
 from specnb.decoding.generate import generate
 from specnb.drafting.base import Context
-from specnb.drafting.heads import FeatureDrafter, ParallelHeads, RecurrentHead
 from specnb.drafting.length import LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
+from studies.drafters.heads import FeatureDrafter, ParallelHeads, RecurrentHead
 from studies.drafters.skip_gram import SkipGramDrafter
 from studies.drafters.suffix import SuffixDrafter
 
