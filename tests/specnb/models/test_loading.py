@@ -23,7 +23,7 @@ from unsupported_models import SIZES, convolving, encoder_decoder, without_posit
 
 from specnb.decoding.generate import generate
 from specnb.distributions import Sampling
-from specnb.models import checkpoints, loading
+from specnb.models import loading
 from specnb.models.cached_model import CachedModel
 from specnb.models.checkpoints import CHECKSUMS, require_checksums, write_checksums
 from specnb.models.loading import TRAINED_PAIR, load_model, load_pair
@@ -61,7 +61,7 @@ def test_a_pair_of_two_folders_generates(target: Path, tmp_path: Path) -> None:
 def test_a_model_of_the_hub_is_loaded_from_the_folder_that_it_was_put_in(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "snapshot_download", lambda name, **_: str(target))
+    monkeypatch.setattr(loading, "snapshot_download", lambda name, **_: str(target))
     assert load_pair("some/model", target).target.config.vocab_size == VOCAB
 
 
@@ -217,7 +217,7 @@ def test_a_name_that_leads_to_no_model_is_refused(target: Path, monkeypatch: pyt
     def unreachable(*_: Any, **__: Any) -> None:
         raise LocalEntryNotFoundError("Name or service not known\nmore")
 
-    monkeypatch.setattr(checkpoints, "snapshot_download", unreachable)
+    monkeypatch.setattr(loading, "snapshot_download", unreachable)
     with pytest.raises(FileNotFoundError, match=r"no folder 'some/model', .* from the hub \(Name or .* known\); give"):
         load_model("some/model")
 
