@@ -204,7 +204,7 @@ class MixtureDrafter(ChainDrafter):
 
 
 def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
-    """Raises `ValueError` for a `PlannedRule` and one of `SCHEMES` that it is not exact for.
+    """Raises `ValueError` for a `PlannedRule` of some schemes and another one.
 
     A tree in which no node has two children is a chain for every scheme.
 
@@ -213,7 +213,7 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
     >>> require_exact(recursive_rejection, independent_children, (-1, -1))
     """
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
-    if scheme in SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
+    if suitable != SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
         names = " or ".join(other.__name__ for other in suitable)
         other = f"Give the TreeDrafter scheme={names}, or another rule" if suitable else "Give another rule"
         raise ValueError(

@@ -334,7 +334,7 @@ def known_gpu(name: str) -> str:
     if name not in GPUS:
         close = [gpu for gpu in GPUS if name and name in gpu] or get_close_matches(name, GPUS) or ["none that is known"]
         raise ValueError(
-            f"gpu is {name!r}, like {', '.join(close)}; give a name in GPUS, (dense 16-bit teraflop/s, GB/s) of the data "
-            "sheet of another device, or verify_cost"
+            f"gpu is {name!r}, like {', '.join(close)}; give a name in GPUS, (dense 16-bit teraflop/s, GB/s) of the "
+            "data sheet of another device, or verify_cost"
         )
     return name

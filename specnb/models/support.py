@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 
 import torch
-from torch import nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specnb.models.cache import decoder_config, why_not_croppable
+from specnb.models.cache import why_not_croppable
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """In which models compute. Weights of other dtypes, such as float8, belong to quantised models."""
@@ -67,10 +66,6 @@ def require_supported(model: PreTrainedModel) -> None:
             f"the configuration of {name} has {vocabulary(model)} tokens, and its embedding {embedded}; "
             "change both with its resize_token_embeddings()"
         )
-    if model.config.return_dict is False:
-        raise TypeError(f"{name} has config.return_dict=False, with which transformers cannot run it; set it to True")
-    _require_layers(model)
-    _require_one_dtype(model)
     config = model.config.get_text_config(decoder=True)
     attention = config._attn_implementation
     if attention not in ("eager", "sdpa"):
@@ -88,35 +83,6 @@ def sliding_window(config: PreTrainedConfig) -> int:
     layers = DynamicCache(config=config).layers
     windows = (layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else 0 for layer in layers)
     return max(windows, default=0)
-
-
-def _require_layers(model: PreTrainedModel) -> None:
-    """Raises `TypeError` for more layers than the configuration says, for which the cache would have no place."""
-    numbers = [getattr(module, "layer_idx", None) for module in (model.get_decoder() or model).modules()]
-    layers = 1 + max((number for number in numbers if isinstance(number, int)), default=-1)
-    configured = getattr(decoder_config(model), "num_hidden_layers", layers)
-    if layers > configured:
-        raise TypeError(
-            f"{type(model).__name__} has {layers} layers, and its configuration num_hidden_layers={configured}; "
-            "correct the configuration, or remove the layers"
-        )
-
-
-def _require_one_dtype(model: PreTrainedModel) -> None:
-    """Raises `TypeError` unless the matrices have one dtype that torch multiplies, quantised ones apart."""
-    if getattr(model, "is_quantized", False):
-        return
-    kept = (*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ()))
-    own = {
-        module.weight.dtype
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Embedding) and not any(part in name for part in kept)
-    }
-    if len(own) > 1 or not own <= set(DTYPES):
-        raise TypeError(
-            f"the weights of {type(model).__name__} are {', '.join(sorted(map(str, own)))}; they need one dtype of "
-            f"{', '.join(map(str, DTYPES))}: call its to(torch.float32), for example"
-        )
 
 
 def context_limit(model: PreTrainedModel) -> int | None:

@@ -26,8 +26,9 @@ from specnb.enumeration import (
     step_distribution,
 )
 from specnb.rules import Outcome, Plan, PlannedRule, Rule, exact_match, token_verification
-from specnb.trees import SCHEMES, Scheme, TokenTree, chain, distinct_children, hub_children, independent_children
+from specnb.trees import SCHEMES, Scheme, TokenTree, chain, distinct_children, independent_children
 from studies.rules.optimal_acceptance import prefix_of
+from studies.rules.spechub import hub_children
 
 P, Q = distribution_pair("dense", vocab=3)
 

@@ -44,7 +44,6 @@ from specnb.trees import (
     TokenTree,
     chain,
     distinct_children,
-    hub_children,
     independent_children,
     node_depths,
     top_children,
@@ -52,7 +51,7 @@ from specnb.trees import (
 from studies.rules.best_draft import best_path_block
 from studies.rules.hierarchical import hierarchical_verification
 from studies.rules.selection import AtEachNode, division_factor, k_sequential, k_sequential_tree
-from studies.rules.spechub import spechub, spechub_tree
+from studies.rules.spechub import hub_children, spechub, spechub_tree
 
 
 class Method(NamedTuple):

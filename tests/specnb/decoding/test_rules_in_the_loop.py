@@ -28,10 +28,10 @@ from specnb.rules import (
     recursive_rejection,
     traversal_verification,
 )
-from specnb.trees import Scheme, distinct_children, hub_children, independent_children, top_children
+from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from studies.rules.best_draft import best_path_block
 from studies.rules.selection import k_sequential_tree
-from studies.rules.spechub import spechub_tree
+from studies.rules.spechub import hub_children, spechub_tree
 
 ROWS = 2_400
 TREE = (-1, -1, 0, 0, 1)

@@ -14,11 +14,11 @@ from specnb.drafting.base import Context, Proposal
 from specnb.drafting.model import TreeDrafter
 from specnb.enumeration import completed, joint_distribution, step_distribution
 from specnb.rules import exact_match, recursive_rejection, traversal_verification
-from specnb.trees import SCHEMES, Scheme, distinct_children, hub_children, independent_children, top_children
+from specnb.trees import SCHEMES, Scheme, distinct_children, independent_children, top_children
 from studies.rules.best_draft import best_path_block
 from studies.rules.optimal_acceptance import prefix_of
 from studies.rules.selection import k_sequential_tree
-from studies.rules.spechub import spechub_tree
+from studies.rules.spechub import hub_children, spechub_tree
 
 SHAPES = [(-1, -1), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 1, 2, 1)]
 PROMPTS = ((0,), (3, 1), (2, 0, 1, 3))

@@ -368,12 +368,6 @@ def resized() -> PreTrainedModel:
     return model
 
 
-def with_layers(layers: int) -> PreTrainedModel:
-    model = llama()
-    model.config.num_hidden_layers = layers
-    return model
-
-
 def without_dictionaries() -> PreTrainedModel:
     model = llama()
     model.config.return_dict = False
@@ -394,11 +388,6 @@ UNSUPPORTED: dict[str, Callable[[], Any]] = {
     "LlamaForCausalLM is in training mode": lambda: llama().train(),
     "LlamaModel gives no next-token logits": lambda: llama().model,
     "LlamaForCausalLM has 5 tokens, and its embedding 4": resized,
-    "LlamaForCausalLM has 2 layers, and its configuration num_hidden_layers=1": lambda: with_layers(1),
-    "LlamaForCausalLM has 2 layers, and its configuration num_hidden_layers=0": lambda: with_layers(0),
-    "LlamaForCausalLM has config.return_dict=False": without_dictionaries,
-    "weights of LlamaForCausalLM are torch.float32, torch.float64; they need one dtype of": mixed,
-    "weights of LlamaForCausalLM are torch.float8_e4m3fn; they need": lambda: llama().to(torch.float8_e4m3fn),  # type: ignore[arg-type]
     "Linear is no model of transformers": lambda: torch.nn.Linear(1, 1),
 }
 
@@ -407,6 +396,12 @@ UNSUPPORTED: dict[str, Callable[[], Any]] = {
 def test_models_that_cannot_be_run_exactly_are_refused_by_name(message: str) -> None:
     with pytest.raises(TypeError, match=message):
         require_supported(UNSUPPORTED[message]())
+
+
+@pytest.mark.parametrize("make", [without_dictionaries, mixed, lambda: llama().to(torch.float8_e4m3fn)])  # type: ignore[arg-type]
+def test_models_that_fail_in_the_loop_are_refused_by_name(make: Callable[[], PreTrainedModel]) -> None:
+    with pytest.raises(TypeError, match="LlamaForCausalLM fails where it gets positions, a mask and a cache"):
+        generate(make(), [[0]], max_new_tokens=4)
 
 
 @torch.inference_mode()
