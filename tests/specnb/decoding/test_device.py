@@ -20,7 +20,7 @@ import drafter_kinds
 import numpy as np
 import pytest
 import torch
-from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, gamma_of, table
+from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, TableDrafter, gamma_of, table
 from simulated_cuda import Event, SimulatedCuda, simulated_cuda
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
 from torch.utils._python_dispatch import _disable_current_modes
@@ -44,7 +44,6 @@ from specnb.measure.cost import measure_costs
 from specnb.measure.timing import machine
 from specnb.models import probe
 from specnb.models.compilation import Captured
-from studies.drafters.stopping_rules import TableDrafter
 
 PROMPTS = ([0], [3, 1], [2, 0, 1, 3])
 COMMON: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_size": 2, "progress": False}
