@@ -8,6 +8,7 @@ are kept under `build/studies/<name>/<commit>`, so an interrupted run goes on wh
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,7 +132,10 @@ def made_on(name: str) -> str:
 
 
 def commit() -> str:
-    """The commit of the code; with "-dirty" if files of the code differ from it, "unknown" outside a repository."""
+    """The commit of the code; with "-dirty" if files of the code differ from it.
+
+    Outside a repository, as in a copy on another machine, `$SPECNB_COMMIT`, or "unknown".
+    """
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
@@ -139,7 +143,7 @@ def commit() -> str:
     try:
         return git("rev-parse", "--short=12", "HEAD") + "-dirty" * bool(git("status", "--porcelain", "--", *CODE))
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("SPECNB_COMMIT", "unknown")
 
 
 def columns(name: str, estimate: Estimate) -> dict[str, float]:

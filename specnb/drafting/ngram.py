@@ -162,6 +162,8 @@ class PromptLookupDrafter(ChainDrafter):
     tensor([7])
     """
 
+    capturable = True  # it keeps nothing
+
     def __init__(self, vocab: int, longest: int = 8, shortest: int = 2, choose: str = "recent") -> None:
         require_lengths(vocab, shortest, longest)
         if choose not in CHOICES:

@@ -54,9 +54,9 @@ Made = tuple[int, list[int]]  # tokens, and how many of them each step verified
 
 
 @cache
-def model_and_tokenizer(dtype: str) -> tuple[PreTrainedModel, Any]:
+def model_and_tokenizer(dtype: str, device: str = "cpu") -> tuple[PreTrainedModel, Any]:
     """The real model, and its tokenizer with the chat template."""
-    return load_model(smollm2(), dtype=getattr(torch, dtype)), AutoTokenizer.from_pretrained(smollm2())
+    return load_model(smollm2(), device, getattr(torch, dtype)), AutoTokenizer.from_pretrained(smollm2())
 
 
 def prompts_of(tokenizer: Any, kind: str, count: int) -> list[list[int]]:

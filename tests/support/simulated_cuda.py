@@ -59,6 +59,9 @@ class DeviceTensor(Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.cpu().numpy() if force else super().numpy()
+
     @classmethod
     def __torch_dispatch__(cls, function: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
         raise RuntimeError(f"{function} of a tensor on the simulated device, outside simulated_cuda()")

@@ -1,6 +1,7 @@
-"""The CUDA path on the simulated device: the tokens of the CPU, steps that wait for nothing, faults that are noticed.
+"""The CUDA path: the tokens of the CPU, steps that wait for nothing, faults that are noticed.
 
-Times, and the rounding of a GPU, are not tested; `test_generate.py` compares with a real one where there is one.
+On a simulated device, or on a real one where there is one; only the simulated one counts operations. Times are not
+tested.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import copy
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -21,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, TableDrafter, gamma_of, table
+from real_cuda import RealCuda
 from simulated_cuda import Event, SimulatedCuda, simulated_cuda
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
 from torch.utils._python_dispatch import _disable_current_modes
@@ -56,7 +59,13 @@ REPLACING = {name for name in ALL if "bandit" in name}
 
 
 @pytest.fixture
-def device() -> Iterator[SimulatedCuda]:
+def any_device() -> Iterator[SimulatedCuda | RealCuda]:
+    """A real device, or the simulated one."""
+    if torch.cuda.is_available():
+        with torch.inference_mode():
+            yield RealCuda()
+            forget_compiled()
+        return
     if reason := cuda_guard.reason_to_skip():
         pytest.skip(reason)
     with simulated_cuda() as simulated, torch.inference_mode():
@@ -64,20 +73,29 @@ def device() -> Iterator[SimulatedCuda]:
         forget_compiled()
 
 
+@pytest.fixture
+def device(any_device: SimulatedCuda | RealCuda) -> SimulatedCuda:
+    """The simulated one."""
+    if isinstance(any_device, RealCuda):
+        pytest.skip("there is a real device")
+    return any_device
+
+
 Log = list[tuple[str, str]]
 
 
 @pytest.fixture
-def steps(device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> list[Log]:
+def steps(any_device: SimulatedCuda | RealCuda, monkeypatch: pytest.MonkeyPatch) -> list[Log]:
     """What the device logs in each step, from now on."""
     logs: list[Log] = []
     step = Batch.step
 
     def logged(batch: Batch) -> None:
         assert len(logs) < 50, "the host does not learn that all rows have ended"
-        before = len(device.log)
-        step(batch)
-        logs.append(device.log[before:])
+        before = len(any_device.log)
+        with any_device.watched(batch) if isinstance(any_device, RealCuda) else nullcontext():
+            step(batch)
+        logs.append(any_device.log[before:])
 
     monkeypatch.setattr(Batch, "step", logged)
     return logs
@@ -178,13 +196,14 @@ class Checked(Captured):
 
 
 @pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "Captured", Checked)
+def checked(any_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not isinstance(any_device, RealCuda):
+        monkeypatch.setattr(loop, "Captured", Checked)
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("parents", [None, DEPTH_2], ids=["chain", "tree"])
-def test_every_rule(name: str, parents: tuple[int, ...] | None, device: SimulatedCuda) -> None:
+def test_every_rule(name: str, parents: tuple[int, ...] | None, any_device: Any) -> None:
     def drafter(model: PreTrainedModel) -> Any:
         return model if parents is None else TreeDrafter(model, parents, capturable=True)
 
@@ -195,7 +214,7 @@ def test_every_rule(name: str, parents: tuple[int, ...] | None, device: Simulate
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_every_sampling(sampling: Sampling, device: SimulatedCuda, checked: None) -> None:
+def test_every_sampling(sampling: Sampling, any_device: Any, checked: None) -> None:
     models = placed(target()), placed(draft())
     common = COMMON | {"gamma": 2, "sampling": sampling}
     expected = on_the_cpu(target(), PROMPTS, draft(), **common)
@@ -204,7 +223,7 @@ def test_every_sampling(sampling: Sampling, device: SimulatedCuda, checked: None
 
 
 @pytest.mark.parametrize("make", [*ARCHITECTURES.values(), neox, qwen2, mistral], ids=lambda make: make.__name__)
-def test_every_architecture(make: Callable[..., PreTrainedModel], device: SimulatedCuda, checked: None) -> None:
+def test_every_architecture(make: Callable[..., PreTrainedModel], any_device: Any, checked: None) -> None:
     """A window of two tokens in the last one."""
     model = make(dtype=torch.float64)
     tree = drafter_kinds.TableTreeDrafter(drafter_kinds.TWO_DRAFTS)
@@ -214,14 +233,14 @@ def test_every_architecture(make: Callable[..., PreTrainedModel], device: Simula
         require_equal(generate(placed(model), PROMPTS, tree, gamma=2, compile=compile, **COMMON), expected)
 
 
-def test_gamma_is_fixed_where_steps_have_one_width(device: SimulatedCuda) -> None:
+def test_gamma_is_fixed_where_steps_have_one_width(any_device: Any) -> None:
     models = placed(target()), placed(draft())
     expected = on_the_cpu(target(), PROMPTS, draft(), gamma=FIXED, **COMMON)
     for gamma in ("auto", Auto(costs=[1.0, 1.1, 1.2, 1.3, 1.4])):
         require_equal(generate(models[0], PROMPTS, models[1], gamma=gamma, **COMMON), expected)
 
 
-def test_a_kept_graph_serves_other_prompts_seeds_and_ends(device: SimulatedCuda, checked: None) -> None:
+def test_a_kept_graph_serves_other_prompts_seeds_and_ends(any_device: Any, checked: None) -> None:
     models = placed(target()), placed(draft())
     for seed, eos in ((1, [2, 0]), (2, [3, 1]), (1, [2, 0])):
         common = COMMON | {"seed": seed, "eos": eos, "gamma": 3}
@@ -230,7 +249,7 @@ def test_a_kept_graph_serves_other_prompts_seeds_and_ends(device: SimulatedCuda,
     assert len(loop._kept) == 1
 
 
-def test_distributions_are_kept(device: SimulatedCuda) -> None:
+def test_distributions_are_kept(any_device: Any) -> None:
     common = COMMON | {"gamma": 3, "study": Study(keep_probs=True)}
     expected = on_the_cpu(target(), PROMPTS, draft(), **common).probs
     made = generate(placed(target()), PROMPTS, placed(draft()), **common).probs
@@ -242,7 +261,7 @@ def test_distributions_are_kept(device: SimulatedCuda) -> None:
 
 
 @pytest.mark.parametrize("compile", [False, "graph", True])
-def test_parts_of_steps_are_timed(compile: bool | str, device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_steps_are_timed(compile: bool | str, any_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part is a graph of its own. What torch would compile is run as it is."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     common = COMMON | {"gamma": len(DEEP), "study": Study(timed=True)}
@@ -256,21 +275,13 @@ def test_parts_of_steps_are_timed(compile: bool | str, device: SimulatedCuda, mo
 # Everything else that runs on a device
 
 
-def test_beam_search(device: SimulatedCuda) -> None:
+def test_beam_search(any_device: Any) -> None:
     common: dict[str, Any] = {"width": 2, "draft_width": 3, "gamma": 2, "max_new_tokens": 5, "progress": False}
     for model in (None, draft()):
         expected = beam_search(target(), [2, 0], model, eos=1, **common)
         own = None if model is None else placed(model)
         made = beam_search(placed(target()), [2, 0], own, eos=1, **common)
         assert made.tokens == expected.tokens
-
-
-SIZES: dict[str, Any] = {"d_model": 8, "vocab_size": VOCAB, "decoder_start_token_id": 3, "pad_token_id": 0}
-ENDLESS: dict[str, Any] = {"eos_token_id": None, "forced_eos_token_id": None}
-BART: dict[str, Any] = {
-    "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": 16, "init_std": 1.0,
-}  # fmt: skip
 
 
 def test_costs_are_measured_on_captured_passes(device: SimulatedCuda) -> None:
@@ -283,7 +294,7 @@ def test_costs_are_measured_on_captured_passes(device: SimulatedCuda) -> None:
     assert machine(torch.device("cuda")) == "simulated"
 
 
-def test_acceptance_is_measured(device: SimulatedCuda) -> None:
+def test_acceptance_is_measured(any_device: Any) -> None:
     models = (target(), draft())
     found = [
         measure_acceptance(one, {"draft": other}, PROMPTS, new_tokens=5, progress=False)
@@ -301,7 +312,7 @@ def test_a_model_in_16_bits_is_compared_by_a_copy_in_32(device: SimulatedCuda, m
     assert probe.difference_from_itself(placed(model), slots=16)[1] == probe.rounding(torch.bfloat16)
 
 
-def test_a_pair_is_loaded_to_the_device(device: SimulatedCuda) -> None:
+def test_a_pair_is_loaded_to_the_device(any_device: Any) -> None:
     pair = specnb.load_pair(device="cuda")
     assert {pair.target.device.type, pair.draft.device.type} == {"cuda"}
     assert len(generate(pair.target, [[1, 2]], pair.draft, max_new_tokens=3, progress=False).tokens[0]) == 3
