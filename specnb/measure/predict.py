@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise, product
-from numbers import Real
 from typing import Any
 
+from specnb.number_checks import real
 from specnb.theory import expected_tokens, solve_alpha
 
 Pair = tuple[float, float]
@@ -218,17 +218,13 @@ def _cost_ratio(cost_ratio: float | None, sizes: dict[str, Pair | None], missing
 
 
 def _pair(name: str, pair: Any, needed: str) -> Pair:
-    if not (hasattr(pair, "__len__") and len(pair) == 2 and all(_finite(one) and one > 0 for one in pair)):
+    if not (hasattr(pair, "__len__") and len(pair) == 2 and all(0 < real(one) < math.inf for one in pair)):
         raise ValueError(f"{name} is {pair}; need {needed}")
     return float(pair[0]), float(pair[1])
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
-
-
 def _checked(name: str, value: Any, least: float, most: float) -> float:
-    if not (_finite(value) and least <= value <= most):
+    if not least <= real(value) <= most:
         raise ValueError(f"{name} is {value!r}; need a number from {least:g} to {most:g}")
     return float(value)
 
