@@ -271,12 +271,8 @@ def in_double(model: PreTrainedModel) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, LlamaRMSNorm):
-                setattr(parent, name, _norm(child))
+                norm = nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, device="meta")
+                norm.weight = child.weight
+                setattr(parent, name, norm.train(child.training))
             elif isinstance(child, LlamaRotaryEmbedding) and child.rope_type == "default":
                 setattr(parent, name, DoubleRotary(child.config).to(child.inv_freq.device))
-
-
-def _norm(norm: LlamaRMSNorm) -> nn.RMSNorm:
-    replacement = nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon, device="meta")
-    replacement.weight = norm.weight
-    return replacement.train(norm.training)
