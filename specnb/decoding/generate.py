@@ -101,9 +101,10 @@ def generate(
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
                 "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
-                `Auto(costs=...)` by others, such as measured ones. With `compile` it is 0 or 4, or as many as
-                there are costs. Where steps cannot differ in width (a tree, a drafter that reads hidden states, a
-                compiled draft model, a GPU, a `batch_class`) both stand for 4 or the tree's size
+                `Auto(costs=...)` by others, such as measured ones. With `compile=True` it is 0 or 4, or as many as
+                there are costs; with "graph" one of 0, 1, 2, 4, 8. On a GPU a draft model drafts one token at least,
+                and the choice knows all steps but the last. Where steps cannot differ in width (a tree, a drafter
+                that reads hidden states, a compiled draft model, a `batch_class`) both stand for 4 or the tree's size
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
                 siblings: then completions have exactly the target's distribution, whatever the drafter
     seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
@@ -163,19 +164,23 @@ def _run_to_completion(batch: Batch, scheduler: Scheduler, timed: bool, progress
         while True:
             if timed:
                 timer.start()
+                batch.choose()
                 batch.step_in_parts(timer.mark)
                 status = reader.read()
                 timer.mark("rest")
             else:
+                batch.choose()
                 batch.step()
                 status = reader.read()
             if status is None:
                 continue
-            require_no_nan(status)
-            bar.update(scheduler.expected - scheduler.tokens_to_come(status) - bar.n)
-            if scheduler.replace(status):
-                reader.discard()
-            elif not any(status):
+            batch.learn(status)
+            remaining = status[:, 0].tolist()
+            require_no_nan(remaining)
+            bar.update(max(scheduler.expected - scheduler.tokens_to_come(remaining) - bar.n, 0))
+            if entered := scheduler.replace(remaining):
+                reader.entered(entered)
+            elif not any(remaining):
                 break
     rows = scheduler.completed_rows()
     probs = [row.probs for row in rows if row.probs is not None]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specnb.decoding.auto_gamma import FIXED, LARGEST, Auto, varies
+from specnb.decoding.auto_gamma import CAPTURED, FIXED, LARGEST, Auto, varies
 from specnb.distributions import Sampling, require_sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import require_exact
@@ -116,7 +116,8 @@ class Request:
             return None, self.gamma
         if drafter is None or self.one_width or not varies(self.target, drafter, self.compile):
             return None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
-        return auto, len(auto.costs) - 1 if auto.costs else FIXED if self.compile else LARGEST
+        most = FIXED if self.compile is True else CAPTURED[-1] if self.compile else LARGEST
+        return auto, len(auto.costs) - 1 if auto.costs else most
 
     @property
     def rows(self) -> int:

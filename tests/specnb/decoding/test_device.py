@@ -35,15 +35,17 @@ import specnb
 from specnb import rules
 from specnb.beam import beam_search
 from specnb.decoding import generate as loop
-from specnb.decoding.auto_gamma import FIXED, Auto
+from specnb.decoding import step
+from specnb.decoding.auto_gamma import Auto
 from specnb.decoding.generate import Generation, Study, forget_compiled, generate
-from specnb.decoding.scheduler import ProgressReader
+from specnb.decoding.scheduler import STARTED, ProgressReader
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context
 from specnb.drafting.model import TreeDrafter
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import measure_costs
+from specnb.measure.statistics import BOUNDS
 from specnb.measure.timing import machine
 from specnb.models import probe
 from specnb.models.compilation import Captured
@@ -88,13 +90,13 @@ Log = list[tuple[str, str]]
 def steps(any_device: SimulatedCuda | RealCuda, monkeypatch: pytest.MonkeyPatch) -> list[Log]:
     """What the device logs in each step, from now on."""
     logs: list[Log] = []
-    step = Batch.step
+    make = Batch.step
 
     def logged(batch: Batch) -> None:
         assert len(logs) < 50, "the host does not learn that all rows have ended"
         before = len(any_device.log)
         with any_device.watched(batch) if isinstance(any_device, RealCuda) else nullcontext():
-            step(batch)
+            make(batch)
         logs.append(any_device.log[before:])
 
     monkeypatch.setattr(Batch, "step", logged)
@@ -134,11 +136,17 @@ def of_kind(name: str) -> Generation:
     return on_the_cpu(target(), PROMPTS, drafter, gamma=gamma_of(drafter), **COMMON)
 
 
+def bound(simulated: float) -> float:
+    """How far a number may lie from the CPU's. On a real device sums have another order, in float32 in places."""
+    return BOUNDS[1] if torch.cuda.is_available() else simulated
+
+
 def require_equal(made: Generation, expected: Generation) -> None:
     assert made.tokens == expected.tokens
     width = expected.record.gamma
     assert np.array_equal(made.record.draft_tokens[..., :width], expected.record.draft_tokens)
-    assert np.allclose(made.record.beta[..., :width], expected.record.beta, rtol=0, atol=1e-6)  # drafts are float32
+    difference = np.abs(made.record.beta[..., :width] - expected.record.beta).max(initial=0)
+    assert difference < bound(1e-6)  # drafts are float32
 
 
 # Every drafter
@@ -149,6 +157,7 @@ def test_tokens_are_those_of_the_cpu_and_a_step_waits_for_nothing(
     name: str, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = of_kind(name)
+    steps.clear()
     monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
     drafter = ALL[name]()
     require_equal(generate(placed(target()), PROMPTS, drafter, gamma=gamma_of(drafter), **COMMON), expected)
@@ -161,13 +170,14 @@ def test_a_captured_step_is_one_replay_with_the_tokens_of_the_cpu(
     name: str, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = of_kind(name)
+    steps.clear()
     monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
     drafter = ALL[name]()
     drafter.capturable = True
     made = generate(placed(target()), PROMPTS, drafter, gamma=gamma_of(drafter), compile="graph", **COMMON)
     require_equal(made, expected)
     assert len(steps) > 3
-    assert all(log == [("replay", "a graph")] for log in steps[1:])  # after the one that captures
+    assert steps[1:] == [[("replay", "a graph")]] * len(steps[1:])  # after the one that captures
 
 
 # Every setting
@@ -233,11 +243,37 @@ def test_every_architecture(make: Callable[..., PreTrainedModel], any_device: An
         require_equal(generate(placed(model), PROMPTS, tree, gamma=2, compile=compile, **COMMON), expected)
 
 
-def test_gamma_is_fixed_where_steps_have_one_width(any_device: Any) -> None:
-    models = placed(target()), placed(draft())
-    expected = on_the_cpu(target(), PROMPTS, draft(), gamma=FIXED, **COMMON)
-    for gamma in ("auto", Auto(costs=[1.0, 1.1, 1.2, 1.3, 1.4])):
-        require_equal(generate(models[0], PROMPTS, models[1], gamma=gamma, **COMMON), expected)
+def late(batch: Batch, status: np.ndarray) -> None:
+    """`Batch.learn` that learns from a step when the next one is known, as a device does."""
+    before, batch.before = getattr(batch, "before", None), status.copy()  # type: ignore[attr-defined]
+    if before is not None:
+        learn(batch, before)
+
+
+learn = Batch.learn
+COSTS = Auto(costs=[1.0, 1.1, 1.2, 1.3, 1.4], accepted=0.8)
+WIDTHS = {("copies", False): (0, 1, 2, 3, 4), ("copies", "graph"): (0, 1, 2, 4), ("model", "graph"): (1, 2, 4)}
+
+
+@pytest.mark.parametrize(("name", "compile"), WIDTHS)
+def test_gamma_is_chosen_one_step_late(
+    name: str, compile: Any, any_device: Any, steps: list[Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens of a CPU that learns late; on the device with a row less than prompts, so that rows are refilled."""
+    common = COMMON | {"gamma": COSTS, "max_new_tokens": 8, "seed": 3}
+    copies = PromptLookupDrafter(VOCAB, shortest=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "widths", lambda *_: WIDTHS[name, compile])
+        patch.setattr(Batch, "learn", late)
+        expected = on_the_cpu(target(), PROMPTS, copies if name == "copies" else draft(), **common | {"batch_size": 3})
+    steps.clear()
+    made = generate(
+        placed(target()), PROMPTS, copies if name == "copies" else placed(draft()), compile=compile, **common
+    )
+    require_equal(made, expected)
+    assert "read" not in kinds(steps)
+    drafted = (made.record.draft_tokens >= 0).sum(axis=-1)[made.record.active]
+    assert len(set(drafted.tolist())) > 2
 
 
 def test_a_kept_graph_serves_other_prompts_seeds_and_ends(any_device: Any, checked: None) -> None:
@@ -257,7 +293,18 @@ def test_distributions_are_kept(any_device: Any) -> None:
     assert made
     for own, other in zip(made, expected, strict=True):
         assert own.device.type == "cuda"
-        assert torch.allclose(own.cpu(), other, rtol=0, atol=1e-12)
+        assert torch.allclose(own.cpu(), other, rtol=0, atol=bound(1e-12))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device; what torch compiles is not simulated")
+@pytest.mark.parametrize("drafter", [draft, lambda: PromptLookupDrafter(VOCAB, shortest=1)], ids=["model", "copies"])
+def test_what_torch_compiles(drafter: Callable[[], Any], any_device: Any) -> None:
+    """The second time in the tensors of the first."""
+    there = placed(made) if isinstance(made := drafter(), PreTrainedModel) else made
+    for seed in (8, 9):
+        common = COMMON | {"gamma": 3, "seed": seed}
+        expected = on_the_cpu(target(), PROMPTS, made, **common)
+        require_equal(generate(placed(target()), PROMPTS, there, compile=True, **common), expected)
 
 
 @pytest.mark.parametrize("compile", [False, "graph", True])
@@ -300,7 +347,7 @@ def test_acceptance_is_measured(any_device: Any) -> None:
         measure_acceptance(one, {"draft": other}, PROMPTS, new_tokens=5, progress=False)
         for one, other in (models, map(placed, models))
     ]
-    assert np.allclose(found[0].beta["draft"], found[1].beta["draft"], rtol=0, atol=1e-12)
+    assert np.allclose(found[0].beta["draft"], found[1].beta["draft"], rtol=0, atol=bound(1e-12))
 
 
 def test_a_model_in_16_bits_is_compared_by_a_copy_in_32(device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,15 +489,19 @@ def test_a_status_that_is_not_waited_for_is_not_the_one_copied(
 ) -> None:
     if not waits:
         monkeypatch.setattr(Event, "synchronize", lambda event: None)
-    state = SimpleNamespace(tokens=torch.zeros(1, device="cuda"), status=torch.full((2,), 5, device="cuda"))
+    status = torch.full((2, 3), 5, device="cuda")
+    state = SimpleNamespace(tokens=torch.zeros(1, device="cuda"), status=status)
     reader = ProgressReader(SimpleNamespace(state=state))  # type: ignore[arg-type]
     assert reader.read() is None
-    state.status -= 1
-    assert (reader.read() == [5, 5]) == waits
-    state.status -= 1
-    assert (reader.read() == [4, 4]) == waits
-    reader.discard()
-    assert reader.read() is None
+    for expected in ([[5, 5, 5]] * 2, [[4, 4, 4]] * 2):
+        state.status -= 1
+        found = reader.read()
+        assert found is not None
+        assert (found.tolist() == expected) == waits
+    reader.entered([1])
+    found = reader.read()
+    assert found is not None
+    assert (found.tolist() == [[3, 3, 3], list(STARTED)]) == waits
 
 
 # The simulation itself
