@@ -43,6 +43,7 @@ from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context
 from specnb.drafting.model import TreeDrafter
+from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import measure_costs
 from specnb.measure.statistics import BOUNDS
