@@ -233,7 +233,6 @@ PAGES = [
     if "```python" in page.read_text()
 ]
 CODE = re.compile(r"```python\n(.*?)```(?:\n+```(?:text)?\n(?!\$)(.*?)```)?|`(specnb\.\w+\([^`\n]*\))`", re.DOTALL)
-FETCHES = 'specnb.load_model("smollm2")'  # 93 MB
 SMALLER = {  # the same code, faster
     "] * 10:": "]:",
     "prompts * 8": "prompts",
@@ -251,8 +250,6 @@ def test_code_on_pages_runs(
     monkeypatch.setattr(specnb, "recommend_gamma", partial(specnb.recommend_gamma, largest=2, repetitions=3))
     namespace: dict[str, object] = {"__name__": "page", "specnb": specnb}
     for block, output, call in CODE.findall(page.read_text()):
-        if call == FETCHES:
-            continue
         capsys.readouterr()
         code = reduce(lambda text, pair: text.replace(*pair), SMALLER.items(), block or call)
         exec(compile(code, page.name, "exec"), namespace)  # it is the page's own code that is under test

@@ -27,7 +27,6 @@ from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import as_drafter
 from specnb.models.compilation import Captured, Compiled
-from specnb.models.probe import require_agreement
 from specnb.rules import Rule
 
 COMPILED_SETTINGS = 8  # so many compiled batches are kept, each with its own weights
@@ -95,8 +94,7 @@ def generate(
     """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
     prompts     lists of tokens, an array or tensor of them, or what a tokenizer returns. Padding is left out where the
-                tokenizer's attention_mask says so, and refused where there is none. If the target is an encoder-decoder
-                (T5, BART), a prompt is the encoder's input, and the completion follows the decoder's first token
+                tokenizer's attention_mask says so, and refused where there is none
     draft       a model, which is then sampled as `sampling` says, or any `Drafter`. Without one, or with `gamma` = 0,
                 the target decodes alone. A model may have more or fewer tokens than the target: those of equal numbers
                 should mean the same, as in a family whose embeddings are padded to several sizes
@@ -123,8 +121,7 @@ def generate(
     Raises, before anything is run, `ValueError` or `TypeError` for what `Request` refuses: no prompts, an empty prompt,
     tokens outside the vocabulary, numbers out of range, an invalid `sampling`, `rule` or `compile`, a rule that is not
     exact for the drafter's tree (`specnb.rules.PlannedRule.schemes`), a context beyond a model's limit, different
-    vocabularies or devices, an encoder-decoder with a draft of another kind or with `compile`, and a model, cache or
-    drafter that the loop cannot run;
+    vocabularies or devices, an encoder-decoder, and another model, cache or drafter that the loop cannot run;
     `MemoryError`, naming a batch size that would fit; `RuntimeError` for `compile` without a compiler. Raises during
     generation `FloatingPointError` for a model that produces NaN, `ValueError` or `TypeError` for a drafter whose
     proposal is not valid (see `Drafter.propose`), and `TypeError` for a rule that returns no `Outcome`.
@@ -139,12 +136,12 @@ def generate(
     """
     drafter = as_drafter(draft, sampling, target, compile=compile is True)
     numbers: Any = () if study.rows is None else study.rows
-    request = Request(
+    make = study.batch_class or Batch
+    request = make.request_class(
         target, token_lists(prompts, padding_token(target)), drafter, gamma=gamma, max_new_tokens=max_new_tokens,
         sampling=sampling, rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
         numbers=numbers, keep_probs=study.keep_probs, one_width=study.batch_class is not None,
     )  # fmt: skip
-    make = study.batch_class or Batch
     if compile:
         batch = _compiled(request, draft, make, study.timed and target.device.type == "cuda", progress)
     else:
@@ -155,8 +152,7 @@ def generate(
 
 def _made(request: Request, make: type[Batch]) -> Batch:
     require_memory(request)
-    tree = request.drafter is not None and request.drafter.parents is not None
-    require_agreement(request.target, request.slots, request.input_slots, tree)
+    request.require_agreement()
     return make(request)
 
 

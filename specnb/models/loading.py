@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-from specnb.models.checkpoints import folder_of, require_checksums, require_complete, require_safetensors
+from specnb.models.checkpoints import require_checksums, require_complete, require_safetensors
+from specnb.models.gguf import converted, quiet
 from specnb.models.packing import pack
-from specnb.models.real_model import quiet
 from specnb.models.support import DTYPES
 from specnb.number_checks import reason, shown
 
@@ -29,6 +31,8 @@ TRAINED_PAIR = _PACKAGE / "_pair" if (_PACKAGE / "_pair" / "target").is_dir() el
 """The folder of the pair of models that this project trained: in an installed wheel, or in a checkout."""
 
 TOKENIZER_FILES = ("*token*", "vocab.*", "*.model")
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+HUB_IGNORED = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,36 @@ def _checked_folder(name: str | Path) -> Path:
     return folder
 
 
+def folder_of(name: str | Path) -> Path:
+    """The folder of the model `name`: that folder, or the local copy of the model of that name on the Hugging Face hub.
+
+    A path ending in `.gguf` is converted (`specnb.models.gguf`).
+
+    Raises `FileNotFoundError` if there is neither, and `NotADirectoryError` for a file.
+
+    >>> folder_of(Path("."))
+    PosixPath('.')
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if folder.suffix == ".gguf":
+        return converted(folder)
+    if folder.exists():
+        raise NotADirectoryError(f"{str(name)!r} is a file; give the folder that holds config.json and the weights")
+    wanted = "give a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub"
+    if isinstance(name, Path):
+        raise FileNotFoundError(f"there is no folder {str(name)!r}; {wanted} as a str")
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED))
+    except HFValidationError as error:
+        raise FileNotFoundError(f"there is no folder {str(name)!r}, and the hub has no such names; {wanted}") from error
+    except OSError as error:
+        raise FileNotFoundError(
+            f"there is no folder {str(name)!r}, and no model of that name came from the hub ({reason(error)}); {wanted}"
+        ) from error
+
+
 def _dtype(dtype: Any) -> torch.dtype:
     named = {str(one).removeprefix("torch."): one for one in DTYPES}
     found = named.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
@@ -188,8 +222,7 @@ def _load(folder: Path, device: str, dtype: torch.dtype | str, packed: bool) -> 
         if "Unrecognized configuration class" not in str(error):
             raise
         raise ValueError(
-            f"the model in {str(folder)!r} is no decoder of tokens; load an encoder-decoder, such as T5, with "
-            "transformers' AutoModelForSeq2SeqLM.from_pretrained(folder).eval() and give it to generate"
+            f"the model in {str(folder)!r} is no decoder of tokens; only models without an encoder are decoded"
         ) from None
     model, info = loaded
     require_complete(folder, info)
@@ -238,12 +271,8 @@ def in_double(model: PreTrainedModel) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, LlamaRMSNorm):
-                setattr(parent, name, _norm(child))
+                norm = nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, device="meta")
+                norm.weight = child.weight
+                setattr(parent, name, norm.train(child.training))
             elif isinstance(child, LlamaRotaryEmbedding) and child.rope_type == "default":
                 setattr(parent, name, DoubleRotary(child.config).to(child.inv_freq.device))
-
-
-def _norm(norm: LlamaRMSNorm) -> nn.RMSNorm:
-    replacement = nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon, device="meta")
-    replacement.weight = norm.weight
-    return replacement.train(norm.training)

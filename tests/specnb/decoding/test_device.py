@@ -22,17 +22,13 @@ import drafter_kinds
 import numpy as np
 import pytest
 import torch
-from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, gamma_of, table
+from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, TableDrafter, gamma_of, table
 from real_cuda import RealCuda
 from simulated_cuda import Event, SimulatedCuda, simulated_cuda
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
     PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
 )  # fmt: skip
 
 import specnb
@@ -54,7 +50,6 @@ from specnb.measure.statistics import BOUNDS
 from specnb.measure.timing import machine
 from specnb.models import probe
 from specnb.models.compilation import Captured
-from studies.drafters.stopping_rules import TableDrafter
 
 PROMPTS = ([0], [3, 1], [2, 0, 1, 3])
 COMMON: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_size": 2, "progress": False}
@@ -335,36 +330,6 @@ def test_beam_search(any_device: Any) -> None:
         own = None if model is None else placed(model)
         made = beam_search(placed(target()), [2, 0], own, eos=1, **common)
         assert made.tokens == expected.tokens
-
-
-SIZES: dict[str, Any] = {"d_model": 8, "vocab_size": VOCAB, "decoder_start_token_id": 3, "pad_token_id": 0}
-ENDLESS: dict[str, Any] = {"eos_token_id": None, "forced_eos_token_id": None}
-BART: dict[str, Any] = {
-    "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": 16, "init_std": 1.0,
-}  # fmt: skip
-
-
-def t5() -> Any:
-    torch.manual_seed(1)
-    config = T5Config(**SIZES, **ENDLESS, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
-    return T5ForConditionalGeneration(config).double().eval()
-
-
-def bart() -> Any:
-    torch.manual_seed(2)
-    return BartForConditionalGeneration(BartConfig(**SIZES, **ENDLESS, **BART)).double().eval()
-
-
-@pytest.mark.parametrize("make", [t5, bart])
-def test_encoder_decoders(make: Callable[[], PreTrainedModel], any_device: Any, steps: list[Log]) -> None:
-    model = make()
-    for drafter in (near_copy(model, 0.2), PromptLookupDrafter(VOCAB, shortest=1)):
-        expected = on_the_cpu(model, PROMPTS, drafter, gamma=2, **COMMON)
-        steps.clear()
-        own = placed(drafter) if isinstance(drafter, PreTrainedModel) else drafter
-        require_equal(generate(placed(model), PROMPTS, own, gamma=2, **COMMON), expected)
-        assert kinds(steps) == {"launch"}
 
 
 def test_costs_are_measured_on_captured_passes(device: SimulatedCuda) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from distributions_for_tests import examples
-from drafter_kinds import DEEP, DEPTH_2, TREES, TableTreeDrafter, chain, gamma_of, table
+from drafter_kinds import DEEP, DEPTH_2, TREES, TableDrafter, TableTreeDrafter, chain, gamma_of, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from implementation_distribution import PROMPTS, SHARP, VOCAB, PatchyDrafter, check_record
@@ -31,7 +31,6 @@ from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.models.compilation import Captured, Compiled
 from specnb.rules import recursive_rejection
 from specnb.trees import top_children
-from studies.drafters.stopping_rules import TableDrafter
 
 GREEDY = Sampling(temperature=0)
 LONGEST = LIMIT - max(map(len, PROMPTS))
