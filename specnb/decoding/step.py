@@ -242,7 +242,8 @@ class Batch:
         run_target = self.wrapped.get("target", self.run_target)
         verify_and_emit = self.wrapped.get("rest", self.verify_and_emit)
         if self.auto is not None:
-            self.chosen = self.auto.choose() * (self.state.remaining > IDLE).numpy()
+            matched = None if self.drafter is None else self.drafter.matched(self.context)
+            self.chosen = self.auto.choose(matched) * (self.state.remaining > IDLE).numpy()
             self.asked = self.width = int(self.chosen.max())
         draft_tokens, q = propose(self.state.step_uniforms[:, : self.asked])
         mark("draft")

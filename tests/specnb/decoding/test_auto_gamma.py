@@ -63,7 +63,7 @@ def _widths(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
     """Steps have these widths in turn, again and again; each row after the first is a step ahead of the one before."""
     step = itertools.count()
 
-    def choose(self: AutoGamma) -> NDArray[np.int64]:
+    def choose(self: AutoGamma, matched: object = None) -> NDArray[np.int64]:
         return np.take(widths, self.rows + next(step), mode="wrap")
 
     monkeypatch.setattr(AutoGamma, "choose", choose)
@@ -182,6 +182,24 @@ def test_left_out_it_is_chosen() -> None:
     made = [generate(TARGET, [[1, 2, 1]], PromptLookupDrafter(VOCAB), max_new_tokens=9, **more) for more in how]
     assert (made[0].record.draft_tokens == made[1].record.draft_tokens).all()
     assert made[0].record.gamma == 10
+
+
+def test_a_longer_match_drafts_more_and_a_rejected_one_less() -> None:
+    """Each row by its own steps; what is forgotten is tried again."""
+    choice, matched = AutoGamma(rows=3, costs=[1 + 0.05 * width for width in range(11)]), np.array([0, 1, 8])
+    none, short, long = choice.choose(matched).tolist()
+    assert none == 0 < short < long
+    chosen = []
+    for _ in range(60):
+        chosen.append(choice.choose(np.array([1, 1, 1])))
+        choice.learn(chosen[-1], np.where([True, True, False], 0, chosen[-1]))
+    first, second, third = np.transpose(chosen)
+    assert first.tolist() == second.tolist()
+    assert 0 < first[20:].mean() < 0.2
+    assert third[-1] > short
+    choice.forget([1])
+    _, again, third = choice.choose(np.array([1, 1, 1])).tolist()
+    assert (again, third > short) == (short, True)
 
 
 def test_costs_decide_what_is_drafted() -> None:
