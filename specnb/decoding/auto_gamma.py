@@ -143,6 +143,8 @@ class AutoGamma:
     def choose(self, matched: Ints | None = None) -> Ints:
         """The number of draft tokens `(rows,)`, 0 to `len(costs) - 1`; `matched` `(rows,)` is of `Drafter.matched`."""
         self.agreeing = None
+        if matched is not None and not matched.any():
+            return np.zeros_like(matched)
         if matched is not None:
             self.agreeing = np.minimum(matched[:, None] + np.arange(len(self.costs) - 1), MATCHES)
         each = self._by_position() if matched is None else self._by_match() * (matched > 0)[:, None]
@@ -152,12 +154,10 @@ class AutoGamma:
         return best
 
     def _by_match(self) -> NDArray[np.float64]:
+        weight, square = self.auto.weight, np.square(self.agreeing, dtype=np.float64)
         tested, passed = self.after_match[:, self.rows[:, None], self.agreeing]
-        square = np.square(self.agreeing, dtype=np.float64)
-        estimated: NDArray[np.float64] = (passed + self.auto.weight * square / (square + MATCH)) / (
-            tested + self.auto.weight
-        )
-        return estimated
+        each: NDArray[np.float64] = (passed + weight * square / (square + MATCH)) / (tested + weight)
+        return each
 
     def _by_position(self) -> NDArray[np.float64]:
         weight = self.auto.weight

@@ -137,7 +137,7 @@ def test_models_evaluate_what_their_cache_lacks_and_not_more(mixed: bool, monkey
 def test_greedy_tokens_are_those_of_plain_decoding() -> None:
     sampling = Sampling(temperature=0)
     prompts = [[1, 0, 1, 0], [2], [3, 3, 1]]
-    plain = generate(TARGET, prompts, max_new_tokens=10, sampling=sampling, progress=False)
+    plain = generate(TARGET, prompts, None, max_new_tokens=10, sampling=sampling, progress=False)
     for drafter in _drafters().values():
         made = generate(TARGET, prompts, drafter, gamma=CHEAP, max_new_tokens=10, sampling=sampling, batch_size=2)
         assert made.tokens == plain.tokens
@@ -173,7 +173,7 @@ def test_the_numbers_of_draft_tokens_of_a_prompt_do_not_depend_on_the_batch() ->
 
 
 def test_without_a_drafter_it_decodes_alone() -> None:
-    made = generate(TARGET, [[1]], gamma="auto", max_new_tokens=3, progress=False)
+    made = generate(TARGET, [[1]], None, gamma="auto", max_new_tokens=3, progress=False)
     assert made.tokens == generate(TARGET, [[1]], gamma=0, max_new_tokens=3, progress=False).tokens
 
 

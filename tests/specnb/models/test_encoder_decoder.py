@@ -188,7 +188,7 @@ def test_elsewhere_encoder_decoders_are_refused() -> None:
 def test_a_draft_may_have_more_or_fewer_tokens_than_the_target(own: int) -> None:
     asked: dict[str, Any] = {"max_new_tokens": 10, "sampling": Sampling(0), "progress": False}
     made = generate(t5(), PROMPTS, t5(own), gamma=3, **asked)
-    assert made.tokens == generate(t5(), PROMPTS, **asked).tokens
+    assert made.tokens == generate(t5(), PROMPTS, None, **asked).tokens
     same = generate(t5(), PROMPTS, ModelDrafter(t5(own), Sampling(0), vocab=VOCAB), gamma=3, **asked)
     assert same.tokens == made.tokens
     assert made.record.draft_tokens.max() < VOCAB

@@ -228,7 +228,7 @@ def test_embeddings_may_be_padded_to_other_sizes(target: Path, tmp_path: Path, o
     for pair in (load_pair(target, padded), load_pair(padded, target)):
         asked: dict[str, Any] = {"max_new_tokens": 8, "sampling": Sampling(0), "progress": False}
         made = generate(pair.target, [pair.encode("one two")], pair.draft, gamma=3, **asked)
-        assert made.tokens == generate(pair.target, [[0, 1, 2]], **asked).tokens
+        assert made.tokens == generate(pair.target, [[0, 1, 2]], None, **asked).tokens
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_the_context_ends_where_positions_end_or_change_with_the_batch() -> None
     model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, initializer_range=1.0)).eval()
     assert context_limit(model) == 8
     with pytest.raises(ValueError, match="need 9 positions, and LlamaForCausalLM has 8"):
-        generate(model, [[0], [1, 2]], max_new_tokens=7)
+        generate(model, [[0], [1, 2]], None, max_new_tokens=7)
     tokens, near = torch.tensor([[0, 1, 2, 3, 2, 1], [3, 2, 1, 0, 1, 2]]), torch.arange(6).expand(2, -1)
     alone = model(input_ids=tokens[:1], position_ids=near[:1]).logits[0]
     with_neighbour = model(input_ids=tokens, position_ids=torch.stack([near[0], near[0] + 5])).logits[0]
