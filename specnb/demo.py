@@ -19,7 +19,6 @@ from transformers import AutoTokenizer
 from specnb.decoding.generate import Generation, generate
 from specnb.decoding.record import StepRecord, now
 from specnb.distributions import Sampling
-from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.statistics import bootstrap
 from specnb.measure.timing import Array, Job, measured_on, time_round
 from specnb.models.loading import load_model
@@ -56,7 +55,7 @@ tokenizer = AutoTokenizer.from_pretrained(target.name_or_path)
 turn = [{{"role": "user", "content": {question!r}}}]
 prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
 made = specnb.generate(
-    target, [prompt], specnb.PromptLookupDrafter(target.config.vocab_size), max_new_tokens={new_tokens},
+    target, [prompt], max_new_tokens={new_tokens},
     sampling=specnb.Sampling(temperature=0), eos=tokenizer.eos_token_id,
 )
 print(tokenizer.decode(made.tokens[0]), made.record.tokens_per_step)
@@ -86,12 +85,12 @@ def timed(
     target: Any, prompt: list[int], eos: int, new_tokens: int, rounds: int, kind: str
 ) -> tuple[dict[str, Generation], Array]:
     """What each of `WAYS` generated, and seconds `(rounds, ways)`, measured in turn."""
-    drafters = (None, PromptLookupDrafter(target.config.vocab_size))
+    drafts: tuple[Any, ...] = (None, "auto")
     made: dict[str, Generation] = {}
 
     def call(way: int) -> None:
         made[WAYS[way]] = generate(
-            target, [prompt], drafters[way], max_new_tokens=new_tokens, sampling=Sampling(temperature=0), eos=eos,
+            target, [prompt], drafts[way], max_new_tokens=new_tokens, sampling=Sampling(temperature=0), eos=eos,
             progress=False,
         )  # fmt: skip
 

@@ -145,19 +145,18 @@ class AutoGamma:
         self.agreeing = None
         if matched is not None and not matched.any():
             return np.zeros_like(matched)
-        if matched is not None:
-            self.agreeing = np.minimum(matched[:, None] + np.arange(len(self.costs) - 1), MATCHES)
-        each = self._by_position() if matched is None else self._by_match() * (matched > 0)[:, None]
+        each = self._by_position() if matched is None else self._by_match(matched)
         tokens = np.concatenate([np.ones((len(each), 1)), 1 + each.cumprod(axis=1).cumsum(axis=1)], axis=1)
         # Rounded, so that the last bits of a sum do not decide between equals.
         best: Ints = (tokens / self.costs).round(9).argmax(axis=1)
         return best
 
-    def _by_match(self) -> NDArray[np.float64]:
-        weight, square = self.auto.weight, np.square(self.agreeing, dtype=np.float64)
-        tested, passed = self.after_match[:, self.rows[:, None], self.agreeing]
+    def _by_match(self, matched: Ints) -> NDArray[np.float64]:
+        self.agreeing = agreeing = np.minimum(matched[:, None] + np.arange(len(self.costs) - 1), MATCHES)
+        weight, square = self.auto.weight, np.square(agreeing, dtype=np.float64)
+        tested, passed = self.after_match[:, self.rows[:, None], agreeing]
         each: NDArray[np.float64] = (passed + weight * square / (square + MATCH)) / (tested + weight)
-        return each
+        return each * (matched > 0)[:, None]
 
     def _by_position(self) -> NDArray[np.float64]:
         weight = self.auto.weight
