@@ -63,7 +63,7 @@ import specnb
 from specnb.demo import smollm2
 from transformers import AutoTokenizer
 
-target, tokenizer = specnb.load_model(smollm2()), AutoTokenizer.from_pretrained(smollm2())
+target, tokenizer = specnb.load_model(smollm2(), dtype="fastest"), AutoTokenizer.from_pretrained(smollm2())
 turn = [{{"role": "user", "content": {question!r}}}]
 prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
 made = specnb.generate(
@@ -79,7 +79,7 @@ def run(new_tokens: int = 64, rounds: int = 5, questions: dict[str, str] = QUEST
 
     The model is fetched the first time (93 MB). Returns 0. Raises what `smollm2` raises.
     """
-    target, tokenizer = load_model(smollm2()), AutoTokenizer.from_pretrained(smollm2())
+    target, tokenizer = load_model(smollm2(), dtype="fastest"), AutoTokenizer.from_pretrained(smollm2())
     for kind, question in questions.items():
         turn = [{"role": "user", "content": question}]
         prompt: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)

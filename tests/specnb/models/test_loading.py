@@ -273,6 +273,23 @@ def test_a_dtype_may_be_named(target: Path) -> None:
             load_model(target, dtype=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("faster", loading.CANDIDATES)
+def test_the_fastest_dtype_is_the_one_that_takes_less_time(
+    target: Path, faster: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Single rounds may be disturbed."""
+    times = iter([3.0, 3.0, 1.0, 2.0] * 3 if faster == loading.CANDIDATES[0] else [1.5, 9.0, 2.0, 1.0] * 3)
+    monkeypatch.setattr(loading, "seconds_of_a_token", lambda model: next(times))
+    assert load_model(target, dtype="fastest").dtype == faster
+
+
+def test_a_pair_has_the_fastest_dtype_of_its_target(target: Path) -> None:
+    assert loading.seconds_of_a_token(load_model(target)) > 0
+    pair = load_pair(target, target, dtype="fastest")
+    assert pair.target.dtype == pair.draft.dtype
+    assert pair.target.dtype in loading.CANDIDATES
+
+
 @pytest.mark.parametrize("device", ["mps", "gpu", "cuda:99", 3.5])
 def test_a_device_that_is_not_there_is_refused(target: Path, device: Any) -> None:
     with pytest.raises(ValueError, match=f"device is '?{device}'?, which torch cannot use here; give 'cpu'"):
