@@ -39,11 +39,11 @@ lint: environment  ## style, types, and imports that point downwards
 	ruff check && ruff format --check && mypy && lint-imports --no-logo
 
 fast: environment  ## the tests, and the examples in docstrings
-	pytest -n $(CORES) --doctest-modules specnb specnb_cli.py audit/specnb_audit studies notebooks/support
+	pytest -n $(CORES) --doctest-modules specnb specnb_cli.py audit/specnb_audit audit/audit_studies studies notebooks/support
 	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder
 
 nbval: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR)/build/own)
-nbval: environment  ## short notebooks, run and compared with their committed outputs (NOTEBOOKS=notebooks: all)
+nbval: environment  ## short notebooks, run and compared with their committed outputs (NOTEBOOKS=notebooks: all of the folder)
 	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg $(NOTEBOOKS)
 
 wheel: environment  ## build both wheels and use them in another environment, outside the checkout
@@ -61,7 +61,7 @@ studies: environment  ## measure the committed tables that take long (ONLY=bug_s
 	python -m studies $(or $(ONLY),all) $(if $(SMALL),--small)
 
 engines: environment  ## collect tokens from other engines, each in its own environment (ENGINE=openvino: one of them)
-	snakemake -s engines.smk --workflow-profile none --cores $(CORES) --keep-going --rerun-incomplete --quiet rules host \
+	snakemake -s audit/engines.smk --workflow-profile none --cores $(CORES) --keep-going --rerun-incomplete --quiet rules host \
 		--config engine=$(ENGINE)
 
 # Large tensors are allocated and freed in every step of a training. With these settings of glibc their pages are kept,

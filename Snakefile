@@ -14,6 +14,7 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(workflow.basedir))
 from notebooks.support import parameters  # noqa: E402
+from studies.files import located  # noqa: E402
 
 # Notebooks that `--configfile` names, and only these, with its parameters; without it all of config.yml.
 KNOWN = yaml.safe_load(Path("config.yml").read_text(encoding="utf-8"))["notebooks"]
@@ -26,7 +27,7 @@ os.environ["SPECNB_OUT"] = str(Path(OUT).resolve())  # for all jobs
 
 SHARED = [
     str(file)
-    for folder, names in (("specnb", "**/*.py"), ("audit/specnb_audit", "**/*.py"), ("studies", "**/*.py"), ("notebooks/support", "*.py"), ("data/pair", "**/*.safetensors"))
+    for folder, names in (("specnb", "**/*.py"), ("audit/specnb_audit", "**/*.py"), ("audit/audit_studies", "**/*.py"), ("studies", "**/*.py"), ("notebooks/support", "*.py"), ("data/pair", "**/*.safetensors"))
     for file in sorted(Path(folder).glob(names))
 ] + ["data/claims.csv", "data/corpus.csv"]
 
@@ -47,12 +48,13 @@ def writes(name, entry):
     number = name.split("_")[0]
     results = [f"{number}.claims.csv", f"{number}.numbers.json", *(f"{number}_{table}.csv" for table in entry.get("tables", []))]
     figures = [f"{number}_{figure}.{kind}" for figure in entry.get("figures", []) for kind in ("svg", "pdf")]
-    return [f"{OUT}/data/results/{file}" for file in results] + [f"{OUT}/figures/{file}" for file in figures]
+    files = [located("data/results", name) for name in results] + [located("figures", name) for name in figures]
+    return [f"{OUT}/{file}" for file in files]
 
 
 def checked(name, entry):
     """The parameters of a run, for papermill, which would only warn of a name that the notebook does not have."""
-    notebook, given = Path("notebooks", f"{name}.ipynb"), entry.get("parameters", {})
+    notebook, given = Path(located("notebooks", f"{name}.ipynb")), entry.get("parameters", {})
     if not notebook.exists():
         raise WorkflowError(f"there is no {notebook}; config.yml lists the notebooks")
     if not given:
@@ -65,7 +67,7 @@ def checked(name, entry):
 GIVEN = {name: checked(name, entry) for name, entry in NOTEBOOKS.items()}
 MADE = {name: writes(name, entry) for name, entry in NOTEBOOKS.items()}
 RESULTS = [file for files in MADE.values() for file in files]
-WANTED = [*expand(f"{OUT}/notebooks/{{name}}.ipynb", name=MADE), *RESULTS, f"{OUT}/data/results/claims.csv"]
+WANTED = [*(f"{OUT}/{located('notebooks', name)}.ipynb" for name in MADE), *RESULTS, f"{OUT}/data/results/claims.csv"]
 WANTED += [f"{OUT}/paper"] if STANDARD and Path("paper").exists() else []
 if config.get("sweep"):
     include: "sweep.smk"
@@ -80,23 +82,24 @@ rule all:
 
 for name, entry in NOTEBOOKS.items():
     rule:
-        name: f"notebook_{name.split('_')[0]}"
+        name: f"notebook_{name.split('_')[0].replace('/', '_')}"
         input:
             SHARED,
             reads(entry),
-            notebook=ancient(f"notebooks/{name}.ipynb"),
+            notebook=ancient(f"{located('notebooks', name)}.ipynb"),
         output:
             MADE[name],
-            notebook=f"{OUT}/notebooks/{name}.ipynb",
+            notebook=f"{OUT}/{located('notebooks', name)}.ipynb",
         log:
             f"{OUT}/logs/{name}.ipynb",
         params:
-            code=code(f"notebooks/{name}.ipynb"),
+            code=code(f"{located('notebooks', name)}.ipynb"),
+            folder=Path(located("notebooks", name)).parent,
             given=lambda wildcards, given=GIVEN[name]: given,  # a function: its braces are no wildcards
         threads: workflow.cores if entry.get("timed") or any("_timed" in file for file in MADE[name]) else 1
         retries: 1  # a kernel and its client can wait for each other, seen once in a cell with widgets
         shell:
-            "{PYTHON} -m papermill {input.notebook:q} {log:q} --cwd notebooks -k python3 -y {params.given:q} --execution-timeout 900"
+            "{PYTHON} -m papermill {input.notebook:q} {log:q} --cwd {params.folder} -k python3 -y {params.given:q} --execution-timeout 900"
             " --no-progress-bar --log-level ERROR && {PYTHON} .ci/compare.py --tidy {log:q} {output.notebook:q}"
 
 rule claims:
@@ -113,8 +116,8 @@ rule paper:
         RESULTS,
         f"{OUT}/data/results/claims.csv",
         sorted(str(file) for file in Path("paper").glob("*.*") if file.suffix in (".py", ".typ", ".bib")),
-        studies=sorted(str(file) for file in Path("data/results").glob("[a-z]*") if file.name != "claims.csv"),
+        sorted(file for place in ("", "audit/") for file in glob(f"{place}data/results/[a-z]*") if not file.endswith("/claims.csv")),
     output:
         directory(f"{OUT}/paper"),
     shell:
-        f"cp {{input.studies:q}} '{OUT}/data/results' && {PYTHON} -m paper"  # it reads one folder
+        "{PYTHON} -m paper"

@@ -17,20 +17,21 @@ rule swept:
     input:
         SHARED,
         [file for name in ENTRY.get("reads", []) for file in sorted(glob(name)) or [name]],
-        notebook=ancient(f"notebooks/{SWEEP.notebook}.ipynb"),
+        notebook=ancient(f"{located('notebooks', SWEEP.notebook)}.ipynb"),
     output:
         notebook=f"{SWEPT}/{{run}}/notebook.ipynb",
         made=directory(f"{SWEPT}/{{run}}/made"),
     log:
         f"{SWEPT}/{{run}}/log.ipynb",
     params:
-        code=code(f"notebooks/{SWEEP.notebook}.ipynb"),
+        code=code(f"{located('notebooks', SWEEP.notebook)}.ipynb"),
+        folder=Path(located("notebooks", SWEEP.notebook)).parent,
         given=lambda wildcards: json.dumps(RUNS[wildcards.run]),
     wildcard_constraints:
         run="[0-9a-f]{12}",
     threads: workflow.cores if ENTRY.get("timed") else 1
     shell:
-        'SPECNB_OUT="$PWD"/{output.made:q} {PYTHON} -m papermill {input.notebook:q} {log:q} --cwd notebooks -k python3 -y {params.given:q}'
+        'SPECNB_OUT="$PWD"/{output.made:q} {PYTHON} -m papermill {input.notebook:q} {log:q} --cwd {params.folder} -k python3 -y {params.given:q}'
         " --execution-timeout 900 --no-progress-bar --log-level ERROR && {PYTHON} .ci/compare.py --tidy {log:q} {output.notebook:q}"
 
 

@@ -21,9 +21,12 @@ import nbformat
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
-# The files that the pipeline makes; those of one notebook begin with its number.
+HOMES = ("", "audit/")  # where there are notebooks and what they made
+Maker = tuple[str | None, str | None]  # home and number of a notebook; of what all of them make, None and None
+# The files that the pipeline makes, with their maker; those of one notebook begin with its number.
 MADE = re.compile(
-    r"(?:notebooks|data/results|figures)/(\d\d[a-z]?)(?:_\w+\.(?:ipynb|csv|svg|pdf)|\.claims\.csv|\.numbers\.json)"
+    r"((?:audit/)?)(?:notebooks|data/results|figures)/(\d\d[a-z]?)"
+    r"(?:_\w+\.(?:ipynb|csv|svg|pdf)|\.claims\.csv|\.numbers\.json)"
     r"|data/results/claims\.csv|paper/(?:paper\.pdf|tables/.*)"
 )
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -129,11 +132,12 @@ def difference(committed: Path, made: Path) -> list[str] | None:
     return ["other bytes"] if made.suffix == ".pdf" else lines(committed.read_text("utf-8"), made.read_text("utf-8"))
 
 
-def names(root: Path, numbers: set[str | None]) -> set[str]:
-    """The files under `root` that the pipeline makes, of notebooks with these numbers; `None` is what all make."""
-    folders = ("notebooks", "data/results", "figures", "paper")
+def names(root: Path, makers: set[Maker]) -> set[str]:
+    """The files under `root` that the pipeline makes, of these notebooks."""
+    folders = [f"{home}{name}" for home in HOMES for name in ("notebooks", "data/results", "figures", "paper")]
     files = [file.relative_to(root).as_posix() for folder in folders for file in (root / folder).rglob("*.*")]
-    return {name for name in files if (match := MADE.fullmatch(name)) and match[1] in numbers and "_timed." not in name}
+    made = [(name, match.groups()) for name in files if (match := MADE.fullmatch(name)) and "_timed." not in name]
+    return {name for name, maker in made if maker in makers}
 
 
 def accept(committed: Path, made: Path) -> None:
@@ -160,10 +164,11 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         return 0
 
     folder = asked.folder.resolve()
-    numbers: set[str | None] = {path.name.split("_")[0] for path in (folder / "notebooks").glob("*.ipynb")}
+    notebooks = [(home, path) for home in HOMES for path in (folder / home / "notebooks").glob("*.ipynb")]
+    makers: set[Maker] = {(home, path.name.split("_")[0]) for home, path in notebooks}
     if (folder / "data" / "results" / "claims.csv").exists():
-        numbers.add(None)
-    found = {name: difference(root / name, folder / name) for name in names(root, numbers) | names(folder, numbers)}
+        makers.add((None, None))
+    found = {name: difference(root / name, folder / name) for name in names(root, makers) | names(folder, makers)}
     wrong = {name: changed for name, changed in sorted(found.items()) if changed}
     measured = sorted(name for name, changed in found.items() if changed == [])
     print(f"{len(found) - len(wrong) - len(measured)} files are as committed")

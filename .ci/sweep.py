@@ -61,16 +61,18 @@ def folder(file: Path, out: Path) -> Path:
     return out / "sweeps" / file.stem
 
 
-def lines_of(results: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Table, row, column and value of everything in the folder of a run's results; verdicts and numbers by claim."""
-    for path in sorted(results.glob("*.csv")):
+def lines_of(made: Path) -> Iterator[tuple[str, str, str, str]]:
+    """Table, row, column and value of everything that a run wrote into the folder `made`; of verdicts and numbers the
+    claim instead of the row."""
+    results = [file for file in sorted(made.rglob("*")) if file.parent.name == "results"]
+    for path in (file for file in results if file.suffix == ".csv"):
         verdicts = path.stem.endswith(VERDICTS)
         name = VERDICTS if verdicts else path.stem.partition("_")[2]
         with path.open(encoding="utf-8", newline="") as content:
             for number, row in enumerate(csv.DictReader(content)):
                 key = row.pop("id") if verdicts else str(number)
                 yield from ((name, key, column, value) for column, value in row.items())
-    for path in sorted(results.glob(f"*{NUMBERS}.json")):
+    for path in (file for file in results if file.name.endswith(f"{NUMBERS}.json")):
         for claim, numbers in json.loads(path.read_text(encoding="utf-8")).items():
             yield from ((NUMBERS, claim, *leaf) for name, value in numbers.items() for leaf in _leaves(name, value))
 
@@ -104,7 +106,7 @@ def gather(file: Path, out: Path) -> str:
             values = [parameters[name] for name in sweep.varied]
             done = (at / run / "notebook.ipynb").exists()
             told.append([run, *values, "done" if done else failure(at / run)])
-            for line in lines_of(at / run / "made" / "data" / "results") if done else ():
+            for line in lines_of(at / run / "made") if done else ():
                 table.writerow([run, *values, *line])
                 name, row, column, value = line
                 if name == VERDICTS and column == "verdict":

@@ -24,11 +24,15 @@ from urllib.parse import unquote, urlsplit
 import pandas as pd
 import yaml
 
+from studies.files import located, notebooks
+
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"specnb": ROOT, "specnb_audit": ROOT / "audit", "studies": ROOT, "notebooks": ROOT}  # and where each is
+PACKAGES = {
+    "specnb": ROOT, "specnb_audit": ROOT / "audit", "studies": ROOT, "audit_studies": ROOT / "audit", "notebooks": ROOT,
+}  # and where each is  # fmt: skip
 PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "audit/README.md", "audit/docs/*.md", "notebooks/*.md",
-    "data/findings/*.md", "data/results/README.md", "data/pair/README.md", "data/t5/README.md",
+    "audit/data/findings/*.md", "data/results/README.md", "data/pair/README.md", "data/t5/README.md",
     "data/smollm2-head/README.md",
 )  # fmt: skip
 GUIDES = (
@@ -37,7 +41,7 @@ GUIDES = (
 AUDIT = ("any-engine", "litgpt", "on-transformers", "export-token-ids", "engines", "kernels")
 LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
 
-# ("results/01_joint.csv", "") for a table, (module, name) for code; and how many assignments away it was used.
+# ("data/results/01_joint.csv", "") for a table, (module, name) for code; and how many assignments away it was used.
 Labels = dict[tuple[str, str], int]
 # What notebooks use everywhere, which decides no claim by itself.
 GENERAL = (
@@ -78,9 +82,9 @@ def lineage(sources: list[str], number: str) -> list[list[tuple[str, Labels]]]:
                     if called == "append":
                         grown.append(first_name(node.func))
                     if called == "read_table":
-                        labels[f"{named}.csv", ""] = 0
+                        labels[located("data", f"{named}.csv"), ""] = 0
                     if called == "table" and first_name(node.func) == "nb":
-                        labels[f"results/{number}_{named}.csv", ""] = 0
+                        labels[located("data/results", f"{number}_{named}.csv"), ""] = 0
                         grown.append(first_name(node.args[1]))
             grown += [] if isinstance(statement, ast.Assign | ast.FunctionDef) else made
             away = labels if isinstance(statement, ast.FunctionDef) else {one: n + 1 for one, n in labels.items()}
@@ -109,15 +113,16 @@ def first_name(node: ast.AST) -> str:
 def files_of(figure: str, tables: Labels, entry: dict[str, list[str]]) -> str:
     """The paragraph below a figure: the tables behind it, and the figure as files."""
     number = figure.split("_")[0]
-    found = sorted({name for name, code in tables if not code and (ROOT / "data" / name).exists()})
+    found = sorted({name for name, code in tables if not code and (ROOT / name).exists()})
     words = "Data"
     if not found:
         words = "Tables of this notebook"
-        made = [f"results/{number}_{table}.csv" for table in entry.get("tables", [])]
-        read = [name.removeprefix("data/") for name in entry.get("reads", []) if name.endswith(".csv")]
-        found = [name for name in made + read if (ROOT / "data" / name).exists()]
-    linked_tables = ", ".join(f"[{Path(name).name}](../data/{name})" for name in found) or "none"
-    kinds = ", ".join(f"[{kind.upper()}](../figures/{figure}.{kind})" for kind in ("svg", "pdf"))
+        made = [located("data/results", f"{number}_{table}.csv") for table in entry.get("tables", [])]
+        read = [name for name in entry.get("reads", []) if name.endswith(".csv")]
+        found = [name for name in made + read if (ROOT / name).exists()]
+    top = "../" * located("notebooks", figure).count("/")  # from the folder of the notebook
+    linked_tables = ", ".join(f"[{Path(name).name}]({top}{name})" for name in found) or "none"
+    kinds = ", ".join(f"[{kind.upper()}]({top}{located('figures', figure)}.{kind})" for kind in ("svg", "pdf"))
     return f"{{.files}}\n{words}: {linked_tables}. Figure: {kinds}."
 
 
@@ -136,16 +141,17 @@ def said_of_code(labels: Labels) -> str:
     return ", ".join(sorted(links))
 
 
-def dressed(path: Path, entry: dict[str, list[str]]) -> tuple[dict, dict[str, str]]:
+def dressed(name: str, entry: dict[str, list[str]]) -> tuple[dict, dict[str, str]]:
     """The notebook as a page, and for each claim that it judges the links to its cell and code."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    number, cells, judged = path.stem.split("_")[0], [], {}
+    notebook = json.loads(notebooks()[name].read_text(encoding="utf-8"))
+    number, cells, judged = name.split("_")[0], [], {}
+    mark = f"figure-{name.rpartition('/')[0]}"  # before the name of a figure: its address
     for cell in notebook["cells"]:
         cell["source"] = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             # JupyterLab's address of a heading, as MyST writes it.
             cell["source"] = re.sub(r"(?<=\]\(#)[^)]+", lambda m: re.sub(r"[^\w-]", "", m[0]).lower(), cell["source"])
-            cell["source"] = re.sub(r"^!(\[.*\]\(\S*/(\w+)\.svg\))$", r"[!\1](#figure-\2)", cell["source"], flags=re.M)
+            cell["source"] = re.sub(r"^!(\[.*\]\(\S*/(\w+)\.svg\))$", rf"[!\1](#{mark}\2)", cell["source"], flags=re.M)
     traced = iter(lineage([cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"], number))
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
@@ -158,14 +164,15 @@ def dressed(path: Path, entry: dict[str, list[str]]) -> tuple[dict, dict[str, st
             for claim in re.findall(r"nb\.claim\('([\w-]+)'\)", code):
                 judged[claim] = f"[{number}](#claim-{claim})<br>{said_of_code(labels)}"
                 cells.append(text_cell(f"claim-{claim}", f"(claim-{claim})="))
-        figures = re.findall(r'save\(\w+, "(\w+)"\)', cell["source"])
-        cells += [text_cell(f"figure-{figure}", f"(figure-{figure})=") for figure in figures] + [cell]
+        figures = {Path(figure).name: figure for figure in re.findall(r'save\(\w+, "([\w/]+)"\)', cell["source"])}
+        cells += [text_cell(f"{mark}{figure}", f"({mark}{figure})=") for figure in figures] + [cell]
         behind = nearest(labels for _, labels in statements)
-        cells += [text_cell(f"files-{figure}", files_of(figure, behind, entry)) for figure in figures]
+        cells += [text_cell(f"files-{own}", files_of(figure, behind, entry)) for own, figure in figures.items()]
     first = notebook["cells"][0]
     for claim in judged:
         first["source"] = first["source"].replace(f"`{claim}`", f"[`{claim}`](#claim-{claim})")
-    first["source"] += f"\n\n{{download}}`Download this notebook <../download/{path.name}>` to run and change it."
+    download = f"/download/{name}.ipynb"
+    first["source"] += f"\n\n{{download}}`Download this notebook <{download}>` to run and change it."
     notebook["cells"] = cells
     return notebook, judged
 
@@ -227,13 +234,18 @@ def api_pages(out: Path) -> None:
     (out / "index.md").write_text("\n".join(lines) + "\n")
 
 
-def contents(notebooks: list[str]) -> str:
-    """The table of contents beside every page."""
+def contents(order: list[str]) -> str:
+    """The table of contents beside every page, with the notebooks in this order."""
+    pages = [located("notebooks", name) for name in order]
     parts = {
         "Guides": [f"docs/{name}" for name in GUIDES],
-        "Audit": ["audit/README", *(f"audit/docs/{name}" for name in AUDIT)],
-        "Notebooks": ["notebooks/README", *(f"notebooks/{name}" for name in notebooks)],
-        "Results": ["claims", "paper/paper", "data/findings/README", "data/findings/*", "data/*/README"],
+        "Audit": [
+            "audit/README",
+            *(f"audit/docs/{name}" for name in AUDIT),
+            *(page for page in pages if page.startswith("audit/")),
+        ],
+        "Notebooks": ["notebooks/README", *(page for page in pages if not page.startswith("audit/"))],
+        "Results": ["claims", "paper/paper", "audit/data/findings/README", "audit/data/findings/*", "data/*/README"],
         "Reference": ["api/index", "docs/index", "CONTRIBUTING", "CHANGELOG"],
     }
     return "".join("\n```{toctree}\n:hidden:\n:glob:\n:caption: " + "\n".join([name, "", *pages, "```", ""])
@@ -243,17 +255,19 @@ def contents(notebooks: list[str]) -> str:
 def stage(out: Path) -> None:
     """Everything that Sphinx reads, in the folder `out`, which is made anew."""
     shutil.rmtree(out, ignore_errors=True)
-    for folder in ("_static/mathjax", "api", "download", "notebooks", "paper"):
+    for folder in ("_static/mathjax", "api", "download/audit", "notebooks", "audit/notebooks", "paper"):
         (out / folder).mkdir(parents=True)
     for page in (file for pattern in PAGES for file in ROOT.glob(pattern)):
         (out / page.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(page, out / page.relative_to(ROOT))
-    order = re.findall(r"\]\((\w+)\.ipynb\)", (ROOT / "notebooks/README.md").read_text(encoding="utf-8"))
+    own = re.findall(r"\]\((\w+)\.ipynb\)", (ROOT / "notebooks/README.md").read_text(encoding="utf-8"))
+    audit = re.findall(r"\]\(notebooks/(\w+)\.ipynb\)", (ROOT / "audit/README.md").read_text(encoding="utf-8"))
+    order = list(dict.fromkeys([*own, *(f"audit/{name}" for name in audit)]))
     config, judged = yaml.safe_load((ROOT / "config.yml").read_text())["notebooks"], {}
-    for name in dict.fromkeys(order):
-        notebook, decided = dressed(ROOT / "notebooks" / f"{name}.ipynb", config[name])
-        (out / "notebooks" / f"{name}.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
-        shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", out / "download")
+    for name in order:
+        notebook, decided = dressed(name, config[name])
+        (out / located("notebooks", f"{name}.ipynb")).write_text(json.dumps(notebook), encoding="utf-8")
+        shutil.copy(notebooks()[name], out / "download" / f"{name}.ipynb")
         judged |= decided
     (out / "docs/package.md").unlink()  # for the package index
     (out / "docs/dependencies.md").write_text(dependencies_page(), encoding="utf-8")
@@ -261,8 +275,8 @@ def stage(out: Path) -> None:
     (out / "paper/paper.md").write_text("# The paper\n\nTypeset from the committed results: [PDF](paper.pdf).\n")
     api_pages(out / "api")
     with (out / "README.md").open("a", encoding="utf-8") as readme:
-        readme.write(contents(list(dict.fromkeys(order))))
-    for page in [*out.rglob("*.md"), *(out / "notebooks").glob("*.ipynb")]:
+        readme.write(contents(order))
+    for page in [*out.rglob("*.md"), *out.rglob("notebooks/*.ipynb")]:
         linked(page, out)
     for file in (ROOT / "docs/_static").iterdir():
         shutil.copy(file, out / "_static")
@@ -278,8 +292,14 @@ def stage(out: Path) -> None:
 def linked(page: Path, out: Path) -> None:
     """Brings the files that `page` links to; a link to a module leads to its page."""
     text = page.read_text(encoding="utf-8")
-    code = re.compile(r"\]\(((?:\.\./)*)(?:audit/)?((?:specnb|specnb_audit|studies|notebooks)/[\w/]+)\.py(?:#[^)]*)?\)")
-    text = code.sub(lambda m: f"]({m[1]}api/{m[2].replace('/', '.')}.rst)", text)
+    top = "../" * (len(page.relative_to(out).parts) - 1)
+
+    def to_module(link: re.Match[str]) -> str:
+        file = (page.parent / link[1]).resolve().relative_to(out.resolve())
+        parts = file.with_suffix("").parts[file.parts[0] == "audit" :]
+        return f"]({top}api/{'.'.join(parts)}.rst)" if parts[0] in PACKAGES else link[0]
+
+    text = re.sub(r"\]\((?!\w+:)([\w./]+\.py)(?:#[^)]*)?\)", to_module, text)
     page.write_text(text, encoding="utf-8")
     for link in LINK.findall(text):
         file = (page.parent / link).resolve()

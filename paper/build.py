@@ -15,7 +15,6 @@ from pathlib import Path
 import pandas as pd
 import typst
 
-from notebooks.support.findings import CLAIMS
 from studies.files import ROOT, out, write
 
 
@@ -25,18 +24,21 @@ def assembled(folder: Path, results: Path) -> dict[str, str]:
 
     Returns what is told to the compiler: the names of all tables.
     """
-    for name in ("data/results", "figures"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for pattern in ("*.typ", "*.bib"):
         for source in (ROOT / "paper").glob(pattern):
             shutil.copy(source, folder)
-    shutil.copy(CLAIMS, folder / "data")
-    for place, pattern in ((ROOT, "[a-z]*.*"), (results, "[0-9]*.*"), (results, "claims.csv")):
-        for file in (place / "data" / "results").glob(pattern):
-            shutil.copy(file, folder / "data" / "results")
-    for figure in (results / "figures").glob("*.pdf"):
-        shutil.copy(figure, folder / "figures")
-    return {"tables": ",".join(sorted(file.stem for file in (folder / "data" / "results").glob("*.csv")))}
+    parts = [(ROOT, "data/claims.csv")]
+    for home in ("", "audit/"):
+        of_notebooks = [(results, f"{home}data/results/[0-9]*.*"), (results, f"{home}figures/*.pdf")]
+        parts += [(ROOT, f"{home}data/results/[a-z]*.*"), *of_notebooks]
+    for place, pattern in [*parts, (results, "data/results/claims.csv")]:
+        for file in place.glob(pattern):
+            copy = folder / file.relative_to(place)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
+    tables = [file.relative_to(folder).as_posix() for file in folder.rglob("data/results/*.csv")]
+    return {"tables": ",".join(sorted(name.replace("data/results/", "").removesuffix(".csv") for name in tables))}
 
 
 def compiled(folder: Path, inputs: dict[str, str]) -> bytes:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd  # slow to import, and the Snakefile needs names only
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,18 +21,37 @@ def out() -> Path:
     return Path(os.environ.get("SPECNB_OUT") or ROOT / "build" / "own")
 
 
+def located(folder: str, name: str) -> str:
+    """The path of the file `name` of a folder, in the checkout and under `out()`; names of the audit begin with audit/.
+
+    >>> located("figures", "04_sampling.svg"), located("figures", "audit/02_rows.svg")
+    ('figures/04_sampling.svg', 'audit/figures/02_rows.svg')
+    """
+    inside = name.removeprefix("audit/")
+    return f"{name.removesuffix(inside)}{folder}/{inside}"
+
+
+def notebooks() -> dict[str, Path]:
+    """The notebooks of the checkout by name, as in config.yml: 04_acceptance, audit/02_engines."""
+    files = [(home, path) for home in ("", "audit/") for path in (ROOT / home / "notebooks").glob("[0-9]*.ipynb")]
+    return {f"{home}{path.stem}": path for home, path in sorted(files)}
+
+
 def data_file(name: str) -> Path:
-    """The file `data/<name>`; of a notebook's table the one under `out()`, if this run has made it.
+    """The file `name` of `data` (`located`); of a notebook's table the one under `out()`, if this run has made it.
 
     >>> data_file("reference/table3_alpha.csv").relative_to(ROOT).as_posix()
     'data/reference/table3_alpha.csv'
     """
-    made = out() / "data" / name
-    return made if made.name[:2].isdigit() and made.exists() else ROOT / "data" / name
+    path = located("data", name)
+    made = out() / path
+    return made if made.name[:2].isdigit() and made.exists() else ROOT / path
 
 
 def read_table(name: str, **how: Any) -> pd.DataFrame:
-    """The table `data/<name>.csv`, where `data_file` finds it; `how` goes to `pandas.read_csv`."""
+    """The table `<name>.csv`, where `data_file` finds it; `how` goes to `pandas.read_csv`."""
+    import pandas as pd
+
     table: pd.DataFrame = pd.read_csv(data_file(f"{name}.csv"), **how)
     return table
 

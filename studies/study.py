@@ -1,8 +1,9 @@
 """What a study is, and how one is run: rows item by item, then the committed table and the record beside it.
 
-A study is a module with the name of its table and a `STUDY`. The table is `data/results/<name>.csv`;
-`<name>.record.json` says by which commit, when, with which settings and on what it was measured. Rows of finished items
-are kept under `build/studies/<name>/<commit>`, so an interrupted run goes on where it was.
+A study is a module with the name of its table and a `STUDY`. The table is `data/results/<name>.csv`, in `audit` for the
+modules of `audit_studies`; `<name>.record.json` says by which commit, when, with which settings and on what it was
+measured. Rows of finished items are kept under `build/studies/<name>/<commit>`, so an interrupted run goes on where it
+was.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from specnb.decoding.record import now
 from specnb.measure.statistics import Estimate
 from specnb.measure.timing import Job, machine, time_round
 from specnb.models.loading import Pair
-from studies.files import ROOT, data_file, write
+from studies.files import ROOT, located, write
 
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers")
-CODE = ("specnb", "audit/specnb_audit", "studies")
+CODE = ("specnb", "audit/specnb_audit", "audit/audit_studies", "studies")
 Rows: TypeAlias = pd.DataFrame | Iterable[Mapping[str, Any]]
 
 
@@ -56,13 +57,24 @@ class Study:
 
 
 def names() -> list[str]:
-    """The names of all studies: modules in the folders of `studies` that define `STUDY`."""
-    return sorted(_folders())
+    """The names of all studies: modules in the folders of `studies` and `audit_studies` that define `STUDY`."""
+    return sorted(_modules())
 
 
-def _folders() -> dict[str, str]:
-    files = (ROOT / "studies").glob("*/*.py")
-    return {file.stem: file.parent.name for file in files if "\nSTUDY = " in file.read_text(encoding="utf-8")}
+def _modules() -> dict[str, str]:
+    files = [file for package in ("studies", "audit/audit_studies") for file in (ROOT / package).glob("*/*.py")]
+    found = [file for file in files if "\nSTUDY = " in file.read_text(encoding="utf-8")]
+    return {file.stem: ".".join(file.with_suffix("").parts[-3:]) for file in found}
+
+
+def table_of(name: str) -> str:
+    """Where the table of a study is committed.
+
+    >>> table_of("drafters"), table_of("bug_suite")
+    ('data/results/drafters.csv', 'audit/data/results/bug_suite.csv')
+    """
+    product = "audit/" if _modules().get(name, "").startswith("audit_studies.") else ""
+    return located("data/results", f"{product}{name}.csv")
 
 
 def find(name: str) -> Study:
@@ -71,10 +83,10 @@ def find(name: str) -> Study:
     >>> find("verification_rules").settings
     {'pairs': 4}
     """
-    folders = _folders()
-    if name not in folders:
-        raise ValueError(f"no study is called {name!r}; there are {', '.join(sorted(folders))}")
-    study: Study = import_module(f"studies.{folders[name]}.{name}").STUDY
+    modules = _modules()
+    if name not in modules:
+        raise ValueError(f"no study is called {name!r}; there are {', '.join(sorted(modules))}")
+    study: Study = import_module(modules[name]).STUDY
     return study
 
 
@@ -99,7 +111,7 @@ def run(name: str, items: Sequence[str] = (), *, small: bool = False, out: Path 
         return None
     table = pd.concat([pd.read_csv(part) for part in parts.values()], ignore_index=True)
     table = study.finish(table) if study.finish else table
-    path = (out / "build" / "small" if small else out / "data" / "results") / f"{name}.csv"
+    path = out / (f"build/small/{name}.csv" if small else table_of(name))
     write(path, table.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
     write(path.with_suffix(".record.json"), json.dumps(record(name, by, settings), indent=1) + "\n")
     return path
@@ -116,7 +128,7 @@ def record(name: str, by: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def record_of(name: str) -> dict[str, Any]:
     """The record beside the committed table `name`."""
-    found: dict[str, Any] = json.loads(data_file(f"results/{name}.record.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((ROOT / table_of(name)).with_suffix(".record.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from script_files import script
 
+from studies.files import notebooks
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -22,7 +24,7 @@ def pages(book: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[Pa
     """The words of every page, without code."""
     out = tmp_path_factory.mktemp("book").resolve()
     book.stage(out)
-    texts = {path: path.read_text(encoding="utf-8") for path in [*out.rglob("*.md"), *out.glob("notebooks/*.ipynb")]}
+    texts = {path: path.read_text(encoding="utf-8") for path in [*out.rglob("*.md"), *out.rglob("notebooks/*.ipynb")]}
     for path, text in texts.items():
         if path.suffix == ".ipynb":
             cells = json.loads(text)["cells"]
@@ -46,7 +48,7 @@ def test_every_link_leads_somewhere(pages: dict[Path, str]) -> None:
 
 def test_the_table_of_claims_leads_to_every_cell_that_decides(pages: dict[Path, str]) -> None:
     claims = pd.read_csv(ROOT / "data/claims.csv", dtype=str)
-    run = {path.name.split("_")[0] for path in (ROOT / "notebooks").glob("*.ipynb")}
+    run = {name.split("_")[0] for name in notebooks()}
     (table,) = (text for path, text in pages.items() if path.name == "claims.md")
     assert re.findall(r"\(#claim-([\w-]+)\)", table) == list(claims.id[claims.notebook.isin(run)])
 
@@ -59,6 +61,6 @@ def test_what_is_behind_a_name_is_followed_through_assignments(book: ModuleType)
         "plot(rows)\nplot(made)\nplot(n)",
     ]
     (_, engines), (_, made), (_, nothing) = book.lineage(cells, "07")[3]
-    assert engines == {("results/engines.csv", ""): 2, ("specnb.theory", "solve_alpha"): 1}
-    assert made == {("results/engines.csv", ""): 2, ("results/07_made.csv", ""): 1}
+    assert engines == {("data/results/engines.csv", ""): 2, ("specnb.theory", "solve_alpha"): 1}
+    assert made == {("data/results/engines.csv", ""): 2, ("data/results/07_made.csv", ""): 1}
     assert not nothing

@@ -1,4 +1,4 @@
-"""The pipeline on a project of two small notebooks, of which the second reads the first one's table."""
+"""The pipeline on a project of two small notebooks, of which the second, of the audit, reads the first one's table."""
 
 import os
 import re
@@ -12,6 +12,8 @@ import nbformat
 import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from studies.files import located
 
 ROOT = Path(__file__).parent.parent
 COPIED = (
@@ -30,9 +32,10 @@ COPIED = (
     "data/claims.csv",
     "data/corpus.csv",
 )
+SECOND = "audit/01_second"
 CONFIG = {
     "00_first": {"tables": ["numbers"], "reads": ["data/reference/given.csv"]},
-    "01_second": {"tables": ["numbers"], "reads": ["data/results/00_numbers.csv"]},
+    SECOND: {"tables": ["numbers"], "reads": ["data/results/00_numbers.csv"]},
 }
 PARAMETERS = "n: int = 1  # what is added, from 1\ntext: str = ''  # what is written"
 CODE = """
@@ -46,7 +49,7 @@ nb.table("numbers", pandas.DataFrame({{"x": [given + n + used.ZERO], "text": [te
 nb.close()
 print("rows:", given)
 """
-BOTH = {"notebook_00", "notebook_01", "claims", "all"}
+BOTH = {"notebook_00", "notebook_audit_01", "claims", "all"}
 
 pytestmark = pytest.mark.minutes
 
@@ -56,10 +59,10 @@ def write_notebook(project: Path, name: str, code: str = CODE, words: str = "# t
     cells = [
         new_markdown_cell(words, id="words"),
         new_code_cell(PARAMETERS, id="parameters", metadata={"tags": ["parameters"]}),
-        new_code_cell(code.format(number=name[:2], reads=reads), id="code"),
+        new_code_cell(code.format(number=name.split("_")[0], reads=reads), id="code"),
     ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(new_notebook(cells=cells, metadata=kernel), project / "notebooks" / f"{name}.ipynb")
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), project / located("notebooks", f"{name}.ipynb"))
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +72,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in COPIED:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)
-    for folder in ("specnb", "data/reference", "data/results", "figures"):
-        (root / folder).mkdir()
+    for folder in ("specnb", "data/reference", "data/results", "figures", "audit/notebooks"):
+        (root / folder).mkdir(parents=True)
     (root / "specnb" / "__init__.py").touch()
     (root / "specnb" / "used.py").write_text("ZERO = 0\n")
     (root / "data" / "reference" / "given.csv").write_text("x\n5\n")
@@ -110,24 +113,24 @@ def planned(project: Path, *arguments: str) -> set[str]:
     """The rules that would run."""
     ended, output = snakemake(project, "-n", *arguments)
     assert ended == 0, output
-    return set(re.findall(r"^(all|claims|notebook_\d\d) +1$", output, flags=re.MULTILINE))
+    return set(re.findall(r"^(all|claims|notebook_\w+) +1$", output, flags=re.MULTILINE))
 
 
 def table(project: Path, folder: str, name: str) -> str:
-    return (project / folder / "data" / "results" / f"{name}_numbers.csv").read_text()
+    return (project / folder / located("data/results", f"{name}_numbers.csv")).read_text()
 
 
 def test_a_run_is_compared_and_accepted_and_then_nothing_is_left_to_do(project: Path) -> None:
-    assert table(project, "build", "01") == "x,text\n7,\n"
+    assert table(project, "build", "audit/01") == "x,text\n7,\n"
     assert list((project / "data" / "results").iterdir()) == []
     ended, output = compare(project)
     assert ended == 1
-    assert "data/results/01_numbers.csv\n    not committed" in output
+    assert "audit/data/results/01_numbers.csv\n    not committed" in output
     assert "in the cell `import pandas`" in output
 
     assert compare(project, "--accept")[0] == 0
     assert compare(project) == (0, "9 files are as committed\n")
-    committed = nbformat.read(project / "notebooks" / "01_second.ipynb", as_version=4)
+    committed = nbformat.read(project / "audit" / "notebooks" / "01_second.ipynb", as_version=4)
     assert committed.cells[2].outputs[-1].text == "rows: 6\n"
     assert [cell.metadata for cell in committed.cells] == [{}, {"tags": ["parameters"]}, {}]
     assert planned(project) == set()
@@ -139,8 +142,8 @@ def test_a_run_is_compared_and_accepted_and_then_nothing_is_left_to_do(project: 
         ("specnb/used.py", "ZERO = 0", "ZERO = 1", BOTH),
         ("data/reference/given.csv", "5", "6", BOTH),
         ("notebooks/00_first.ipynb", "int = 1", "int = 2", BOTH),
-        ("notebooks/01_second.ipynb", "int = 1", "int = 2", BOTH - {"notebook_00"}),
-        ("notebooks/01_second.ipynb", "# test", "# other words", set()),
+        ("audit/notebooks/01_second.ipynb", "int = 1", "int = 2", BOTH - {"notebook_00"}),
+        ("audit/notebooks/01_second.ipynb", "# test", "# other words", set()),
         ("specnb/used.py", "ZERO", "ZERO", set()),  # another time stamp
     ],
 )
@@ -158,31 +161,31 @@ def test_a_new_module_and_a_lost_output_are_noticed(project: Path) -> None:
     new.touch()
     assert planned(project) == BOTH
     new.unlink()
-    made = project / "build" / "data" / "results" / "01_numbers.csv"
+    made = project / "build" / "audit" / "data" / "results" / "01_numbers.csv"
     made.rename(made.with_suffix(".away"))
     assert planned(project) == BOTH - {"notebook_00"}
     made.with_suffix(".away").rename(made)
 
 
 def test_other_parameters_go_elsewhere(project: Path) -> None:
-    mine = {"01_second": {"parameters": {"n": 3, "text": 'a: {b} "c"\n'}}}
+    mine = {SECOND: {"parameters": {"n": 3, "text": 'a: {b} "c"\n'}}}
     (project / "mine.yml").write_text(yaml.safe_dump({"notebooks": mine}))
     ended, output = snakemake(project, "--configfile", "mine.yml")
     assert ended == 0, output
-    assert table(project, "build/own", "01") == 'x,text\n9,"a: {b} ""c""\n"\n'
+    assert table(project, "build/own", "audit/01") == 'x,text\n9,"a: {b} ""c""\n"\n'
     assert compare(project) == (0, "9 files are as committed\n")
 
-    mine["01_second"]["parameters"]["n"] = 4
+    mine[SECOND]["parameters"]["n"] = 4
     (project / "mine.yml").write_text(yaml.safe_dump({"notebooks": mine}))
     assert planned(project, "--configfile", "mine.yml") == BOTH - {"notebook_00"}
 
 
 def test_a_sweep_gathers_its_runs_and_a_failing_one_stops_no_other(project: Path) -> None:
-    asked: dict[str, Any] = {"notebook": "01_second", "parameters": {"text": "a"}, "grid": {"n": [3, -1, 4]}}
+    asked: dict[str, Any] = {"notebook": SECOND, "parameters": {"text": "a"}, "grid": {"n": [3, -1, 4]}}
     (project / "mine.yml").write_text(yaml.safe_dump(asked))
     ended, output = snakemake(project, "--keep-going", "--config", "sweep=mine.yml")
     assert ended != 0
-    assert "# 01_second over n: 2 of 3 runs are done" in output
+    assert "# audit/01_second over n: 2 of 3 runs are done" in output
     assert re.search(r"\| -1 \| failed: ValueError: n = -1 is not allowed: int, what is added, from 1\. ", output)
     made = project / "build" / "own" / "sweeps" / "mine"
     table = [line.split(",")[1:] for line in (made / "table.csv").read_text().splitlines()]
@@ -201,13 +204,13 @@ def test_a_sweep_gathers_its_runs_and_a_failing_one_stops_no_other(project: Path
     ("given", "says"),
     [
         (
-            {"notebooks": {"01_second": {"parameters": {"m": 3}}}},
+            {"notebooks": {SECOND: {"parameters": {"m": 3}}}},
             "01_second.ipynb: there is no parameter m, only n",
         ),
         ({"notebooks": {"02_third": {"parameters": {"n": 3}}}}, "there is no notebooks/02_third.ipynb"),
-        ({"notebook": "01_second", "grid": {"m": [3]}}, "01_second.ipynb: there is no parameter m, only n"),
-        ({"notebook": "01_second", "grid": {"n": 3}}, "wrong.yml: a sweep has `notebook`, `grid` (lists of values"),
-        ({"notebook": "01_second", "grid": {"n": [3]}, "parameters": {"n": 1}}, "n stands under `grid` and under"),
+        ({"notebook": SECOND, "grid": {"m": [3]}}, "01_second.ipynb: there is no parameter m, only n"),
+        ({"notebook": SECOND, "grid": {"n": 3}}, "wrong.yml: a sweep has `notebook`, `grid` (lists of values"),
+        ({"notebook": SECOND, "grid": {"n": [3]}, "parameters": {"n": 1}}, "n stands under `grid` and under"),
     ],
 )
 def test_unknown_names_stop_it_at_once(project: Path, given: dict[str, object], says: str) -> None:
@@ -228,22 +231,23 @@ def test_unknown_names_stop_it_at_once(project: Path, given: dict[str, object], 
 )
 def test_papermill_by_hand_is_told_what_is_wrong(project: Path, given: tuple[str, str], says: str) -> None:
     """By the cell after the parameters; papermill itself warns of a wrong name, and of no right one."""
-    run = ("papermill", "notebooks/01_second.ipynb", "own.ipynb", "--cwd", "notebooks", "-k", "python3", "-p", *given)
-    ended, output = call(project, *run)
+    run = f"papermill {located('notebooks', SECOND)}.ipynb own.ipynb --cwd audit/notebooks -k python3 -p"
+    ended, output = call(project, *run.split(), *given)
     assert bool(ended) == bool(says), output
     assert says in output
     assert ("Passed unknown parameter" in output) == ("no parameter" in says), output
 
 
 def test_a_failing_notebook_leaves_its_outputs_and_what_is_committed(project: Path) -> None:
-    committed = {file: file.read_bytes() for file in (project / "data" / "results").iterdir()}
-    write_notebook(project, "01_second", CODE + "raise ValueError('the check failed')")
+    results = project / "audit" / "data" / "results"
+    committed = {file: file.read_bytes() for file in results.iterdir()}
+    write_notebook(project, SECOND, CODE + "raise ValueError('the check failed')")
     ended, output = snakemake(project)
     assert ended != 0
     assert "the check failed" in output
-    log = nbformat.read(project / "build" / "logs" / "01_second.ipynb", as_version=4)
+    log = nbformat.read(project / "build" / "logs" / "audit" / "01_second.ipynb", as_version=4)
     assert any(output.get("text") == "rows: 6\n" for output in log.cells[-1].outputs)
-    assert {file: file.read_bytes() for file in (project / "data" / "results").iterdir()} == committed
+    assert {file: file.read_bytes() for file in results.iterdir()} == committed
 
 
 def test_a_killed_run_leaves_no_lock_and_a_running_one_is_named(

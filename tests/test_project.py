@@ -16,10 +16,11 @@ from packaging.requirements import Requirement
 
 import specnb
 from notebooks.support.predictions import SETTINGS
+from studies.files import located, notebooks
 
 ROOT = Path(__file__).parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TOKENS = "data/engines/tokens/*.gz"
+NOTEBOOKS = notebooks()
+TOKENS = "audit/data/engines/tokens/*.gz"
 CONFIG = yaml.safe_load((ROOT / "config.yml").read_text())["notebooks"]
 
 
@@ -61,44 +62,47 @@ def test_the_lock_holds_for_every_platform() -> None:
 
 
 def test_every_notebook_is_in_the_pipeline_and_in_order() -> None:
-    assert list(CONFIG) == [path.stem for path in NOTEBOOKS]
+    assert list(CONFIG) == list(NOTEBOOKS)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_pipeline_knows_what_a_notebook_writes(path: Path) -> None:
-    known = CONFIG[path.stem]
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_pipeline_knows_what_a_notebook_writes(name: str) -> None:
+    known = CONFIG[name]
     assert set(known) <= {"timed", "reads", "tables", "figures"}, "parameters are in the notebook"
-    source, number = _source(path), _number(path)
+    source, number = _source(NOTEBOOKS[name]), _number(name)
     assert set(re.findall(r"nb\.table\(\s*\"(\w+)\"", source)) == set(known.get("tables", []))
     assert set(re.findall(rf"save\(\w+, \"{number}_(\w+)\"\)", source)) == set(known.get("figures", []))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_pipeline_knows_what_a_notebook_reads(path: Path) -> None:
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_pipeline_knows_what_a_notebook_reads(name: str) -> None:
     """Otherwise it would not run again when a table has changed."""
-    source = _source(path)
-    named, files = (set(re.findall(rf"[\"'](?:\w+/)?(\w+)[\"'{dot}]", source)) for dot in ("", "."))
-    tables = [file for folder in ("results", "reference") for file in (ROOT / "data" / folder).glob("*.csv")]
-    others = [file for file in tables if not file.stem.startswith(f"{_number(path)}_")]
-    declared = set(CONFIG[path.stem].get("reads", [])) - {TOKENS}
+    source = _source(NOTEBOOKS[name])
+    named, files = (set(re.findall(rf"[\"'](?:\w+/)*(\w+)[\"'{dot}]", source)) for dot in ("", "."))
+    folders = ("data/results", "data/reference", "audit/data/results")
+    own = located("data/results", f"{_number(name)}_")
+    others = [file for folder in folders for file in (ROOT / folder).glob("*.csv") if own not in file.as_posix()]
+    declared = set(CONFIG[name].get("reads", [])) - {TOKENS}
     assert {file.relative_to(ROOT).as_posix() for file in others if file.stem in named} <= declared
     files |= set(SETTINGS) if "pooled(" in source else set()
     assert {Path(file).name.partition(".")[0] for file in declared} <= files
     assert not re.findall(r"\bROOT\b|corpus\.DATA|read_csv", source), "read data with read_table or data_file"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_committed_notebooks_were_run_top_to_bottom(path: Path) -> None:
-    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code" and cell.source]
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_committed_notebooks_were_run_top_to_bottom(name: str) -> None:
+    code = [
+        cell for cell in nbformat.read(NOTEBOOKS[name], as_version=4).cells if cell.cell_type == "code" and cell.source
+    ]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_notebook_has_a_verdict_on_each_of_its_claims(path: Path) -> None:
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_every_notebook_has_a_verdict_on_each_of_its_claims(name: str) -> None:
     claims = pd.read_csv(ROOT / "data" / "claims.csv", dtype=str)
-    mine = set(claims.id[claims.notebook == _number(path)])
-    assert set(re.findall(r"nb\.claim\(\"([\w-]+)\"\)", _source(path))) == mine
+    mine = set(claims.id[claims.notebook == _number(name)])
+    assert set(re.findall(r"nb\.claim\(\"([\w-]+)\"\)", _source(NOTEBOOKS[name]))) == mine
 
 
 def test_the_table_of_claims_has_a_row_for_every_claim() -> None:
@@ -106,7 +110,7 @@ def test_the_table_of_claims_has_a_row_for_every_claim() -> None:
     table = pd.read_csv(ROOT / "data" / "results" / "claims.csv", dtype=str)
     assert list(table.columns) == ["id", "verdict", "evidence", "notebook"]
     assert list(table.id) == list(claims.id)
-    run = table.notebook.isin([_number(path) for path in NOTEBOOKS])
+    run = table.notebook.isin([_number(name) for name in NOTEBOOKS])
     assert set(table.verdict[run]) <= {"holds", "refuted", "conditional", "open"}
     assert not table.evidence[run].isin(["no check has been run", "not checked by this run"]).any()
     assert set(table.verdict[~run]) <= {"open"}
@@ -166,7 +170,7 @@ def test_readme_says_of_claims_whose_they_are_and_what_was_found() -> None:
     )
     assert sentence
     assert [int(number) for number in sentence.groups()] == numbers
-    assert set(table.notebook) <= {_number(path) for path in NOTEBOOKS}
+    assert set(table.notebook) <= {_number(name) for name in NOTEBOOKS}
     sources = pd.read_csv(ROOT / "data" / "claims.csv", dtype=str).source.value_counts()
     ours, words = sources.pop("beyond"), {1: "one", 2: "two", 3: "three", 4: "four"}
     assert len(sources) == 5
@@ -214,8 +218,8 @@ def _interval(value: float, low: float, high: float) -> str:
     return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def _number(path: Path) -> str:
-    return path.stem.partition("_")[0]
+def _number(name: str) -> str:
+    return name.partition("_")[0]
 
 
 def _readme() -> str:
@@ -229,7 +233,6 @@ PAGES = [
     if "```python" in page.read_text()
 ]
 CODE = re.compile(r"```python\n(.*?)```(?:\n+```(?:text)?\n(?!\$)(.*?)```)?|`(specnb\.\w+\([^`\n]*\))`", re.DOTALL)
-FETCHES = 'specnb.load_model("smollm2")'  # 93 MB
 SMALLER = {  # the same code, faster
     "] * 10:": "]:",
     "prompts * 8": "prompts",
@@ -247,8 +250,6 @@ def test_code_on_pages_runs(
     monkeypatch.setattr(specnb, "recommend_gamma", partial(specnb.recommend_gamma, largest=2, repetitions=3))
     namespace: dict[str, object] = {"__name__": "page", "specnb": specnb}
     for block, output, call in CODE.findall(page.read_text()):
-        if call == FETCHES:
-            continue
         capsys.readouterr()
         code = reduce(lambda text, pair: text.replace(*pair), SMALLER.items(), block or call)
         exec(compile(code, page.name, "exec"), namespace)  # it is the page's own code that is under test
@@ -256,19 +257,20 @@ def test_code_on_pages_runs(
 
 
 def test_notebooks_hold_no_trace_of_a_machine() -> None:
-    for path in NOTEBOOKS:
+    for path in NOTEBOOKS.values():
         content = json.loads(path.read_text())
         assert set(content["metadata"]) <= {"kernelspec", "language_info"}
         assert not re.search(r"/(home|root|tmp|Users)/\w", path.read_text()), path.name
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_notebook_links_to_its_neighbours_at_both_ends(path: Path) -> None:
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_every_notebook_links_to_its_neighbours_at_both_ends(name: str) -> None:
     """In the order of the index."""
-    rows = (ROOT / "notebooks/README.md").read_text()
-    order = re.findall(r"^\| \[\d\d[a-z]? [^\]]*\]\((\S+\.ipynb)\)", rows, re.MULTILINE)
+    path, index = NOTEBOOKS[name], "../README.md" if name.startswith("audit/") else "README.md"
+    rows = (path.parent / index).read_text()
+    order = re.findall(r"^\| \[\d\d[a-z]? [^\]]*\]\((?:notebooks/)?(\S+\.ipynb)\)", rows, re.MULTILINE)
     at = order.index(path.name)
     neighbours = [order[other] for other in (at - 1, at + 1) if 0 <= other < len(order)]
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
     for cell in (cells[0], cells[-1]):
-        assert re.findall(r"\]\((\S+?)\)", cell.splitlines()[-1]) == [*neighbours, "README.md"]
+        assert re.findall(r"\]\((\S+?)\)", cell.splitlines()[-1]) == [*neighbours, index]

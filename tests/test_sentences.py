@@ -14,13 +14,14 @@ import pytest
 
 from notebooks.support.predictions import judged, pooled, within
 from specnb.theory import best_improvement
+from studies.files import located
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "data" / "results"
 
 
 def _table(name: str) -> pd.DataFrame:
-    return pd.read_csv(RESULTS / f"{name}.csv")
+    return pd.read_csv(ROOT / located("data/results", f"{name}.csv"))
 
 
 def _stored(number: str, claim: str, name: str) -> float:
@@ -68,18 +69,18 @@ def _sentences() -> Iterator[tuple[str, str]]:
         ),
     )
     assert (leviathan.inside.sum(), len(leviathan), experts.inside.sum(), len(experts)) == (4, 12, 9, 9)
-    bugs = _table("16_detection").query("group != 'lossless'").set_index("bug")
+    bugs = _table("audit/03_detection").query("group != 'lossless'").set_index("bug")
     others = bugs.filter(regex=", draft$|kernel").notna().any(axis=1)
     assert list(bugs.index[bugs.audit.notna() & ~others]) == ["tail-truncated"]
     assert list(bugs.index[bugs.audit.isna() & others]) == ["unverified"]
-    yield "16", f"of {len(bugs)} bugs, one that no other test with q finds"
+    yield "audit/03", f"of {len(bugs)} bugs, one that no other test with q finds"
     pair = _table("17_rejection_sampling").set_index("distributions").loc["trained pair"]
     yield "18", f"counts all {len(judged(pooled()))} recorded rows"
     yield "17", f"at {pair.pairs} prefixes of one held-out file, {pair['mean 1/M']:.2%} of the tokens instead of "
 
 
 def _source(number: str, kind: str) -> str:
-    (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    (path,) = ROOT.glob(located("notebooks", f"{number}_*.ipynb"))
     return "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind)
 
 

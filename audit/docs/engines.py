@@ -11,8 +11,8 @@ NAMES = {"openvino": "OpenVINO GenAI", "llama_cpp": "llama.cpp", "mlx_lm": "mlx-
 HEAD = """\
 # Engines and versions that were audited
 
-Made by `python audit/docs/engines.py` from [engines.csv](../../data/results/engines.csv),
-[kernels.csv](../../data/engines/kernels.csv) and [engine_checks.csv](../../data/results/engine_checks.csv).
+Made by `python audit/docs/engines.py` from [engines.csv](../data/results/engines.csv),
+[kernels.csv](../data/engines/kernels.csv) and [engine_checks.csv](../data/results/engine_checks.csv).
 An engine that is not here: [any engine in twenty minutes](any-engine.md).
 
 ## Tokens
@@ -45,7 +45,7 @@ def markdown(head: list[str], rows: list[list[object]]) -> str:
 
 
 def record(study: str) -> dict:
-    return json.loads((ROOT / f"data/results/{study}.record.json").read_text(encoding="utf-8"))
+    return json.loads((ROOT / f"audit/data/results/{study}.record.json").read_text(encoding="utf-8"))
 
 
 def settings(row: pd.Series) -> str:
@@ -56,7 +56,7 @@ def settings(row: pd.Series) -> str:
 
 
 def tokens() -> str:
-    table = pd.read_csv(ROOT / "data/results/engines.csv").set_index("row")
+    table = pd.read_csv(ROOT / "audit/data/results/engines.csv").set_index("row")
     rows = []
     for row in table[table.speculation != "none"].itertuples():
         found = {"leak": row.draft_leak_shows_from, "wrong q": row.wrong_q_shows_from}
@@ -71,7 +71,7 @@ def tokens() -> str:
 
 
 def kernels() -> str:
-    table = pd.read_csv(ROOT / "data/engines/kernels.csv")
+    table = pd.read_csv(ROOT / "audit/data/engines/kernels.csv")
     rows = []
     for (package, version, kernel), lines in table.groupby(["package", "version", "kernel"], sort=False):
         planted = lines[lines.planted_error.notna()]
@@ -85,7 +85,7 @@ def kernels() -> str:
 
 def checks() -> str:
     rows = []
-    for check, lines in pd.read_csv(ROOT / "data/results/engine_checks.csv").groupby("check", sort=False):
+    for check, lines in pd.read_csv(ROOT / "audit/data/results/engine_checks.csv").groupby("check", sort=False):
         exact, bugs = lines[lines.bug == "exact"].iloc[0], lines[lines.bug != "exact"]
         always, some = (bugs.passed == 0).sum(), ((bugs.passed > 0) & (bugs.passed < bugs.runs)).sum()
         rows.append([check, len(bugs), always, some, f"{exact.passed} of {exact.runs}"])

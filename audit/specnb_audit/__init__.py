@@ -14,7 +14,7 @@ From the bottom up; each module imports only from those before it:
     kernels                    acceptance functions of released engines, enumerated: `specnb-audit kernels`
     bugs, known_bugs           implementations of known bugs; the bug suite, and `generate` with one of them
 
-`studies.audit_power` measures the audit itself: tokens until each bug is found, false alarms, time.
+`audit_studies.power` measures the audit itself: tokens until each bug is found, false alarms, time.
 
 >>> import specnb_audit, torch
 >>> uniform = lambda context: torch.full((4,), 0.25, dtype=torch.float64)

@@ -5,7 +5,8 @@ p: its expectation under p is 1 (less, where p is zero). Under a sampler with th
 `specnb_audit.known_bugs` lists the bugs and where they were reported.
 
 There is none for a recovered token that was sampled from the target's distribution at the following position: that
-distribution depends on the rejected draft token, which no file of tokens has. Other bets find it (notebook 16).
+distribution depends on the rejected draft token, which no file of tokens has. Other bets find it
+(`audit/notebooks/03_power.ipynb`).
 
 They are computed on a few cells: one per likely token, and two pooled ones for all others. A bet may use any partition
 of the vocabulary that is chosen before the token is seen: the expectation of its factor under p stays 1. So every

@@ -15,6 +15,7 @@ from distributions_for_tests import distribution_pair
 from tiny import llama, near_copy
 from tree_bugs import TREE_BUGS
 
+from audit_studies.power.step_deviation import corrected, deviation, deviation_on_points, step
 from specnb.decoding import generate as loop
 from specnb.distributions import Conditional, Sampling, residual
 from specnb.drafting.model import ModelDrafter
@@ -29,7 +30,6 @@ from specnb_audit.known_bugs import (
     generate,
     known_bugs,
 )
-from studies.audit_power.step_deviation import corrected, deviation, deviation_on_points, step
 from studies.batching.layout_bugs import LAYOUT_BUGS
 
 VOCAB, GAMMA = 4, 2

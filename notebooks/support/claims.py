@@ -27,13 +27,15 @@ import pandas as pd
 
 from notebooks.support.findings import Number, all_claims, as_number, written
 from notebooks.support.parameters import mistakes, names_given, of_notebook, unknown
-from studies.files import ROOT, out, write
+from studies.files import ROOT, located, notebooks, out, write
 
 Answer = bool | None  # None: not decided
 
 
 def notebook(number: str) -> Notebook:
     """The notebook called `number`, for its first cell after the parameters: checks them, sets threads and style.
+
+    A notebook of the audit is called `audit/01`; its tables and verdicts go to the folders of `audit` (`located`).
 
     Raises `ValueError` that names everything wrong, and for a notebook that does not exist.
     """
@@ -43,7 +45,7 @@ def notebook(number: str) -> Notebook:
     from notebooks.support.figures import use_style
 
     found, around = Notebook(number), sys._getframe(1).f_globals
-    (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    (path,) = ROOT.glob(located("notebooks", f"{number}_*.ipynb"))
     known = of_notebook(path)
     given = {name: around.get(name, parameter.value) for name, parameter in known.items()}
     wrong = unknown(names_given(around.get("In", ()), known), known) + mistakes(known, given)
@@ -78,7 +80,7 @@ class Notebook:
 
     def __init__(self, number: str):
         claims = all_claims()
-        known = set(claims.notebook) | {path.name.split("_")[0] for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")}
+        known = set(claims.notebook) | {name.split("_")[0] for name in notebooks()}
         if number not in known:
             raise ValueError(f"there is no notebook {number!r}; there are {', '.join(sorted(known))}")
         self.number = number
@@ -100,7 +102,7 @@ class Notebook:
         if not name.isidentifier():
             raise ValueError(f"a table is called {name!r}; its name may have letters, digits and _")
         content = frame.to_csv(index=False, lineterminator="\n", float_format=written)
-        write(out() / "data" / "results" / f"{self.number}_{name}.csv", content)
+        write(out() / located("data/results", f"{self.number}_{name}.csv"), content)
         return frame
 
     def close(self) -> None:
@@ -114,9 +116,9 @@ class Notebook:
         ]
         verdicts = pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
         numbers = {name: self.judged[name].numbers if name in self.judged else {} for name in self.claims.index}
-        results = out() / "data" / "results"
-        write(results / f"{self.number}.claims.csv", verdicts.to_csv(index=False, lineterminator="\n"))
-        write(results / f"{self.number}.numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+        results = out() / located("data/results", self.number)
+        write(results.with_name(f"{results.name}.claims.csv"), verdicts.to_csv(index=False, lineterminator="\n"))
+        write(results.with_name(f"{results.name}.numbers.json"), json.dumps(numbers, indent=1, allow_nan=False) + "\n")
         if not os.environ.get("SPECNB_OUT"):
             print(f"Results are in {out()}; SPECNB_OUT names another folder.")
 

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from studies.files import out, write
+from studies.files import located, out, write
 
 COLUMN = 3.4  # inches: the width of one column of a two-column paper
 PAGE = 7.0  # and of both
@@ -82,12 +82,13 @@ def panels(columns: int, rows: int = 1, height: float = 2.4) -> tuple[Figure, li
 
 
 def save(figure: Figure, name: str) -> None:
-    """Writes `figures/<name>.svg` and `.pdf` under `studies.files.out()`, without a date in them."""
+    """Writes `figures/<name>.svg` and `.pdf` (`located`) under `studies.files.out()`, without a date in them."""
     for kind, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, metadata=metadata)
         content = buffer.getvalue()
-        write(out() / "figures" / f"{name}.{kind}", stable(content, name) if kind == "svg" else content)
+        path = out() / located("figures", f"{name}.{kind}")
+        write(path, stable(content, path.stem) if kind == "svg" else content)
 
 
 def stable(svg: bytes, name: str) -> bytes:

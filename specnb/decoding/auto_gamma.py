@@ -24,6 +24,7 @@ from specnb.number_checks import require_number, shown
 Ints = NDArray[np.int64]
 SMALLEST_WEIGHT = 1e-6  # without a prior there would be no choice in the first step
 LARGEST = 10  # the most draft tokens that are considered
+CAPTURED = (0, 1, 2, 4, 8)  # of these where a step of each number is captured as a graph
 FIXED = 4  # draft tokens of a step where they cannot be chosen; compiled, these or none are
 VERIFY = 0.05  # assumed cost of each draft token for the target: its part of the forward pass, sampling and the rule
 MATCH = 6.0
@@ -64,10 +65,10 @@ class Auto:
         if self.costs is not None:
             object.__setattr__(self, "costs", _times(self.costs))
 
-    def costs_up_to(self, gamma: int, target: PreTrainedModel, drafter: Drafter, compiled: bool) -> list[float]:
-        """Time of a step with 0, 1, ..., `gamma` draft tokens; infinite for what a compiled step cannot have."""
-        costs = list(self.costs or assumed_costs(target, drafter))[: gamma + 1]
-        return [costs[0], *[np.inf] * (gamma - 1), costs[gamma]] if compiled else costs
+    def costs_of(self, widths: Sequence[int], target: PreTrainedModel, drafter: Drafter) -> list[float]:
+        """Time of a step with 0, 1, ... draft tokens up to the most of `widths`; infinite for other numbers."""
+        costs = self.costs or assumed_costs(target, drafter)
+        return [costs[n] if n in widths else np.inf for n in range(max(widths) + 1)]
 
 
 def _times(costs: Any) -> tuple[float, ...]:
@@ -169,9 +170,20 @@ class AutoGamma:
 
 
 def varies(target: PreTrainedModel, drafter: Drafter, compile: bool | str) -> bool:
-    """Whether steps of `generate` can differ in width: chains drafted on a CPU, in the loop's own steps.
+    """Whether steps of `generate` can differ in width: chains, in the loop's own steps.
 
     A drafter that reads hidden states must draft in every step; so must a compiled model, whose passes have one length.
     """
     fixed = drafter.parents is not None or drafter.hidden_layers or drafter.every_step
-    return not fixed and target.device.type == "cpu" and not (compile and drafter.draft_model is not None)
+    return not fixed and not (compile is True and drafter.draft_model is not None)
+
+
+def widths(gamma: int, target: PreTrainedModel, drafter: Drafter, compile: bool | str) -> tuple[int, ...]:
+    """The numbers of draft tokens that a step can ask for, up to `gamma`, ascending.
+
+    On a device other than the CPU a draft model drafts in every step: the host does not know how far it has read.
+    Each number is compiled or captured by itself, so there are few of them then.
+    """
+    every = range(gamma + 1) if not compile else (0, gamma) if compile is True else (*CAPTURED, gamma)
+    least = int(target.device.type != "cpu" and drafter.draft_model is not None)
+    return tuple(sorted({n for n in every if least <= n <= gamma}))

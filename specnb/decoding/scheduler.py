@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.decoding.record import CompletedRow
 from specnb.decoding.request import Request
 from specnb.decoding.step import IDLE, IMPROPER, NAN, Batch
+
+STARTED = (1, 0, 0)  # status of a row that has made no step: it has not ended
 
 
 class Scheduler:
@@ -27,17 +31,17 @@ class Scheduler:
         self._enter(range(request.rows))
 
     def tokens_to_come(self, status: Sequence[int]) -> int:
-        """The most tokens that all prompts together can still get; `status` as from `ProgressReader.read`."""
+        """The most tokens that all prompts together can still get; `status` are those left to each row."""
         return sum(status) + (len(self.request.prompts) - self.entered) * self.request.max_new_tokens
 
-    def replace(self, status: Sequence[int]) -> bool:
-        """Assigns waiting prompts to the rows that have ended; returns whether it did."""
+    def replace(self, status: Sequence[int]) -> list[int]:
+        """Assigns waiting prompts to rows that have ended; returns these rows."""
         waiting = len(self.request.prompts) - self.entered
         rows = [row for row, remaining in enumerate(status) if remaining == IDLE][:waiting]
         if rows:
             self._collect(rows)
             self._enter(rows)
-        return bool(rows)
+        return rows
 
     def completed_rows(self) -> list[CompletedRow]:
         """The result of each prompt, in their order; to be called when all rows have ended."""
@@ -65,11 +69,12 @@ class ProgressReader:
         self.state = batch.state
         self.ahead = batch.state.tokens.is_cuda
         self.pending: tuple[Tensor, torch.cuda.Event] | None = None
+        self.new: list[int] = []  # rows whose status on its way is that of their last sequence
 
-    def read(self) -> list[int] | None:
+    def read(self) -> NDArray[np.int64] | None:
         """The status of each row; None if none has arrived yet."""
         if not self.ahead:
-            return self.state.status.tolist()
+            return self.state.status.numpy()
         before, status = self.pending, self.state.status
         copy = torch.empty(status.shape, dtype=status.dtype, pin_memory=True)
         copy.copy_(status, non_blocking=True)
@@ -79,11 +84,14 @@ class ProgressReader:
         if before is None:
             return None
         before[1].synchronize()
-        return before[0].tolist()
+        found = before[0].numpy()
+        found[self.new] = STARTED
+        self.new = []
+        return found
 
-    def discard(self) -> None:
-        """Drops the status on its way: it belongs to sequences that have been replaced."""
-        self.pending = None
+    def entered(self, rows: list[int]) -> None:
+        """New sequences have begun in `rows`."""
+        self.new = rows
 
 
 def require_no_nan(status: Sequence[int]) -> None:

@@ -13,22 +13,22 @@ as if a chain had been accepted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 from tqdm import tqdm
 
-from specnb.decoding.auto_gamma import AutoGamma
+from specnb.decoding.auto_gamma import AutoGamma, widths
 from specnb.decoding.record import CompletedRow
 from specnb.decoding.request import Request
 from specnb.distributions import Uniforms, overlap, standardise, uniforms
 from specnb.drafting.base import Context, Drafter, Proposal, nothing, padded
 from specnb.models.cached_model import CachedModel, prefill
-from specnb.models.encoder_decoder import cached_model
 from specnb.models.support import vocabulary
 from specnb.rules import Outcome, Rule, require_outcome
 from specnb.trees import TokenTree
@@ -47,7 +47,9 @@ class State:
     remaining                (rows,)                    tokens still to emit; `IDLE` for a row that has ended
     has_nan                  (rows,)                    whether a model produced NaN
     improper                 (rows,)                    whether a drafter proposed an invalid token or q
-    status                   (rows,)                    for the host: `remaining`, or `NAN`, or `IMPROPER`
+    status                   (rows, 3)                  for the host: `remaining`, or `NAN`, or `IMPROPER`; and of the
+                                                        last step, if that is learnt from, how many tokens were
+                                                        drafted, and how many accepted
     uniforms                 (rows, steps, 2 gamma + 1) of each step of a row: drafting, acceptance, final sample
     step_uniforms            (rows, 2 gamma + 1)        of these, those of the next step
     record                   (rows, steps, 2 gamma + 3) of each step: draft tokens, number accepted, final token,
@@ -64,7 +66,8 @@ class State:
 
         self.gamma = gamma
         self.tokens = zeros(request.slots)
-        self.lengths, self.starts, self.remaining, self.steps, self.status = (zeros() for _ in range(5))
+        self.lengths, self.starts, self.remaining, self.steps = (zeros() for _ in range(4))
+        self.status = zeros(3)
         self.has_nan, self.improper = zeros(dtype=torch.bool), zeros(dtype=torch.bool)
         # One more than there can be steps: a row that has ended keeps pointing behind its last step.
         self.uniforms = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
@@ -100,7 +103,7 @@ class State:
     def prepare_next_step(self) -> None:
         """Selects the uniforms of the next step, and sets the status of this one."""
         self.step_uniforms.copy_(self.uniforms[self.rows, self.steps])
-        self.status.copy_(self.remaining.masked_fill(self.improper, IMPROPER).masked_fill(self.has_nan, NAN))
+        self.status[:, 0] = self.remaining.masked_fill(self.improper, IMPROPER).masked_fill(self.has_nan, NAN)
 
     def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
         """Appends the accepted tokens and the final one to each row; returns how many `(rows,)` were emitted.
@@ -168,12 +171,14 @@ class Batch:
     Draft tokens form a chain, or the static tree `drafter.parents`. A subclass may be made of other parts;
     `generate(study=Study(batch_class=...))` makes its steps:
 
-    state_class   makes the state
-    runner_class  makes the target with its cache
+    request_class  reads the arguments of `generate`
+    state_class    makes the state
+    runner_class   makes the target with its cache
     """
 
+    request_class: ClassVar[type[Request]] = Request
     state_class: ClassVar[type[State]] = State
-    runner_class: ClassVar[type[CachedModel]] = CachedModel
+    runner_class: type[CachedModel] = CachedModel
 
     def __init__(self, request: Request) -> None:
         self.drafter: Drafter | None = request.drafter
@@ -185,8 +190,7 @@ class Batch:
         self.tree = None if parents is None else TokenTree(parents, request.target.device)
         if self.tree is not None:
             self.state.record_path(self.tree.depth)
-        self.input_slots = request.input_slots
-        self.runner = cached_model(request.target, request.slots, self.input_slots, self.runner_class)
+        self.runner = self.runner_class(request.target, request.slots)
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, request.rows)
         self.target_pass: Callable[..., Tensor] = partial(target_pass, self.runner, self.tree)
@@ -196,10 +200,18 @@ class Batch:
         always = self.drafter is None or self.drafter.draft_model is not None or bool(self.drafter.hidden_layers)
         self.narrows = self.tree is None and request.target.device.type == "cpu" and not (self.compiled and always)
         self.auto: AutoGamma | None = None  # chooses how many tokens each row drafts in the next step
+        self.widths: tuple[int, ...] = (
+            (0, request.gamma) if self.narrows else (request.gamma,)
+        )  # draft tokens that a step can ask for
         if request.auto is not None and self.drafter is not None:
-            costs = request.auto.costs_up_to(request.gamma, request.target, self.drafter, self.compiled)
+            self.widths = widths(request.gamma, request.target, self.drafter, request.compile)
+            costs = request.auto.costs_of(self.widths, request.target, self.drafter)
             self.auto = AutoGamma(request.rows, costs, request.auto)
-        self.wrapped: dict[str, Any] = {}  # what stands for a part of the step, see `wrap`
+            self.chosen = torch.zeros_like(self.state.lengths)  # how many of these each row keeps
+            self.limits = True  # whether some row may keep fewer
+            self.going = np.ones(request.rows, dtype=bool)  # which rows had not ended when the host last knew
+        self.wrappers: dict[str, list[Callable[..., Any]]] = {}  # of parts of the step, see `wrap`
+        self.parts: dict[tuple[str, int], Callable[..., Any]] = {}  # what stands for a part of each width
 
     def clear(self, eos: Sequence[int]) -> None:
         """Forgets earlier sequences; new ones end with `eos`. To be called before rows enter."""
@@ -217,6 +229,7 @@ class Batch:
             self.drafter.start(self.context, some)
         if self.auto is not None:
             self.auto.forget(rows)
+            self.going[rows] = True
 
     def uniforms(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
         """The uniforms of prompts with these `numbers`; see `specnb.distributions.uniforms`."""
@@ -230,45 +243,61 @@ class Batch:
     @property
     def context(self) -> Context:
         """What the drafter may look at."""
-        return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states, self.input_slots)
+        return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states)
+
+    def choose(self) -> None:
+        """Chooses how many tokens each row drafts in the next step. To be called before it."""
+        if self.auto is None or self.drafter is None:
+            return
+        chosen = self.auto.choose(self.drafter.matched(self.context)) * self.going
+        self.asked = self.width = max(int(chosen.max()), min(self.widths))
+        on_device = self.chosen.is_cuda  # where a captured step must do the same each time
+        self.limits = on_device or bool((chosen < self.asked).any())
+        if self.limits:
+            counts = torch.empty(len(chosen), dtype=torch.int64, pin_memory=on_device)
+            self.chosen.copy_(counts.copy_(torch.from_numpy(chosen)), non_blocking=True)
+
+    def learn(self, status: NDArray[np.int64]) -> None:
+        """Learns from a step, whose `State.status` this is. On a device the host knows it one step late."""
+        if self.auto is not None:
+            self.going = status[:, 0] > IDLE
+            self.auto.learn(status[:, 1], status[:, 2])
 
     def step(self) -> None:
         """Draft, verify, emit: one round for every row."""
-        self.wrapped.get("step", self.step_in_parts)()
+        self.part("step")()
 
     def step_in_parts(self, mark: Callable[[str], None] = lambda part: None) -> tuple[Tensor, Outcome]:
         """The same, calling `mark` with the name of each part as it ends; returns draft tokens and outcome."""
-        propose = self.wrapped.get("draft", self.propose)
-        run_target = self.wrapped.get("target", self.run_target)
-        verify_and_emit = self.wrapped.get("rest", self.verify_and_emit)
-        if self.auto is not None:
-            matched = None if self.drafter is None else self.drafter.matched(self.context)
-            self.chosen = self.auto.choose(matched) * (self.state.remaining > IDLE).numpy()
-            self.asked = self.width = int(self.chosen.max())
-        draft_tokens, q = propose(self.state.step_uniforms[:, : self.asked])
+        draft_tokens, q = self.part("draft")(self.state.step_uniforms[:, : self.asked])
         mark("draft")
-        logits = run_target(draft_tokens)
+        logits = self.part("target")(draft_tokens)
         mark("target")
-        outcome = verify_and_emit(logits, draft_tokens, q)
+        outcome = self.part("rest")(logits, draft_tokens, q)
         if self.drafter is not None:
             self.drafter.update(self.context, outcome)
-        if self.auto is not None:
-            self.auto.learn((draft_tokens >= 0).sum(dim=1).numpy(), outcome.accepted.numpy())
         return draft_tokens, outcome
 
     def wrap(self, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]], *parts: str) -> None:
-        """From now on runs `parts` through `wrapper`, such as `Compiled` or `Captured`.
+        """From now on runs `parts` through `wrapper`, such as `Compiled` or `Captured`; one for each number of draft
+        tokens that a step asks for.
 
         A part is "draft", "target", "rest" or the whole "step".
         """
-        plain = {
-            "step": self.step_in_parts,
-            "draft": self.propose,
-            "target": self.run_target,
-            "rest": self.verify_and_emit,
-        }
         for part in parts:
-            self.wrapped[part] = wrapper(self.wrapped.get(part, plain[part]))
+            self.wrappers.setdefault(part, []).append(wrapper)
+        self.parts.clear()
+
+    def part(self, name: str) -> Callable[..., Any]:
+        """What runs this part of a step that asks for `asked` draft tokens."""
+        key = name, self.asked
+        if key not in self.parts:
+            plain: dict[str, Callable[..., Any]] = {
+                "step": self.step_in_parts, "draft": self.propose, "target": self.run_target,
+                "rest": self.verify_and_emit,
+            }  # fmt: skip
+            self.parts[key] = reduce(lambda function, wrap: wrap(function), self.wrappers.get(name, []), plain[name])
+        return self.parts[key]
 
     def propose(self, uniforms: Tensor) -> Proposal:
         """The draft tokens of a step, from its uniforms `(rows, asked)`; on a CPU it gets no wider than they are."""
@@ -276,14 +305,14 @@ class Batch:
             return nothing(self.state.lengths, self.vocab)
         proposal = self.drafter.propose(self.context, uniforms)
         require_shapes(proposal, len(uniforms), uniforms.shape[1], self.vocab, self.tree is None)
+        if self.auto is not None and self.limits:  # a row keeps as many as it would have alone
+            kept = (self.state.offsets[: proposal.q.shape[1]] < self.chosen[:, None])[..., None]
+            proposal = Proposal(proposal.draft_tokens.where(kept[..., 0], -1), proposal.q.where(kept, 0.0))
         return self.narrowed(proposal) if self.narrows else padded(*proposal, self.asked)
 
     def narrowed(self, proposal: Proposal) -> Proposal:
         """`proposal` up to the last position at which some row proposes something; compiled, all of it or nothing."""
         draft_tokens, q = proposal
-        if self.auto is not None and (self.chosen < self.asked).any():  # a row keeps as many as it would have alone
-            kept = self.state.offsets[: q.shape[1]] < torch.from_numpy(self.chosen)[:, None]
-            draft_tokens, q = draft_tokens.where(kept, -1), q.where(kept[..., None], 0.0)
         used = (draft_tokens != -1) | (q.sum(dim=-1) != 0)
         last = used.any(dim=0) * self.state.offsets[1 : used.shape[1] + 1]
         width = int(last.amax()) if len(last) else 0
@@ -314,6 +343,8 @@ class Batch:
         self.state.keep_probs(p)
         emitted = self.state.append(accepted_chain, outcome)
         self.state.remember(Proposal(draft_tokens, q), outcome, emitted, beta)
+        if self.auto is not None:
+            self.state.status[:, 1], self.state.status[:, 2] = (draft_tokens >= 0).sum(dim=1), outcome.accepted
         self.state.prepare_next_step()
         return outcome
 
@@ -349,15 +380,15 @@ class Batch:
         self.clear([0] * len(state.eos))
         zeros = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
         self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(zeros, zeros, torch.zeros(rows, 1).double()), 1)
-        widths, narrows, auto = (state.gamma, 0)[: 1 + self.narrows], self.narrows, self.auto
-        self.narrows, self.auto = False, None
-        with tqdm(total=2 * len(widths) + 1, desc="compiling (once)", leave=False, disable=not progress) as bar:
-            for self.asked in widths:
-                self.width = self.asked
+        narrows, self.narrows = self.narrows, False
+        with tqdm(total=4 * len(self.widths), desc="compiling (once)", leave=False, disable=not progress) as bar:
+            for width in reversed(self.widths):
+                self.asked = self.width = width
                 self.step_in_parts(lambda part: bar.update())
-            bar.update()
-        self.asked, self.width, self.narrows, self.auto = state.gamma, state.gamma, narrows, auto
-        self.step()  # captures the step here, if it is captured as a whole
+                if "step" in self.wrappers:
+                    self.step()  # captures it
+                bar.update()
+        self.asked, self.width, self.narrows = state.gamma, state.gamma, narrows
 
 
 def target_pass(

@@ -58,15 +58,12 @@ class Context(NamedTuple):
     lengths        (rows,)               tokens of each row so far, the prompt included
     hidden_states  (rows, slots, width)  the target's hidden states at each token but the newest, whose forward pass
                                          has not been made yet; None unless the drafter names `hidden_layers`
-    input_slots                          the most tokens of an encoder's input, with which the sequences of an
-                                         encoder-decoder begin; the decoder's first token follows. Otherwise 0
     waits                                whether the host waits for the device in this step in any case
     """
 
     tokens: Tensor
     lengths: Tensor
     hidden_states: Tensor | None = None
-    input_slots: int = 0
     waits: bool = False
 
     @property

@@ -23,7 +23,6 @@ from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.drafting.seen import LEAST, SeenTokens
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
-from specnb.models.encoder_decoder import cached_model
 from specnb.models.support import require_supported, vocabulary
 from specnb.models.token_map import TokenMap
 from specnb.number_checks import require_number
@@ -63,7 +62,7 @@ class ModelDrafter(ChainDrafter):
         compile: bool = False,
         capturable: bool = False,
     ) -> None:
-        require_supported(model, encoder_decoder=not compile)
+        self.require_model(model)
         require_sampling(sampling)
         self.model = self.draft_model = model
         self.sampling = sampling
@@ -72,9 +71,13 @@ class ModelDrafter(ChainDrafter):
         self.compile, self.capturable = compile, capturable
         self.allocated: tuple[Any, ...] = ()
 
-    def allocate(self, slots: int, input_slots: int = 0) -> None:
-        """Makes an empty cache of so many slots, as in `Context`, and the function that samples a step's tokens."""
-        self.runner = cached_model(self.model, slots, input_slots, self.runner_class)
+    def require_model(self, model: PreTrainedModel) -> None:
+        """Raises `TypeError` for a model that this drafter cannot run."""
+        require_supported(model)
+
+    def allocate(self, slots: int) -> None:
+        """Makes an empty cache of so many slots, and the function that samples a step's tokens."""
+        self.runner = self.runner_class(self.model, slots)
         self.seen = SeenTokens(slots, self.model.device)
         self.runner.token_map = self.token_map
         self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
@@ -83,10 +86,10 @@ class ModelDrafter(ChainDrafter):
         """Fills the cache with the prompts."""
         tokens, lengths = context.tokens, context.lengths
         if rows is None:
-            sizes = (*tokens.shape, context.input_slots, self.model.dtype, self.model.device)
+            sizes = (*tokens.shape, self.model.dtype, self.model.device)
             if self.allocated != sizes:  # the cache is kept for later batches: compiled functions belong to it
                 self.allocated = sizes
-                self.allocate(tokens.shape[1], context.input_slots)
+                self.allocate(tokens.shape[1])
             self.runner.clear()
         prefill(self.runner, tokens, lengths, rows)
         self.seen.hold(tokens, lengths - 1, rows)
@@ -209,7 +212,7 @@ class MixtureDrafter(ChainDrafter):
 
 
 def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
-    """Raises `ValueError` for a `PlannedRule` and one of `SCHEMES` that it is not exact for.
+    """Raises `ValueError` for a `PlannedRule` of some schemes and another one.
 
     A tree in which no node has two children is a chain for every scheme.
 
@@ -218,7 +221,7 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
     >>> require_exact(recursive_rejection, independent_children, (-1, -1))
     """
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
-    if scheme in SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
+    if suitable != SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
         names = " or ".join(other.__name__ for other in suitable)
         other = f"Give the TreeDrafter scheme={names}, or another rule" if suitable else "Give another rule"
         raise ValueError(

@@ -31,16 +31,16 @@ from transformers import AutoTokenizer, PreTrainedModel
 from specnb.decoding.generate import Study as Timed
 from specnb.decoding.generate import generate
 from specnb.decoding.record import now
+from specnb.demo import smollm2
 from specnb.distributions import Sampling
-from specnb.drafting.heads import AttentionDrafter, load_head
 from specnb.drafting.model import MixtureDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.cost import measure_costs
 from specnb.measure.statistics import bootstrap
 from specnb.measure.timing import Job, time_round
 from specnb.models.loading import Pair, load_model
-from specnb.models.real_model import smollm2
 from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.heads import AttentionDrafter, load_head
 from studies.files import data_file
 from studies.study import Study, columns
 
@@ -61,7 +61,7 @@ Made = tuple[int, list[int]]  # tokens, and how many of them each step verified
 @cache
 def model_and_tokenizer(dtype: str, device: str = "cpu") -> tuple[PreTrainedModel, Any]:
     """The real model, and its tokenizer with the chat template."""
-    return load_model("smollm2", device, getattr(torch, dtype)), AutoTokenizer.from_pretrained(smollm2())
+    return load_model(smollm2(), device, getattr(torch, dtype)), AutoTokenizer.from_pretrained(smollm2())
 
 
 def prompts_of(tokenizer: Any, kind: str, count: int) -> list[list[int]]:

@@ -1,23 +1,26 @@
 """The sampler on one CUDA device: is it exact there, what do forward passes cost, how fast are whole calls?
 
-Ten minutes at most on one card: `python -m studies gpu`. The lines of an item have the columns of its kind:
+Ten minutes on one card: `python -m studies gpu`. Each item is measured by itself, with the `commit` of its code; its
+lines have the columns of its kind:
 
 - `audit`: tokens sampled from the target, speculatively and captured, and what the audit says of them: its verdict,
   log10 of its e-value, and the interval of the total variation per token
-- `pass`: v(n), the time of a forward pass of the target over `n` tokens of `rows` sequences, over that of one token
-  each, with an interval over repetitions; for the draft, `n` = 1, c
-- `call`: whole calls of one prompt or of `rows` copies, all ways in turn on each prompt. `speed_up` is the time per
-  token of the fastest way to decode plainly (`over`) over this one's, with an interval over prompts; `predicted` is
-  tokens per step over the cost of a step, from the passes of the same item
+- `pass`: `cost` is v(n), the time of a forward pass of the target over `n` tokens of each of `rows` sequences, over
+  that of one token each, with an interval over repetitions; for the draft, c
+- `call`, `graph`, `compiled`: whole calls for `rows` copies of a prompt, all ways in turn on each prompt. `speed_up` is
+  the time per token of the fastest way to decode plainly (`over`) over this one's, with an interval over prompts;
+  `predicted` is tokens per step over the cost of a step, from captured passes timed in the same item
 
-Ways are ours, eager or captured as a graph (`compile="graph"`), and transformers' own: as it is, with a static cache
-and compiled, with prompt lookup or the draft model. `compiled` items add what torch compiles.
+Ways to decode are ours, captured as a graph (`compile="graph"`), with the number of draft tokens or `auto`; in `call`
+also eager, and transformers' own generation, with prompt lookup or the draft model; in `compiled` some that torch
+compiles before they are captured (`compile=True`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,7 +36,7 @@ from specnb.models.loading import Pair
 from specnb_audit.api import audit
 from specnb_audit.engine import Engine
 from studies.speed.gpu_setups import CUDA, Setup, setup
-from studies.study import Study, columns, timed_in_turn
+from studies.study import Study, columns, commit, timed_in_turn
 
 CONTEXT = 128  # tokens before the forward passes that are timed alone
 Line = dict[str, Any]
@@ -45,7 +48,7 @@ def audited(given: Setup, temperature: float, sequences: int, new_tokens: int) -
     prompts = (given.prompts * sequences)[:sequences]
     sampling = Sampling(temperature)
     for name, (make, gammas) in given.drafters.items():
-        gamma = gammas[0]
+        gamma: Any = gammas[0]
         made = generate(
             given.target, prompts, make(sampling), gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
             compile="graph", progress=False,
@@ -84,23 +87,24 @@ def passes(given: Setup, rows: int, compile: bool | str, costs: Costs) -> Iterat
 def own_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, modes: dict[str, Any]) -> dict[str, Way]:
     """Plain and speculative decoding by `generate`, in each mode of compilation."""
 
-    def call(drafter: Any, gamma: int, compile: Any, number: int, prompt: list[int]) -> tuple[int, int]:
+    def call(drafter: Any, gamma: Any, compile: Any, number: int, prompt: list[int]) -> tuple[int, int]:
         made = generate(
             given.target, [prompt] * rows, drafter, gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
             eos=given.eos, compile=compile, progress=False, study=Numbered(range(number * rows, (number + 1) * rows)),
         )  # fmt: skip
         return sum(map(len, made.tokens)), int(made.record.target_passes.sum())
 
+    made = {name: make(sampling) for name, (make, _) in given.drafters.items()}
+    drafted = [(name, gamma) for name, (_, gammas) in given.drafters.items() for gamma in gammas]
     ways: dict[str, Way] = {}
     for mode, compile in modes.items():
         ways[f"plain, {mode}"] = partial(call, None, 0, compile)
-        for name, (make, gammas) in given.drafters.items():
-            drafter = make(sampling)
-            ways |= {f"{name} {gamma}, {mode}": partial(call, drafter, gamma, compile) for gamma in gammas}
+        for name, gamma in drafted[:1] if mode == "compiled" else drafted:
+            ways[f"{name} {gamma}, {mode}"] = partial(call, made[name], gamma, compile)
     return ways
 
 
-def other_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, static: bool) -> dict[str, Way]:
+def other_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int) -> dict[str, Way]:
     """The same by transformers' own generation, which assists single sequences only."""
     target: Any = given.target
     end = -1 if given.eos is None else given.eos
@@ -118,8 +122,6 @@ def other_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, sta
         return int((ended == 0).sum()), 0
 
     ways: dict[str, Way] = {"plain, transformers": partial(call, {})}
-    if static:
-        ways["plain, transformers compiled"] = partial(call, {"cache_implementation": "static"})
     if rows == 1 and given.draft is not None:
         ways["model, transformers"] = partial(call, {"assistant_model": given.draft})
     if rows == 1 and given.draft is None:
@@ -159,12 +161,13 @@ def calls(ways: dict[str, Way], given: Setup, prompts: int, rows: int, predict: 
 def predicted(costs: Costs, drafts: bool, way: str, tokens_per_step: float) -> float:
     """Tokens per step over the cost of one: v(gamma + 1), and gamma c if a model drafts; copies cost nothing.
 
-    Not a number for a head, whose cost was not timed, and for ways that are not captured.
+    Not a number for a head, whose cost was not timed, for `auto`, and for ways that are not just captured.
     """
     name, mode = way.split(", ")
-    gamma = 0 if name == "plain" else int(name.rsplit(" ", 1)[1])
-    if mode != "graph" or name.startswith("head"):
+    number = "0" if name == "plain" else name.rsplit(" ", 1)[1]
+    if mode != "graph" or name.startswith("head") or number == "auto":
         return float("nan")
+    gamma = int(number)
     return float(tokens_per_step / (costs.verify_cost(gamma + 1) + gamma * drafts * costs.cost_ratio.value))
 
 
@@ -174,26 +177,25 @@ def measure(
     """The lines of one item: kind, models, dtype, and what the kind needs."""
     kind, models, dtype, *more = item.split("-")
     given = setup(models, getattr(torch, dtype), *more[:1])
-    about: Line = {"kind": kind, "models": models, "dtype": dtype, "machine": machine(given.target.device)}
-    lines: list[Line]
+    about: Line = {"kind": kind, "models": models, "dtype": dtype, "commit": commit()}
+    about |= {"machine": machine(given.target.device), "torch": torch.__version__}
+    lines: list[Line] = []
     if kind == "audit":
-        lines = list(audited(given, 1.0, sequences, new_tokens))
+        lines += audited(given, 1.0, sequences, new_tokens)
     elif kind == "pass":
-        lines = []
-        for rows in (1, 16):
-            for compile in (False, "graph"):
-                costs = costs_of(given, rows, compile, lengths, repetitions)
-                lines += passes(given, rows, compile, costs)
+        modes: tuple[bool | str, ...] = (False, "graph")
+        for rows, compile in product((1, 16), modes):
+            lines += passes(given, rows, compile, costs_of(given, rows, compile, lengths, repetitions))
     else:
         text, temperature, rows = more[0], float(more[1]), int(more[2])
         sampling = Sampling(temperature)
         about |= {"prompts": text, "temperature": temperature}
-        modes: dict[str, Any] = {"eager": False, "graph": "graph"} | ({"compiled": True} if kind == "compiled" else {})
-        ways = own_ways(given, sampling, rows, new_tokens, modes)
-        if others:
-            ways |= other_ways(given, sampling, rows, new_tokens, kind == "compiled")
+        added: dict[str, Any] = {"call": {"eager": False}, "compiled": {"compiled": True}}.get(kind, {})
+        ways = own_ways(given, sampling, rows, new_tokens, {"graph": "graph"} | added)
+        if others and kind == "call":
+            ways |= other_ways(given, sampling, rows, new_tokens)
         costs = costs_of(given, rows, "graph", lengths, repetitions)
-        lines = list(calls(ways, given, prompts, rows, partial(predicted, costs, given.draft is not None)))
+        lines += calls(ways, given, prompts, rows, partial(predicted, costs, given.draft is not None))
     forget_compiled()
     return [about | line for line in lines]
 
@@ -201,19 +203,19 @@ def measure(
 STUDY = Study(
     measure,
     settings={
-        "sequences": 128, "prompts": 6, "new_tokens": 64, "lengths": (1, 2, 3, 5, 9, 17), "repetitions": 20,
+        "sequences": 64, "prompts": 6, "new_tokens": 64, "lengths": (1, 2, 3, 5, 9, 17), "repetitions": 20,
         "others": True,
     },
     small={
         "sequences": 2, "prompts": 2, "new_tokens": 8, "lengths": (1, 3, 5, 9), "repetitions": 3, "others": False,
     },
     items=(
-        "audit-pair-float32", "pass-pair-float32", "call-pair-float32-text-1-1",
-        "audit-smollm2-float32", "pass-smollm2-bfloat16",
-        *(f"call-smollm2-bfloat16-{text}-{temperature}-1" for text in ("chat", "summary", "quotation", "edit", "code")
-          for temperature in (0, 1)),
-        "pass-6b-bfloat16", "call-6b-bfloat16-random-1-1", "call-6b-bfloat16-random-1-16",
-        "call-pair-float32-text-1-16", "compiled-smollm2-bfloat16-edit-0-1",
+        "audit-pair-float32", "audit-smollm2-float32", "pass-smollm2-bfloat16", "pass-6b-bfloat16",
+        "call-6b-bfloat16-random-1-1", "call-smollm2-bfloat16-edit-0-1", "call-smollm2-bfloat16-chat-0-1",
+        "graph-6b-bfloat16-random-1-16", "graph-pair-float32-text-1-1",
+        *(f"graph-smollm2-bfloat16-{text}-{temperature}-1" for temperature in (0, 1)
+          for text in ("chat", "summary", "edit")),
+        "compiled-smollm2-bfloat16-edit-0-1",
     ),
     small_items=("audit-tiny-float64", "pass-tiny-float64", "call-tiny-float64-random-1-1"),
 )  # fmt: skip

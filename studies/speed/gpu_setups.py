@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
-from specnb.drafting.heads import AttentionDrafter, load_head
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.models.loading import load_pair
 from specnb.models.shapes import Shape
+from studies.drafters.heads import AttentionDrafter, load_head
 from studies.files import data_file
 from studies.real import workloads
 from studies.speed import pairs
@@ -30,14 +30,14 @@ SHAPES = {"6b": (Shape(32, 4096, 14336, 32), Shape(16, 2048, 8192, 32)), "tiny":
 class Setup(NamedTuple):
     """A target on the device, its draft model if any, and what is asked of them.
 
-    drafters  name -> makes a drafter for one batch, sampled as given, and its gammas
+    drafters  name -> makes a drafter for one batch, sampled as given, and numbers of draft tokens
     prompts   at least as many as are timed
     eos       the end of a text, or None
     """
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
-    drafters: dict[str, tuple[Callable[[Sampling], Any], tuple[int, ...]]]
+    drafters: dict[str, tuple[Callable[[Sampling], Any], tuple[int | str, ...]]]
     prompts: list[list[int]]
     eos: int | None = None
 
@@ -59,7 +59,9 @@ def of_a_pair(name: str, dtype: torch.dtype) -> Setup:
         prompts = np.random.default_rng(0).integers(vocab, size=(64, 32)).tolist()
     models: list[Any] = [pair.target, pair.draft]
     target, draft = (model.to(torch.device(CUDA)) for model in models)
-    drafters: dict[str, Any] = {"model": (lambda sampling: ModelDrafter(draft, sampling, capturable=True), (2, 4, 8))}
+    drafters: dict[str, Any] = {
+        "model": (lambda sampling: ModelDrafter(draft, sampling, capturable=True), (2, 4, 8, "auto"))
+    }
     return Setup(target, draft, drafters, prompts)
 
 
@@ -68,7 +70,7 @@ def smollm2(dtype: torch.dtype, kind: str) -> Setup:
     target, tokenizer = workloads.model_and_tokenizer(str(dtype).removeprefix("torch."), CUDA)
     head = load_head(data_file("smollm2-head"), dtype).to(CUDA)
     drafters: dict[str, Any] = {
-        "copies": (lambda _: PromptLookupDrafter(target.config.vocab_size), (4, 8)),
+        "copies": (lambda _: PromptLookupDrafter(target.config.vocab_size), (4, 8, "auto")),
         "head": (lambda sampling: AttentionDrafter(target, head, sampling, capturable=True), (2, 4)),
     }
     return Setup(target, None, drafters, workloads.prompts_of(tokenizer, kind, 12), tokenizer.eos_token_id)

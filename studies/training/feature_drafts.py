@@ -35,9 +35,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from specnb.distributions import overlap
-from specnb.drafting.heads import AttentionHead, ParallelHeads, RecurrentHead, save_head
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from studies import corpus, study
+from studies.drafters.heads import AttentionHead, ParallelHeads, RecurrentHead, save_head
 from studies.training import training
 from studies.training.distillation import forward_kl, total_variation
 from studies.training.evaluation import OWN, PROMPT, TEXT, Files, held_out_windows, means, sampled

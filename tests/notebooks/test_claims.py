@@ -18,7 +18,7 @@ import torch
 from notebooks.support.claims import Answer, Notebook, notebook
 from notebooks.support.findings import all_claims
 from specnb.measure.statistics import Estimate
-from studies.files import ROOT
+from studies.files import notebooks
 
 
 @pytest.fixture(autouse=True)
@@ -140,10 +140,8 @@ def test_wrong_parameters_are_named(given: dict[str, Any], says: str, monkeypatc
 
 CLAIMS = all_claims().set_index("id")
 CODE = {
-    path.name.split("_")[0]: [
-        cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"
-    ]
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+    name.split("_")[0]: [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    for name, path in notebooks().items()
 }
 
 

@@ -9,9 +9,9 @@ import papermill
 import pytest
 
 from notebooks.support.parameters import ENDS, FORM, KINDS, mistakes, names_given, of_notebook, read, unknown
-from studies.files import ROOT
+from studies.files import notebooks
 
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = list(notebooks().values())
 CELL = "seed: int = 2  # of every random number, from 0\ngamma: int = 4  # draft tokens per step, from 1 to 64"
 
 

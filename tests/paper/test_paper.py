@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 import typst
 
+from audit_studies.power.bug_suite import BUG_SUITE, CAP, DELTA
 from paper.build import assembled, build, compiled, main
 from specnb_audit.evidence import Evidence
-from studies.audit_power.bug_suite import BUG_SUITE, CAP, DELTA
+from studies.files import located
 
 ROOT = Path(__file__).parent.parent.parent
 PAPER = ROOT / "paper"
@@ -23,7 +24,7 @@ TEXT = (PAPER / "paper.typ").read_text()
 # What may have digits in the text: everything else comes from results.
 ALLOWED = {
     "comment": r"//[^\n]*",
-    "name of a number, a figure or a remark": r"#n(\.[\w-]+)+|\"\d\d_\w+\"|#so\(\"[\w-]+\"\)",
+    "name of a number, a figure or a remark": r"#n(\.[\w-]+)+|\"(audit/)?\d\d_\w+\"|#so\(\"[\w-]+\"\)",
     "quotation of a source": r"\"[^\"]*\"",
     "place in a source": r"(Table|Section|Appendix|Equation|Theorem|[Ss]tep) \d+|\bA\.\d",
     "name": r"\b[A-Za-z]+\d+\b",
@@ -35,7 +36,7 @@ CONSTANTS = r"(?<![\d.])[012](?![\d.])"  # in mathematics
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """A copy of the results and figures."""
-    for folder in ("data/results", "figures"):
+    for folder in ("data/results", "figures", "audit/data/results", "audit/figures"):
         shutil.copytree(ROOT / folder, tmp_path / "made" / folder)
     return tmp_path / "made"
 
@@ -43,7 +44,8 @@ def results(tmp_path: Path) -> Path:
 def asked(folder: Path, source: str, results: Path = ROOT, modules: str = "derived numbers results remarks") -> Any:
     """The value that the Typst expression `source` has over `results`."""
     tables = assembled(folder, results)
-    shutil.copytree(results / "data" / "results", folder / "data" / "results", dirs_exist_ok=True)  # of studies, too
+    for home in ("data", "audit/data"):
+        shutil.copytree(results / home / "results", folder / home / "results", dirs_exist_ok=True)  # of studies, too
     imports = "".join(f'#import "{name}.typ": *\n' for name in modules.split())
     (folder / "asked.typ").write_text(f"{imports}#metadata({source}) <value>")
     file = folder / "asked.typ"
@@ -108,7 +110,7 @@ def test_what_is_written_twice_agrees(tmp_path: Path) -> None:
 PLANTED: dict[str, tuple[str, str, object]] = {
     "both-readings-keep-the-bound": ("07_readings", "breaks_bound", 1),
     "narrowing-depends-on-the-draft": ("07_diversity", "high", -1),
-    "the-audit-sees-more": ("16_bug_suite", "vLLM V1", 0),
+    "the-audit-sees-more": ("audit/03_bug_suite", "vLLM V1", 0),
     "the-shortest-may-decide": ("10_truncation", "gamma 1", 0.1),
     "bugs-of-beam-search-show": ("06_every_tree", "different: A.4", 1),
     "nothing-ran-on-a-gpu": ("beam_speeds", "machine", "NVIDIA H200"),
@@ -120,7 +122,7 @@ def test_every_remark_is_true_and_could_be_untrue(tmp_path: Path, results: Path)
     """Of results that say the opposite: what was larger is smaller, what was found was not, what held is open."""
     found = dict(asked(tmp_path / "a", f"remarks.pairs().map{HOLDS}", ROOT, "remarks"))
     assert found == dict.fromkeys(found, True)
-    for file in (results / "data" / "results").glob("*.csv"):
+    for file in results.rglob("data/results/*.csv"):
         table = pd.read_csv(file)
         for column in table:
             if table[column].dtype == bool:
@@ -130,7 +132,7 @@ def test_every_remark_is_true_and_could_be_untrue(tmp_path: Path, results: Path)
         if file.stem == "claims":
             table = table.assign(verdict="open")
         table.to_csv(file, index=False)
-    for file in (results / "data" / "results").glob("*.numbers.json"):
+    for file in results.rglob("data/results/*.numbers.json"):
         stored = json.loads(file.read_text())
         for named in stored.values():
             named.update({name: _contrary(value, at) for at, (name, value) in enumerate(named.items())})
@@ -150,7 +152,7 @@ def _contrary(value: Any, at: int) -> Any:
 @pytest.mark.parametrize("remark", PLANTED)
 def test_a_remark_about_counts_could_be_untrue(tmp_path: Path, results: Path, remark: str) -> None:
     name, column, value = PLANTED[remark]
-    file = results / "data" / "results" / f"{name}.csv"
+    file = results / located("data/results", f"{name}.csv")
     pd.read_csv(file).assign(**{column: value}).to_csv(file, index=False)
     assert asked(tmp_path / "a", f'remarks.at("{remark}")()', results, "remarks") is False
 

@@ -18,7 +18,7 @@ import specnb
 from specnb import demo
 from specnb_cli import main
 
-COPIED, NOT_COPIED = [1, 2, 1], [1, 2, 3, 0] * 3  # what the tiny model continues with, or not
+COPIED, NOT_COPIED = [1, 2, 1], [3, 3, 0, 1, 3, 0, 2, 1]  # what the tiny model continues with, or not
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """The smallest part of every deterministic table, computed again and compared with the committed rows.
 
-Not computed again: `false_alarms` and `block_against_token`, whose rows are sums over hundreds of audits and of
-completions; `distillation` and `feature_drafts`, which come from an hour of training; and the columns of times (all of
-`bench_*`, `recommendation`), which only say on what and when they were measured. Counts
-and evidence of decoding in float32 have a tolerance: another processor rounds in other ways.
+Not computed again: `block_against_token`, whose rows are sums over hundreds of completions; `distillation` and
+`feature_drafts`, which come from an hour of training; and the columns of times (all of `bench_*`, `recommendation`),
+which only say on what and when they were measured. Counts of decoding in float32 have a tolerance: another processor
+rounds in other ways.
 """
 
 from __future__ import annotations
@@ -18,12 +18,8 @@ from specnb.distributions import Sampling
 from specnb.drafting.ngram import UniformDrafter
 from specnb.models.loading import Pair, load_pair
 from specnb.rules import token_verification
-from studies.audit_power import audit_comparison, bug_suite, engine_checks
-from studies.audit_power.compared_samples import LENGTH, greedy_mismatch
-from studies.audit_power.random_pair import random_pair
 from studies.beams import beam_speeds
 from studies.drafters import drafter_choice, drafters
-from studies.engines import engines
 from studies.files import ROOT
 from studies.rules import rules_in_the_loop, verification_rules
 from studies.rules.rules_in_the_loop import Method
@@ -68,43 +64,6 @@ def test_verification_rules(made: Any) -> None:
     numbers = ["tv", "accepted", "optimum", "fraction_min", "fraction_mean", "fraction_max"]
     pd.testing.assert_frame_equal(table[numbers], rows[numbers], rtol=1e-5, atol=1e-5)
     assert table.exact.tolist() == rows.exact.tolist()
-
-
-def test_audit_comparison() -> None:
-    """Greedy decoding with a bug of the cache, in float64."""
-    name = "rejected-stays"
-    differs = greedy_mismatch(audit_comparison.SUITE[name], random_pair(), 0, audit_comparison.GREEDY // LENGTH)
-    found = [
-        ("greedy", budget, float(not differs[at].any()))
-        for budget in audit_comparison.BUDGETS
-        for at in audit_comparison.pieces(budget, audit_comparison.PIECES, audit_comparison.GREEDY)
-    ]
-    rows = committed("audit_comparison", bug=name, test="greedy")
-    pd.testing.assert_frame_equal(audit_comparison.counted(name, found), rows, check_dtype=False)
-
-
-def test_engine_checks() -> None:
-    name = "raw-q"
-    made = pd.DataFrame(engine_checks.measure(name, **find("engine_checks").settings))
-    assert made.to_dict("list") == committed("engine_checks", bug=name).to_dict("list")
-
-
-def test_bug_suite(pair: Pair) -> None:
-    """The first group of audits of a bug that the first tokens show."""
-    name = "after-the-end"
-    made = bug_suite.audited(bug_suite.BUG_SUITE[name], pair, range(bug_suite.GROUP))
-    rows = committed("bug_suite", bug=name)
-    assert [one.kind for one in made] == rows.kind[: len(made)].tolist()
-    assert [one.found_after for one in made] == pytest.approx(rows.found_after[: len(made)].tolist(), abs=2)
-
-
-def test_engines() -> None:
-    """The audit of committed tokens of another engine."""
-    (made,) = engines.measure("openvino-none-t0", **find("engines").settings)
-    (row,) = committed("engines", row="openvino-none-t0").to_dict("records")
-    for name in ("engine", "version", "tokens", "verdict", "impossible", "sha256"):
-        assert made[name] == row[name], name
-    assert made["log10_e"] == pytest.approx(row["log10_e"], abs=1e-3)
 
 
 def test_drafters(pair: Pair) -> None:

@@ -20,12 +20,13 @@ def test_results_go_elsewhere_unless_asked(unset: bool, tmp_path: Path, monkeypa
     assert files.out() == files.ROOT / "build" / "own"
 
 
-def test_a_table_of_this_run_is_read_before_the_committed_one(tmp_path: Path) -> None:
-    committed = files.read_table("results/04_sweep")
-    made = files.write(tmp_path / "data" / "results" / "04_sweep.csv", "x\n0.333333\n2\n")
-    assert files.data_file("results/04_sweep.csv") == made
+@pytest.mark.parametrize("name", ["results/04_sweep", "audit/results/03_power"])
+def test_a_table_of_this_run_is_read_before_the_committed_one(name: str, tmp_path: Path) -> None:
+    committed = files.read_table(name)
+    made = files.write(tmp_path / files.located("data", f"{name}.csv"), "x\n0.333333\n2\n")
+    assert files.data_file(f"{name}.csv") == made
     assert len(committed) > 2
-    assert files.read_table("results/04_sweep", dtype=str).x.tolist() == ["0.333333", "2"]
+    assert files.read_table(name, dtype=str).x.tolist() == ["0.333333", "2"]
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,8 @@ import pytest
 from studies import study
 from studies.__main__ import main
 from studies.files import ROOT
-from studies.study import Study, find, names, run
+from studies.study import Study, find, names, run, table_of
 
-RESULTS = ROOT / "data" / "results"
 FIELDS = {"study", "commit", "date", "settings", "processor", "threads", "device", "system", "python", "packages"}
 
 
@@ -87,15 +86,17 @@ def test_every_study_has_a_table_with_a_record_of_its_settings(name: str) -> Non
     own = find(name)
     assert set(own.settings) <= set(own.small)
     assert set(own.small_items) <= set(own.items)
-    record = json.loads((RESULTS / f"{name}.record.json").read_text())
+    table = ROOT / table_of(name)
+    record = json.loads(table.with_suffix(".record.json").read_text())
     assert set(record) >= FIELDS
     assert record["study"] == name
     assert all(record[field] for field in ("commit", "date", "processor", "threads"))
     assert record["packages"].keys() == {*study.PACKAGES}
     assert set(own.settings) == set(record["settings"])
-    assert len(pd.read_csv(RESULTS / f"{name}.csv")) >= 1
+    assert len(pd.read_csv(table)) >= 1
 
 
 def test_every_record_belongs_to_a_study() -> None:
-    records = {path.name.removesuffix(".record.json") for path in RESULTS.glob("*.record.json")}
-    assert records == {*names()}
+    files = [file for folder in ("data", "audit/data") for file in (ROOT / folder / "results").glob("*.record.json")]
+    records = {file.relative_to(ROOT).as_posix().replace(".record.json", ".csv") for file in files}
+    assert records == {table_of(name) for name in names()}

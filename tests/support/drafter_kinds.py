@@ -12,15 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.distributions import sample
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.heads import (
-    AttentionDrafter,
-    AttentionHead,
-    FeatureDrafter,
-    ParallelHeads,
-    ParallelHeadsDrafter,
-    RecurrentHead,
-)
+from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal
 from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
@@ -29,9 +21,17 @@ from studies.drafters.bandit import BanditDrafter
 from studies.drafters.early_exit import early_exit
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.head_tree import HeadTreeDrafter
+from studies.drafters.heads import (
+    AttentionDrafter,
+    AttentionHead,
+    FeatureDrafter,
+    ParallelHeads,
+    ParallelHeadsDrafter,
+    RecurrentHead,
+)
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
-from studies.drafters.stopping_rules import Discarding, TableDrafter, UnlikelySoFar
+from studies.drafters.stopping_rules import Discarding, UnlikelySoFar
 from studies.drafters.suffix import SuffixDrafter
 
 Head = TypeVar("Head", bound=nn.Module)
@@ -48,6 +48,16 @@ def table(seed: int = 0) -> Tensor:
     """Random next-token probabilities `(VOCAB, VOCAB)` after each token."""
     random = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed))
     return torch.softmax(random, dim=-1).to(DEVICE)
+
+
+class TableDrafter(ChainDrafter):
+    """Samples from `table` `(vocab, vocab)`, given the token before."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table, self.vocab = table, table.shape[1]
+
+    def distribution(self, context: Context, position: int) -> Tensor:
+        return self.table[context.newest]
 
 
 class TableTreeDrafter(Drafter):

@@ -7,5 +7,5 @@
 
 No bet of the audit was designed for a bug that is marked as held out, so it may judge the audit's power. Do not aim a
 bet at such a bug without taking the mark away. `specnb_audit.known_bugs` lists them all;
-`studies.audit_power.step_deviation` enumerates a step with one.
+`audit_studies.power.step_deviation` enumerates a step with one.
 """

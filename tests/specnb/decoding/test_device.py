@@ -22,26 +22,23 @@ import drafter_kinds
 import numpy as np
 import pytest
 import torch
-from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, gamma_of, table
+from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, TableDrafter, gamma_of, table
 from real_cuda import RealCuda
 from simulated_cuda import Event, SimulatedCuda, simulated_cuda
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
     PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
 )  # fmt: skip
 
 import specnb
 from specnb import rules
 from specnb.beam import beam_search
 from specnb.decoding import generate as loop
-from specnb.decoding.auto_gamma import FIXED, Auto
+from specnb.decoding import step
+from specnb.decoding.auto_gamma import Auto
 from specnb.decoding.generate import Generation, Study, forget_compiled, generate
-from specnb.decoding.scheduler import ProgressReader
+from specnb.decoding.scheduler import STARTED, ProgressReader
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context
@@ -49,10 +46,10 @@ from specnb.drafting.model import TreeDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import measure_costs
+from specnb.measure.statistics import BOUNDS
 from specnb.measure.timing import machine
 from specnb.models import probe
 from specnb.models.compilation import Captured
-from studies.drafters.stopping_rules import TableDrafter
 
 PROMPTS = ([0], [3, 1], [2, 0, 1, 3])
 COMMON: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_size": 2, "progress": False}
@@ -94,13 +91,13 @@ Log = list[tuple[str, str]]
 def steps(any_device: SimulatedCuda | RealCuda, monkeypatch: pytest.MonkeyPatch) -> list[Log]:
     """What the device logs in each step, from now on."""
     logs: list[Log] = []
-    step = Batch.step
+    make = Batch.step
 
     def logged(batch: Batch) -> None:
         assert len(logs) < 50, "the host does not learn that all rows have ended"
         before = len(any_device.log)
         with any_device.watched(batch) if isinstance(any_device, RealCuda) else nullcontext():
-            step(batch)
+            make(batch)
         logs.append(any_device.log[before:])
 
     monkeypatch.setattr(Batch, "step", logged)
@@ -140,11 +137,17 @@ def of_kind(name: str) -> Generation:
     return on_the_cpu(target(), PROMPTS, drafter, gamma=gamma_of(drafter), **COMMON)
 
 
+def bound(simulated: float) -> float:
+    """How far a number may lie from the CPU's. On a real device sums have another order, in float32 in places."""
+    return BOUNDS[1] if torch.cuda.is_available() else simulated
+
+
 def require_equal(made: Generation, expected: Generation) -> None:
     assert made.tokens == expected.tokens
     width = expected.record.gamma
     assert np.array_equal(made.record.draft_tokens[..., :width], expected.record.draft_tokens)
-    assert np.allclose(made.record.beta[..., :width], expected.record.beta, rtol=0, atol=1e-6)  # drafts are float32
+    difference = np.abs(made.record.beta[..., :width] - expected.record.beta).max(initial=0)
+    assert difference < bound(1e-6)  # drafts are float32
 
 
 # Every drafter
@@ -155,6 +158,7 @@ def test_tokens_are_those_of_the_cpu_and_a_step_waits_for_nothing(
     name: str, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = of_kind(name)
+    steps.clear()
     monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
     drafter = ALL[name]()
     require_equal(generate(placed(target()), PROMPTS, drafter, gamma=gamma_of(drafter), **COMMON), expected)
@@ -167,13 +171,14 @@ def test_a_captured_step_is_one_replay_with_the_tokens_of_the_cpu(
     name: str, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = of_kind(name)
+    steps.clear()
     monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
     drafter = ALL[name]()
     drafter.capturable = True
     made = generate(placed(target()), PROMPTS, drafter, gamma=gamma_of(drafter), compile="graph", **COMMON)
     require_equal(made, expected)
     assert len(steps) > 3
-    assert all(log == [("replay", "a graph")] for log in steps[1:])  # after the one that captures
+    assert steps[1:] == [[("replay", "a graph")]] * len(steps[1:])  # after the one that captures
 
 
 # Every setting
@@ -239,11 +244,37 @@ def test_every_architecture(make: Callable[..., PreTrainedModel], any_device: An
         require_equal(generate(placed(model), PROMPTS, tree, gamma=2, compile=compile, **COMMON), expected)
 
 
-def test_gamma_is_fixed_where_steps_have_one_width(any_device: Any) -> None:
-    models = placed(target()), placed(draft())
-    expected = on_the_cpu(target(), PROMPTS, draft(), gamma=FIXED, **COMMON)
-    for gamma in ("auto", Auto(costs=[1.0, 1.1, 1.2, 1.3, 1.4])):
-        require_equal(generate(models[0], PROMPTS, models[1], gamma=gamma, **COMMON), expected)
+def late(batch: Batch, status: np.ndarray) -> None:
+    """`Batch.learn` that learns from a step when the next one is known, as a device does."""
+    before, batch.before = getattr(batch, "before", None), status.copy()  # type: ignore[attr-defined]
+    if before is not None:
+        learn(batch, before)
+
+
+learn = Batch.learn
+COSTS = Auto(costs=[1.0, 1.1, 1.2, 1.3, 1.4], accepted=0.8)
+WIDTHS = {("copies", False): (0, 1, 2, 3, 4), ("copies", "graph"): (0, 1, 2, 4), ("model", "graph"): (1, 2, 4)}
+
+
+@pytest.mark.parametrize(("name", "compile"), WIDTHS)
+def test_gamma_is_chosen_one_step_late(
+    name: str, compile: Any, any_device: Any, steps: list[Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens of a CPU that learns late; on the device with a row less than prompts, so that rows are refilled."""
+    common = COMMON | {"gamma": COSTS, "max_new_tokens": 8, "seed": 3}
+    copies = PromptLookupDrafter(VOCAB, shortest=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "widths", lambda *_: WIDTHS[name, compile])
+        patch.setattr(Batch, "learn", late)
+        expected = on_the_cpu(target(), PROMPTS, copies if name == "copies" else draft(), **common | {"batch_size": 3})
+    steps.clear()
+    made = generate(
+        placed(target()), PROMPTS, copies if name == "copies" else placed(draft()), compile=compile, **common
+    )
+    require_equal(made, expected)
+    assert "read" not in kinds(steps)
+    drafted = (made.record.draft_tokens >= 0).sum(axis=-1)[made.record.active]
+    assert len(set(drafted.tolist())) > 2
 
 
 def test_a_kept_graph_serves_other_prompts_seeds_and_ends(any_device: Any, checked: None) -> None:
@@ -263,7 +294,18 @@ def test_distributions_are_kept(any_device: Any) -> None:
     assert made
     for own, other in zip(made, expected, strict=True):
         assert own.device.type == "cuda"
-        assert torch.allclose(own.cpu(), other, rtol=0, atol=1e-12)
+        assert torch.allclose(own.cpu(), other, rtol=0, atol=bound(1e-12))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device; what torch compiles is not simulated")
+@pytest.mark.parametrize("drafter", [draft, lambda: PromptLookupDrafter(VOCAB, shortest=1)], ids=["model", "copies"])
+def test_what_torch_compiles(drafter: Callable[[], Any], any_device: Any) -> None:
+    """The second time in the tensors of the first."""
+    there = placed(made) if isinstance(made := drafter(), PreTrainedModel) else made
+    for seed in (8, 9):
+        common = COMMON | {"gamma": 3, "seed": seed}
+        expected = on_the_cpu(target(), PROMPTS, made, **common)
+        require_equal(generate(placed(target()), PROMPTS, there, compile=True, **common), expected)
 
 
 @pytest.mark.parametrize("compile", [False, "graph", True])
@@ -290,36 +332,6 @@ def test_beam_search(any_device: Any) -> None:
         assert made.tokens == expected.tokens
 
 
-SIZES: dict[str, Any] = {"d_model": 8, "vocab_size": VOCAB, "decoder_start_token_id": 3, "pad_token_id": 0}
-ENDLESS: dict[str, Any] = {"eos_token_id": None, "forced_eos_token_id": None}
-BART: dict[str, Any] = {
-    "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": 16, "init_std": 1.0,
-}  # fmt: skip
-
-
-def t5() -> Any:
-    torch.manual_seed(1)
-    config = T5Config(**SIZES, **ENDLESS, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
-    return T5ForConditionalGeneration(config).double().eval()
-
-
-def bart() -> Any:
-    torch.manual_seed(2)
-    return BartForConditionalGeneration(BartConfig(**SIZES, **ENDLESS, **BART)).double().eval()
-
-
-@pytest.mark.parametrize("make", [t5, bart])
-def test_encoder_decoders(make: Callable[[], PreTrainedModel], any_device: Any, steps: list[Log]) -> None:
-    model = make()
-    for drafter in (near_copy(model, 0.2), PromptLookupDrafter(VOCAB, shortest=1)):
-        expected = on_the_cpu(model, PROMPTS, drafter, gamma=2, **COMMON)
-        steps.clear()
-        own = placed(drafter) if isinstance(drafter, PreTrainedModel) else drafter
-        require_equal(generate(placed(model), PROMPTS, own, gamma=2, **COMMON), expected)
-        assert kinds(steps) == {"launch"}
-
-
 def test_costs_are_measured_on_captured_passes(device: SimulatedCuda) -> None:
     pair = roomy_pair()
     pair = without_tokenizer(placed(pair.target), placed(pair.draft))
@@ -336,7 +348,7 @@ def test_acceptance_is_measured(any_device: Any) -> None:
         measure_acceptance(one, {"draft": other}, PROMPTS, new_tokens=5, progress=False)
         for one, other in (models, map(placed, models))
     ]
-    assert np.allclose(found[0].beta["draft"], found[1].beta["draft"], rtol=0, atol=1e-12)
+    assert np.allclose(found[0].beta["draft"], found[1].beta["draft"], rtol=0, atol=bound(1e-12))
 
 
 def test_a_model_in_16_bits_is_compared_by_a_copy_in_32(device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,15 +503,19 @@ def test_a_status_that_is_not_waited_for_is_not_the_one_copied(
 ) -> None:
     if not waits:
         monkeypatch.setattr(Event, "synchronize", lambda event: None)
-    state = SimpleNamespace(tokens=torch.zeros(1, device="cuda"), status=torch.full((2,), 5, device="cuda"))
+    status = torch.full((2, 3), 5, device="cuda")
+    state = SimpleNamespace(tokens=torch.zeros(1, device="cuda"), status=status)
     reader = ProgressReader(SimpleNamespace(state=state))  # type: ignore[arg-type]
     assert reader.read() is None
-    state.status -= 1
-    assert (reader.read() == [5, 5]) == waits
-    state.status -= 1
-    assert (reader.read() == [4, 4]) == waits
-    reader.discard()
-    assert reader.read() is None
+    for expected in ([[5, 5, 5]] * 2, [[4, 4, 4]] * 2):
+        state.status -= 1
+        found = reader.read()
+        assert found is not None
+        assert (found.tolist() == expected) == waits
+    reader.entered([1])
+    found = reader.read()
+    assert found is not None
+    assert (found.tolist() == [[3, 3, 3], list(STARTED)]) == waits
 
 
 # The simulation itself

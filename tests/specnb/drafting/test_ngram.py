@@ -22,7 +22,6 @@ from specnb.drafting.ngram import (
     latest_match,
     match_lengths,
 )
-from studies.drafters.suffix import SuffixAutomaton
 
 VOCAB = 5
 
@@ -98,24 +97,6 @@ def test_the_drafter_has_the_distributions_of_its_table(sampling: Sampling) -> N
     for position, contexts in enumerate((recents, later)):
         expected = standardise_probs(torch.from_numpy(model.probs(contexts)), sampling)
         assert torch.equal(proposal.q[:, position], expected)
-
-
-def test_the_automaton_counts_as_a_search_does() -> None:
-    documents = [np.random.default_rng(seed).integers(0, 3, 30).tolist() for seed in range(3)]
-    automaton = SuffixAutomaton(documents)
-    for seed in range(20):
-        recent = np.random.default_rng([seed, 1]).integers(0, 3, 6).tolist()
-        for length in range(6, -1, -1):
-            suffix = recent[6 - length :]
-            after = [
-                document[at + length]
-                for document in documents
-                for at in range(len(document) - length)
-                if document[at : at + length] == suffix
-            ]
-            if after:
-                break
-        assert automaton.continuations(recent) == (length, {token: after.count(token) for token in set(after)})
 
 
 def test_match_lengths_are_those_of_a_search() -> None:

@@ -1,0 +1,221 @@
+"""Encoder-decoder models in the loop: T5, BART and Marian against their own forward passes without caches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from architectures import ENCODER_DECODERS, decoded, tiny_model
+from architectures import START as ARCHITECTURE_START
+from drafter_kinds import TWO_DRAFTS, TableTreeDrafter
+from tiny import LIMIT, llama, near_copy
+from torch import Tensor
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
+)
+from unsupported_models import refusing
+
+from specnb.beam import beam_search
+from specnb.decoding.generate import Generation, Study, generate
+from specnb.distributions import Sampling
+from specnb.drafting.model import ModelDrafter
+from specnb.drafting.ngram import PromptLookupDrafter
+from specnb.enumeration import joint_distribution
+from specnb.measure.statistics import goodness_of_fit
+from studies.batching import encoder_decoder
+from studies.batching.encoder_decoder import ENCODER_DECODER, EncoderDecoderDrafter
+
+VOCAB, START = 5, 3
+PROMPTS = [[2], [4, 1, 2, 0, 3, 1], [3, 3, 1], [1, 0, 4, 2]]
+ENDS: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": None, "decoder_start_token_id": START}
+SIZES: dict[str, Any] = {
+    "d_model": 8, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": LIMIT, "init_std": 1.0,
+    "forced_eos_token_id": None, "bos_token_id": None,
+}  # fmt: skip
+
+
+def t5(vocab: int = VOCAB, kind: Any = T5ForConditionalGeneration, config: Any = T5Config) -> Any:
+    """Its relative positions matter: their bias is as large as the scores."""
+    torch.manual_seed(1)
+    model = kind(
+        config(vocab_size=vocab, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2,
+               relative_attention_num_buckets=6, relative_attention_max_distance=9, **ENDS)
+    )  # fmt: skip
+    for name, weights in model.named_parameters():
+        weights.data *= 4 if "relative" in name else 1
+    return model.double().eval()
+
+
+def bart() -> Any:
+    torch.manual_seed(2)
+    return BartForConditionalGeneration(BartConfig(vocab_size=VOCAB, **SIZES, **ENDS)).double().eval()
+
+
+def marian() -> Any:
+    torch.manual_seed(3)
+    return MarianMTModel(MarianConfig(vocab_size=VOCAB, **SIZES, **ENDS)).double().eval()
+
+
+MODELS = {"t5": t5, "bart": bart, "marian": marian}
+
+
+@torch.inference_mode()
+def exact(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    """The distribution after `tokens`, by a forward pass without caches."""
+    given, decoded = torch.tensor([list(prompt)]), torch.tensor([[START, *tokens]])
+    logits: Tensor = model(input_ids=given, decoder_input_ids=decoded, use_cache=False).logits
+    return logits[0, -1].softmax(-1)
+
+
+def refilled(target: PreTrainedModel, draft: Any, **settings: Any) -> Generation:
+    """Two rows take four prompts of different lengths in turn."""
+    given: dict[str, Any] = {"gamma": 3, "max_new_tokens": 9, "batch_size": 2, "study": ENCODER_DECODER} | settings
+    return generate(target, PROMPTS, draft, progress=False, **given)
+
+
+def near(model: PreTrainedModel, noise: float, sampling: Sampling = Sampling()) -> EncoderDecoderDrafter:
+    return EncoderDecoderDrafter(near_copy(model, noise), sampling)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_token_has_the_distribution_of_an_uncached_pass(name: str, attention: str) -> None:
+    target = MODELS[name]()
+    target.set_attn_implementation(attention)
+    made = refilled(target, near(target, 0.05), eos=1, study=replace(ENCODER_DECODER, keep_probs=True))
+    assert made.record.accepted.max() == 3
+    assert made.probs is not None
+    for prompt, tokens, probs in zip(PROMPTS, made.tokens, made.probs, strict=True):
+        expected = [exact(target, prompt, tokens[:n]) for n in range(len(tokens))]
+        torch.testing.assert_close(probs, torch.stack(expected), rtol=0, atol=1e-6 if attention == "eager" else 1e-9)
+
+
+@pytest.mark.parametrize("draft", ["near", "copies"])
+def test_completions_have_the_target_s_joint_distribution(draft: str) -> None:
+    """Pearson's test of all completions, with refilled rows; it would find a total variation of about 0.05."""
+    target, length, copies = t5(), 3, 3_000
+    drafts: dict[str, Any] = {"near": near(target, 0.1), "copies": PromptLookupDrafter(VOCAB)}
+    made = generate(
+        target, [PROMPTS[1], PROMPTS[2]] * copies, drafts[draft], gamma=2, max_new_tokens=length,
+        batch_size=2 * copies - 600, seed=4, progress=False, study=ENCODER_DECODER,
+    )  # fmt: skip
+    for at, prompt in enumerate(PROMPTS[1:3]):
+        probs = joint_distribution(partial(exact, target, prompt), length)
+        codes = np.array(made.tokens[at::2]) @ VOCAB ** np.arange(length)[::-1]
+        fit = goodness_of_fit(np.bincount(codes, minlength=VOCAB**length), probs.numpy().ravel())
+        assert fit.p_value > 1e-6, fit
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_at_temperature_0_the_tokens_are_those_of_transformers(name: str) -> None:
+    """Greedy and assisted, with the default gamma and with a draft that copies the encoder's input."""
+    target = MODELS[name]()
+    draft = near_copy(target, 0.2)
+    greedy: dict[str, Any] = {"sampling": Sampling(temperature=0), "eos": 1}
+    made = refilled(target, EncoderDecoderDrafter(draft, Sampling(temperature=0)), **greedy).tokens
+    assert refilled(target, EncoderDecoderDrafter(draft), gamma="auto", **greedy).tokens == made
+    assert refilled(target, PromptLookupDrafter(VOCAB), **greedy).tokens == made
+    for assistant in (None, draft):
+        for prompt, tokens in zip(PROMPTS, made, strict=True):
+            given = torch.tensor([prompt])
+            found = target.generate(
+                given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=9, eos_token_id=1,
+                assistant_model=assistant,
+            )  # fmt: skip
+            assert found[0, 1:].tolist() == tokens
+
+
+def test_the_encoder_runs_once_for_each_prompt() -> None:
+    target, drafter = t5(), near(t5(), 0.1)
+    refilled(target, drafter)  # the first call also compares the target in the loop with itself
+    encoded: list[int] = []
+    for model in (target, drafter.model):
+        model.get_encoder().register_forward_hook(lambda *called: encoded.append(len(called[-1].last_hidden_state)))
+    refilled(target, drafter)
+    assert sum(encoded) == 2 * len(PROMPTS)
+
+
+def test_positions_of_the_longest_row_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_decoder, "decoder_positions", lambda model: [torch.nn.Identity()])
+    for name in MODELS:
+        with pytest.raises(TypeError, match=r"its decoder counts positions, or masks, in a way of its own"):
+            test_every_token_has_the_distribution_of_an_uncached_pass(name, "sdpa")
+
+
+def without_start() -> Any:
+    model = refusing(t5())
+    model.config.decoder_start_token_id = None
+    return model
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"target": refusing(llama(VOCAB))}, "is no encoder-decoder"),
+    ({"draft": TableTreeDrafter(TWO_DRAFTS), "target": refusing(t5(4)), "gamma": 2}, "proposes a tree or reads hidden"),
+    ({"target": refusing(bart()), "prompts": [[1] * LIMIT]}, "new tokens need 21 positions"),
+    ({"compile": True}, "an encoder-decoder is not compiled"),
+    ({"target": without_start()}, "has no decoder_start_token_id, with which its decoder begins"),
+    ({"target": refusing(t5(5, UMT5ForConditionalGeneration, UMT5Config))}, "is not like T5 or BART"),
+    ({"study": Study()}, "T5ForConditionalGeneration is an encoder-decoder, and only models without an encoder are"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_cannot_be_run_is_refused_before_any_model_runs(wrong: dict[str, Any], message: str) -> None:
+    asked = {"target": refusing(t5()), "prompts": [[1]], "max_new_tokens": 4, "study": ENCODER_DECODER} | wrong
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        generate(**asked)
+
+
+def test_elsewhere_encoder_decoders_are_refused() -> None:
+    with pytest.raises(TypeError, match="is an encoder-decoder"):
+        beam_search(t5(), [1])
+    with pytest.raises(TypeError, match="is an encoder-decoder"):
+        ModelDrafter(t5())
+
+
+@pytest.mark.parametrize("kind", ENCODER_DECODERS)
+@pytest.mark.filterwarnings("ignore")
+def test_an_architecture_is_exact_or_refused(kind: str) -> None:
+    model, prompts = tiny_model(kind), [[3], [4, 5, 6], [6, 3, 5, 4, 5, 5, 4]]
+    if model is None:
+        pytest.skip(f"{kind} cannot be made as a tiny model from its names of sizes")
+    study = replace(ENCODER_DECODER, keep_probs=True)
+    try:
+        made = generate(model, prompts, near(model, 0.05), gamma=3, max_new_tokens=6, study=study, progress=False)
+    except TypeError as refusal:
+        if kind in ("bart", "blenderbot", "marian", "mbart", "mt5", "pegasus", "t5"):
+            raise
+        if type(model).__name__ not in str(refusal):
+            raise
+        return
+    assert made.probs is not None
+    for prompt, tokens, probs in zip(prompts, made.tokens, made.probs, strict=True):
+        for at in range(len(tokens)):
+            with torch.inference_mode():
+                logits = model(input_ids=torch.tensor([prompt]), **decoded(model, [ARCHITECTURE_START, *tokens[:at]]),
+                               use_cache=False).logits  # fmt: skip
+            assert float((logits[0, -1].softmax(-1) - probs[at]).abs().max()) < 2e-4
+
+
+@pytest.mark.parametrize("own", [4, 8])
+def test_a_draft_may_have_more_or_fewer_tokens_than_the_target(own: int) -> None:
+    asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 10, "sampling": Sampling(0), "progress": False}
+    drafter = EncoderDecoderDrafter(t5(own), Sampling(0), vocab=VOCAB)
+    made = generate(t5(), PROMPTS, drafter, study=ENCODER_DECODER, **asked)
+    assert made.tokens == generate(t5(), PROMPTS, None, study=ENCODER_DECODER, **asked).tokens
+    assert made.record.draft_tokens.max() < VOCAB

@@ -1,0 +1,75 @@
+"""Speeds computed from timed generations; no test asserts a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny import roomy_pair
+
+from specnb.decoding.record import PARTS
+from specnb.measure.cost import CostMeter
+from specnb.models.loading import Pair
+from studies.speed.speeds import Speeds, measure_speeds
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return roomy_pair()
+
+
+def speeds_of(step: list[float], tokens: list[float], active: list[float]) -> Speeds:
+    """gamma = 3, whose steps take `step` seconds and give each active row `tokens`; a plain step takes 1 second."""
+    repetitions = len(step)
+    seconds = np.zeros((repetitions, 2, len(PARTS)))
+    seconds[:, 0, 1], seconds[:, 1, 1] = 1.0, np.array(step) / (np.array(tokens) * active)
+    ones = np.ones(repetitions)
+    return Speeds((0, 3), seconds, np.stack([ones, tokens], axis=1), np.stack([ones, active], axis=1))
+
+
+def test_speeds_have_all_parts_for_every_gamma_and_alternate_with_what_is_between(pair: Pair) -> None:
+    meter = CostMeter(pair, 5, (1, 3))
+    speeds = measure_speeds(
+        pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=9, between=meter.round, progress=False
+    )
+    assert speeds.seconds.shape == (3, 2, len(PARTS))
+    assert (speeds.seconds > 0).all()
+    assert (speeds.tokens_per_step[:, 0] == 1).all()
+    assert ((speeds.tokens_per_step[:, 1] >= 1) & (speeds.tokens_per_step[:, 1] <= 3)).all()
+    assert speeds.improvement(2).n == 3
+    assert sum(speeds.time_fraction(2, part) for part in PARTS) == pytest.approx(1)
+    assert meter.costs().target.shape == (3 * 2, 2)
+
+
+def test_rows_that_have_ended_are_not_active(pair: Pair) -> None:
+    speeds = measure_speeds(pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=20, rows=8, progress=False)
+    assert (speeds.active[:, 0] == 1).all()
+    assert 0 < speeds.active[:, 1].min() < 1 == speeds.active.max()
+    alone = Speeds(speeds.gammas, speeds.seconds * speeds.active[..., None], speeds.tokens_per_step)
+    assert speeds.improvement(2, refilled=True) == pytest.approx(alone.improvement(2))
+
+
+def test_waiting_rows_slow_a_batch_down() -> None:
+    """A step of 3 seconds gives each of the rows that are active 2 tokens."""
+    active = [0.5, 0.75, 1.0]
+    speeds = speeds_of([3.0] * 3, [2.0] * 3, active)
+    assert speeds.improvement(3, refilled=True).value == pytest.approx(2 / 3)
+    assert speeds.improvement(3).value == pytest.approx(2 / 3 / np.mean(1 / np.array(active)))
+
+
+def test_neither_a_slow_moment_nor_a_lucky_prompt_decides() -> None:
+    """Steps of 2 seconds, one of them held up, that give 2, 2, 4 and 4 tokens."""
+    speeds = speeds_of([2.0, 20.0, 2.0, 2.0], [2.0, 2.0, 4.0, 4.0], [1.0] * 4)
+    assert speeds.tokens(3) == pytest.approx(8 / 3)  # equally long sequences took 1/2, 1/2, 1/4 and 1/4 steps a token
+    found = speeds.improvement(3)
+    assert found.value == pytest.approx((8 / 3) / 2)
+    assert found.low < found.value < found.high
+    assert speeds.improvement(3, over=3)[:3] == (1, 1, 1)
+
+
+def test_speeds_need_a_baseline_and_repetitions(pair: Pair) -> None:
+    with pytest.raises(ValueError, match="not in"):
+        speeds_of([1.0] * 3, [1.0] * 3, [1.0] * 3).improvement(4)
+    with pytest.raises(ValueError, match="need a 0"):
+        measure_speeds(pair, [[1]] * 3, (1, 2))
+    with pytest.raises(ValueError, match="2 prompts"):
+        measure_speeds(pair, [[1]] * 2, (0, 2))
