@@ -71,7 +71,7 @@ def test_the_pipeline_knows_what_a_notebook_writes(name: str) -> None:
     assert set(known) <= {"timed", "reads", "tables", "figures"}, "parameters are in the notebook"
     source, number = _source(NOTEBOOKS[name]), _number(name)
     assert set(re.findall(r"nb\.table\(\s*\"(\w+)\"", source)) == set(known.get("tables", []))
-    assert set(re.findall(rf"save\(\w+, \"{number}_(\w+)\"\)", source)) == set(known.get("figures", []))
+    assert set(re.findall(rf"save\(\w+, \"{number}_(\w+)\"", source)) == set(known.get("figures", []))
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
