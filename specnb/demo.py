@@ -27,7 +27,6 @@ from transformers import AutoTokenizer
 from specnb.decoding.generate import Generation, generate
 from specnb.decoding.record import StepRecord, now
 from specnb.distributions import Sampling
-from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.statistics import bootstrap
 from specnb.measure.timing import Array, Job, measured_on, time_round
 from specnb.models.gguf import cache_folder, converted, require_packages
@@ -63,11 +62,11 @@ import specnb
 from specnb.demo import smollm2
 from transformers import AutoTokenizer
 
-target, tokenizer = specnb.load_model(smollm2()), AutoTokenizer.from_pretrained(smollm2())
+target, tokenizer = specnb.load_model(smollm2(), dtype="fastest"), AutoTokenizer.from_pretrained(smollm2())
 turn = [{{"role": "user", "content": {question!r}}}]
 prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
 made = specnb.generate(
-    target, [prompt], specnb.PromptLookupDrafter(target.config.vocab_size), max_new_tokens={new_tokens},
+    target, [prompt], max_new_tokens={new_tokens},
     sampling=specnb.Sampling(temperature=0), eos=tokenizer.eos_token_id,
 )
 print(tokenizer.decode(made.tokens[0]), made.record.tokens_per_step)
@@ -79,7 +78,7 @@ def run(new_tokens: int = 64, rounds: int = 5, questions: dict[str, str] = QUEST
 
     The model is fetched the first time (93 MB). Returns 0. Raises what `smollm2` raises.
     """
-    target, tokenizer = load_model(smollm2()), AutoTokenizer.from_pretrained(smollm2())
+    target, tokenizer = load_model(smollm2(), dtype="fastest"), AutoTokenizer.from_pretrained(smollm2())
     for kind, question in questions.items():
         turn = [{"role": "user", "content": question}]
         prompt: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
@@ -97,12 +96,12 @@ def timed(
     target: Any, prompt: list[int], eos: int, new_tokens: int, rounds: int, kind: str
 ) -> tuple[dict[str, Generation], Array]:
     """What each of `WAYS` generated, and seconds `(rounds, ways)`, measured in turn."""
-    drafters = (None, PromptLookupDrafter(target.config.vocab_size))
+    drafts: tuple[Any, ...] = (None, "auto")
     made: dict[str, Generation] = {}
 
     def call(way: int) -> None:
         made[WAYS[way]] = generate(
-            target, [prompt], drafters[way], max_new_tokens=new_tokens, sampling=Sampling(temperature=0), eos=eos,
+            target, [prompt], drafts[way], max_new_tokens=new_tokens, sampling=Sampling(temperature=0), eos=eos,
             progress=False,
         )  # fmt: skip
 

@@ -63,7 +63,7 @@ class Generation:
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
-    >>> made = generate(model, [[0], [1, 2]], max_new_tokens=3)
+    >>> made = generate(model, [[0], [1, 2]], draft=None, max_new_tokens=3)
     >>> [len(tokens) for tokens in made.tokens], made.record.target_passes.tolist()
     ([3, 3], [3, 3])
     """
@@ -78,7 +78,7 @@ class Generation:
 def generate(
     target: PreTrainedModel,
     prompts: Collection[Collection[int]] | Mapping[str, Any],
-    draft: PreTrainedModel | Drafter | None = None,
+    draft: PreTrainedModel | Drafter | Literal["auto"] | None = "auto",
     *,
     gamma: int | Literal["auto"] | Auto = "auto",
     max_new_tokens: int = 64,
@@ -95,9 +95,11 @@ def generate(
 
     prompts     lists of tokens, an array or tensor of them, or what a tokenizer returns. Padding is left out where the
                 tokenizer's attention_mask says so, and refused where there is none
-    draft       a model, which is then sampled as `sampling` says, or any `Drafter`. Without one, or with `gamma` = 0,
-                the target decodes alone. A model may have more or fewer tokens than the target: those of equal numbers
-                should mean the same, as in a family whose embeddings are padded to several sizes
+    draft       a model, which is then sampled as `sampling` says, or any `Drafter`. "auto", the default, is a
+                `PromptLookupDrafter`, which copies from the text so far: no model, and nothing is drafted where
+                nothing is to be copied. With None, or `gamma` = 0, the target decodes alone. A model may have more or
+                fewer tokens than the target: those of equal numbers should mean the same, as in a family whose
+                embeddings are padded to several sizes
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
                 "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
@@ -191,7 +193,7 @@ _kept: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
 
 
 def _compiled(
-    request: Request, draft: PreTrainedModel | Drafter | None, make: type[Batch], in_parts: bool, progress: bool
+    request: Request, draft: PreTrainedModel | Drafter | str | None, make: type[Batch], in_parts: bool, progress: bool
 ) -> Batch:
     """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
     sizes = (request.rows, request.gamma, request.slots, len(request.eos))

@@ -247,9 +247,9 @@ class Batch:
 
     def choose(self) -> None:
         """Chooses how many tokens each row drafts in the next step. To be called before it."""
-        if self.auto is None:
+        if self.auto is None or self.drafter is None:
             return
-        chosen = self.auto.choose() * self.going
+        chosen = self.auto.choose(self.drafter.matched(self.context)) * self.going
         self.asked = self.width = max(int(chosen.max()), min(self.widths))
         on_device = self.chosen.is_cuda  # where a captured step must do the same each time
         self.limits = on_device or bool((chosen < self.asked).any())

@@ -39,7 +39,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
@@ -169,6 +171,12 @@ class Drafter:
         sampled.
         """
         raise NotImplementedError(f"{type(self).__name__} has no propose(context, uniforms)")
+
+    def matched(self, context: Context) -> NDArray[np.int64] | None:
+        """For `gamma="auto"`, of a drafter that copies: how many tokens of each row `(rows,)` agree with those before
+        the place that it would copy from now, 0 for nothing to copy. Acceptance is then estimated by this number. None,
+        the default: it is estimated by the position of a draft token."""
+        return None
 
     def update(self, context: Context, outcome: Outcome) -> None:
         """Called at the end of every step: `outcome.accepted` `(rows,)` of the tokens proposed were accepted.

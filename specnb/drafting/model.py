@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
 from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal, require_equal_vocabularies, require_part
+from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.drafting.seen import LEAST, SeenTokens
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
@@ -142,15 +143,22 @@ class ModelDrafter(ChainDrafter):
 
 
 def as_drafter(
-    draft: PreTrainedModel | Drafter | None, sampling: Sampling, target: PreTrainedModel, *, compile: bool = False
+    draft: PreTrainedModel | Drafter | Literal["auto"] | None,
+    sampling: Sampling,
+    target: PreTrainedModel,
+    *,
+    compile: bool = False,
 ) -> Drafter | None:
     """`draft` itself if it is a drafter or None; for a model, a new `ModelDrafter` that serves one batch only.
 
-    A `target` that is no model is refused later, as it is without a draft.
+    "auto" is what needs no model and no training, copies from the text. A `target` that is no model is refused later,
+    as it is without a draft.
     """
+    vocab = vocabulary(target) if isinstance(target, PreTrainedModel) else None
+    if isinstance(draft, str) and draft == "auto":
+        return PromptLookupDrafter(vocab) if vocab else None
     if not isinstance(draft, PreTrainedModel):
         return draft
-    vocab = vocabulary(target) if isinstance(target, PreTrainedModel) else None
     return ModelDrafter(draft, sampling, vocab=vocab, compile=compile, capturable=True)
 
 
@@ -163,7 +171,7 @@ class MixtureDrafter(ChainDrafter):
     Raises `ValueError` for a weight outside [0, 1], for different vocabularies and for drafters that read different
     hidden layers, `TypeError` for drafters that are no `ChainDrafter`.
 
-    >>> from specnb.drafting.ngram import PromptLookupDrafter, UniformDrafter
+    >>> from specnb.drafting.ngram import UniformDrafter
     >>> drafter = MixtureDrafter(PromptLookupDrafter(vocab=2, shortest=1), UniformDrafter(2), weight=0.5)
     >>> drafter.distribution(Context(torch.tensor([[0, 1, 0], [0, 0, 0]]), torch.tensor([3, 1])), 0)
     tensor([[0.2500, 0.7500],

@@ -57,7 +57,7 @@ def without_training(vocab: int) -> dict[str, Entry]:
     lookahead = LookaheadDrafter(vocab)
     return {
         "none": Entry(lambda _: None, 0),
-        "prompt lookup": Entry(lambda _: PromptLookupDrafter(vocab), 6),
+        "prompt lookup": Entry(lambda _: PromptLookupDrafter(vocab, shortest=2), 6),
         "lookahead": Entry(lambda _: lookahead, len(lookahead.parents), OnePassBatch),
     }
 

@@ -103,7 +103,7 @@ def sample(chunks: int, folder: Path = WORK, dtype: str = "float32") -> list[Pat
         answers = [text for chunk in earlier for text in chunk["answers"]]
         prompts = [as_chat(tokenizer, words) for words in asked(number, words, answers, functions)]
         made = generate(
-            target, prompts, max_new_tokens=NEW_TOKENS, eos=tokenizer.eos_token_id, seed=number, progress=False,
+            target, prompts, None, max_new_tokens=NEW_TOKENS, eos=tokenizer.eos_token_id, seed=number, progress=False,
             study=Study(batch_class=Recorded),
         )  # fmt: skip
         state, runner = Recorded.made.state, Recorded.made.runner

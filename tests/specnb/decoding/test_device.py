@@ -266,6 +266,7 @@ def test_gamma_is_chosen_one_step_late(
     with monkeypatch.context() as patch:
         patch.setattr(step, "widths", lambda *_: WIDTHS[name, compile])
         patch.setattr(Batch, "learn", late)
+        patch.setattr(PromptLookupDrafter, "matched", lambda *_: None)  # on a device the host does not know it
         expected = on_the_cpu(target(), PROMPTS, copies if name == "copies" else draft(), **common | {"batch_size": 3})
     steps.clear()
     made = generate(
@@ -366,7 +367,7 @@ def test_a_pair_is_loaded_to_the_device(any_device: Any) -> None:
     assert len(generate(pair.target, [[1, 2]], pair.draft, max_new_tokens=3, progress=False).tokens[0]) == 3
 
 
-LAUNCHES = {None: 190, "table": 290, "model": 660, "tree of a model": 660}
+LAUNCHES = {None: 190, "table": 290, "prompt lookup, recent": 265, "model": 660, "tree of a model": 660}
 """The most operations of an eager step, 5% above what there were: models of two layers, gamma 3, a tree of 5 nodes."""
 
 
@@ -392,6 +393,19 @@ def test_the_host_calls_few_operations_and_reads_once_a_step(
     log = device.log[before:]
     start = next(at for at in range(len(log)) if log[at : at + len(steps[0])] == steps[0])
     assert log[start : start + len(expected)] == expected
+
+
+def test_a_copy_of_more_tokens_needs_no_more_operations(device: SimulatedCuda) -> None:
+    context, drafter = (
+        Context(torch.tensor([[1, 2, 1, 0]]).to("cuda"), torch.tensor([3]).to("cuda")),
+        drafter_kinds.lookup(),
+    )
+    counts = []
+    for gamma in (2, 16):
+        before = len(device.log)
+        drafter.propose(context, torch.zeros(1, gamma, device="cuda"))
+        counts.append(len(device.log) - before)
+    assert counts[0] == counts[1] < 45
 
 
 # Faults

@@ -101,10 +101,10 @@ def test_the_tokens_of_a_prompt_depend_on_the_seed_its_number_and_the_settings(
 
 def test_seeds_numbers_and_rows_have_random_streams_of_their_own() -> None:
     asked: dict[str, Any] = {"max_new_tokens": 13, "progress": False}
-    by_seed = [generate(TARGET, [(0,)] * 8, seed=seed, **asked).tokens for seed in (0, 1, 2**64, 2**64 + 1)]
-    numbered = generate(TARGET, [(0,)] * 8, study=Study(rows=range(8, 16)), **asked).tokens
+    by_seed = [generate(TARGET, [(0,)] * 8, None, seed=seed, **asked).tokens for seed in (0, 1, 2**64, 2**64 + 1)]
+    numbered = generate(TARGET, [(0,)] * 8, None, study=Study(rows=range(8, 16)), **asked).tokens
     assert len({str(tokens) for made in (*by_seed, numbered) for tokens in made}) > 36
-    moved = generate(TARGET, [(0,)] * 3, study=Study(rows=[7, 2, 9]), batch_size=1, **asked).tokens
+    moved = generate(TARGET, [(0,)] * 3, None, study=Study(rows=[7, 2, 9]), batch_size=1, **asked).tokens
     assert moved == [by_seed[0][7], by_seed[0][2], numbered[1]]
 
 
@@ -180,7 +180,7 @@ def test_rows_are_never_empty_while_prompts_wait() -> None:
             super().step()
 
     asked: dict[str, Any] = {"max_new_tokens": LIMIT - 1, "eos": [1], "batch_size": 2, "progress": False}
-    made = generate(TARGET, [(0,)] * 6, **asked, study=Study(batch_class=Counted))
+    made = generate(TARGET, [(0,)] * 6, None, **asked, study=Study(batch_class=Counted))
     free = [0, 0]  # when each row is free
     for passes in made.record.target_passes:
         free[free.index(min(free))] += int(passes)
@@ -243,7 +243,7 @@ def test_the_bar_counts_tokens_and_those_that_will_not_come(progress: bool, monk
     """Five prompts of 9 tokens in two rows, some of which end early: after each step, all but what can still come."""
     Bar.made = []
     monkeypatch.setattr(loop, "tqdm", Bar)
-    made = generate(TARGET, MORE[:5], max_new_tokens=9, eos=1, batch_size=2, seed=3, progress=progress)
+    made = generate(TARGET, MORE[:5], None, max_new_tokens=9, eos=1, batch_size=2, seed=3, progress=progress)
     (bar,) = Bar.made
     assert bar.settings == {"total": 45, "desc": "tokens", "delay": 3, "leave": False, "disable": not progress}
     assert bar.places == sorted(bar.places)
@@ -330,7 +330,18 @@ def test_a_compiled_step_has_all_draft_tokens_or_none(
     begun = widths.index(-1)
     assert {0, most} <= set(widths[:begun])
     assert set(widths[begun + 1 :]) == {0, most}
-    assert made.tokens == generate(TARGET, PROMPTS, **common).tokens  # type: ignore[arg-type]
+    assert made.tokens == generate(TARGET, PROMPTS, None, **common).tokens  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gamma", ["auto", 3, 0])
+def test_without_a_draft_it_copies_from_the_text(gamma: Any) -> None:
+    asked: dict[str, Any] = {"gamma": gamma, "max_new_tokens": 11, "progress": False}
+    made = generate(TARGET, PROMPTS, **asked)
+    copies = generate(TARGET, PROMPTS, PromptLookupDrafter(VOCAB), **asked)
+    assert (made.tokens, made.record.gamma) == (copies.tokens, copies.record.gamma)
+    assert np.array_equal(made.record.draft_tokens, copies.record.draft_tokens)
+    assert bool((made.record.draft_tokens >= 0).any()) == (gamma != 0)
+    assert generate(TARGET, PROMPTS, None, **asked).record.gamma == 0
 
 
 def test_the_compiled_batches_used_last_are_kept(compiled: list[str]) -> None:
@@ -345,7 +356,7 @@ def test_the_compiled_batches_used_last_are_kept(compiled: list[str]) -> None:
     asked: dict[str, Any] = {"max_new_tokens": 3, "compile": True, "progress": False}
     for rows in range(1, COMPILED_SETTINGS + 3):
         for again in (rows, max(1, rows - 1)):  # the one before is still kept
-            generate(TARGET, [[1]] * again, study=Study(batch_class=Watched), **asked)
+            generate(TARGET, [[1]] * again, None, study=Study(batch_class=Watched), **asked)
     gc.collect()
     assert [batch() is not None for batch in batches] == [False] * 2 + [True] * COMPILED_SETTINGS
     forget_compiled()
@@ -369,9 +380,9 @@ def test_a_compiled_batch_is_warmed_up_before_its_first_sequence(
     monkeypatch.setattr(Batch, "warm_up", interrupted)
     asked: dict[str, Any] = {"max_new_tokens": 3, "compile": True, "progress": False}
     with pytest.raises(KeyboardInterrupt):
-        generate(TARGET, PROMPTS, **asked)
+        generate(TARGET, PROMPTS, None, **asked)
     for _ in range(2):
-        generate(TARGET, PROMPTS, **asked)
+        generate(TARGET, PROMPTS, None, **asked)
     assert warmed == [False, False]
 
 

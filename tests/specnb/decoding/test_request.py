@@ -208,4 +208,4 @@ def test_what_does_not_fit_is_refused_before_any_model_runs(monkeypatch: pytest.
     monkeypatch.setattr(checks, "free_memory", lambda device: 100)
     for compiled in (False, True):
         with pytest.raises(MemoryError, match="two rows do not fit, which the model is checked with; ask"):
-            generate(TARGET, [[1]], max_new_tokens=9, compile=compiled, progress=False)
+            generate(TARGET, [[1]], None, max_new_tokens=9, compile=compiled, progress=False)

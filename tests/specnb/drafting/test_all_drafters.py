@@ -112,7 +112,7 @@ class ByHistory(AutoGamma):
     def learn(self, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         self.history = (3 * self.history + accepted + 1) % len(self.widths)
 
-    def choose(self) -> NDArray[np.int64]:
+    def choose(self, matched: object = None) -> NDArray[np.int64]:
         return np.take(self.widths, self.history)
 
 

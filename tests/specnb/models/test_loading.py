@@ -228,7 +228,7 @@ def test_embeddings_may_be_padded_to_other_sizes(target: Path, tmp_path: Path, o
     for pair in (load_pair(target, padded), load_pair(padded, target)):
         asked: dict[str, Any] = {"max_new_tokens": 8, "sampling": Sampling(0), "progress": False}
         made = generate(pair.target, [pair.encode("one two")], pair.draft, gamma=3, **asked)
-        assert made.tokens == generate(pair.target, [[0, 1, 2]], **asked).tokens
+        assert made.tokens == generate(pair.target, [[0, 1, 2]], None, **asked).tokens
 
 
 @pytest.mark.parametrize(
@@ -271,6 +271,23 @@ def test_a_dtype_may_be_named(target: Path) -> None:
     for wrong in ("bf16", "int8", torch.float8_e4m3fn, None, 16):
         with pytest.raises(ValueError, match=r"dtype is .*; it must be one of float64, float32, bfloat16, float16, or"):
             load_model(target, dtype=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("faster", loading.CANDIDATES)
+def test_the_fastest_dtype_is_the_one_that_takes_less_time(
+    target: Path, faster: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Single rounds may be disturbed."""
+    times = iter([3.0, 3.0, 1.0, 2.0] * 3 if faster == loading.CANDIDATES[0] else [1.5, 9.0, 2.0, 1.0] * 3)
+    monkeypatch.setattr(loading, "seconds_of_a_token", lambda model: next(times))
+    assert load_model(target, dtype="fastest").dtype == faster
+
+
+def test_a_pair_has_the_fastest_dtype_of_its_target(target: Path) -> None:
+    assert loading.seconds_of_a_token(load_model(target)) > 0
+    pair = load_pair(target, target, dtype="fastest")
+    assert pair.target.dtype == pair.draft.dtype
+    assert pair.target.dtype in loading.CANDIDATES
 
 
 @pytest.mark.parametrize("device", ["mps", "gpu", "cuda:99", 3.5])
@@ -401,7 +418,7 @@ def test_models_that_cannot_be_run_exactly_are_refused_by_name(message: str) -> 
 @pytest.mark.parametrize("make", [without_dictionaries, mixed, lambda: llama().to(torch.float8_e4m3fn)])  # type: ignore[arg-type]
 def test_models_that_fail_in_the_loop_are_refused_by_name(make: Callable[[], PreTrainedModel]) -> None:
     with pytest.raises(TypeError, match="LlamaForCausalLM fails where it gets positions, a mask and a cache"):
-        generate(make(), [[0]], max_new_tokens=4)
+        generate(make(), [[0]], None, max_new_tokens=4)
 
 
 @torch.inference_mode()
@@ -414,7 +431,7 @@ def test_the_context_ends_where_positions_end_or_change_with_the_batch() -> None
     model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, initializer_range=1.0)).eval()
     assert context_limit(model) == 8
     with pytest.raises(ValueError, match="need 9 positions, and LlamaForCausalLM has 8"):
-        generate(model, [[0], [1, 2]], max_new_tokens=7)
+        generate(model, [[0], [1, 2]], None, max_new_tokens=7)
     tokens, near = torch.tensor([[0, 1, 2, 3, 2, 1], [3, 2, 1, 0, 1, 2]]), torch.arange(6).expand(2, -1)
     alone = model(input_ids=tokens[:1], position_ids=near[:1]).logits[0]
     with_neighbour = model(input_ids=tokens, position_ids=torch.stack([near[0], near[0] + 5])).logits[0]

@@ -217,5 +217,5 @@ def test_a_draft_may_have_more_or_fewer_tokens_than_the_target(own: int) -> None
     asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 10, "sampling": Sampling(0), "progress": False}
     drafter = EncoderDecoderDrafter(t5(own), Sampling(0), vocab=VOCAB)
     made = generate(t5(), PROMPTS, drafter, study=ENCODER_DECODER, **asked)
-    assert made.tokens == generate(t5(), PROMPTS, study=ENCODER_DECODER, **asked).tokens
+    assert made.tokens == generate(t5(), PROMPTS, None, study=ENCODER_DECODER, **asked).tokens
     assert made.record.draft_tokens.max() < VOCAB
