@@ -260,12 +260,13 @@ WIDTHS = {("copies", False): (0, 1, 2, 3, 4), ("copies", "graph"): (0, 1, 2, 4),
 def test_gamma_is_chosen_one_step_late(
     name: str, compile: Any, any_device: Any, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokens of a CPU that learns late; on the device with a row less than prompts, so that rows are refilled."""
+    """The tokens of a CPU that learns late and knows no match; on the device with a row less than prompts, so that rows are refilled."""
     common = COMMON | {"gamma": COSTS, "max_new_tokens": 8, "seed": 3}
     copies = PromptLookupDrafter(VOCAB, shortest=1)
     with monkeypatch.context() as patch:
         patch.setattr(step, "widths", lambda *_: WIDTHS[name, compile])
         patch.setattr(Batch, "learn", late)
+        patch.setattr(PromptLookupDrafter, "matched", lambda *_: None)
         expected = on_the_cpu(target(), PROMPTS, copies if name == "copies" else draft(), **common | {"batch_size": 3})
     steps.clear()
     made = generate(
