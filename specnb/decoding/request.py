@@ -110,12 +110,16 @@ class Request:
     def _choice(self) -> tuple[Auto | None, Any]:
         """What chooses the number of draft tokens of each step, None for a fixed number; and the most of a step."""
         drafter, auto = self.drafter, self.gamma
-        if isinstance(auto, str) and auto == "auto":
+        by_default = isinstance(auto, str) and auto == "auto"
+        if by_default:
             auto = Auto()
         if not isinstance(auto, Auto):
             return None, self.gamma
+        fixed = FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
         if drafter is None or self.one_width or not varies(self.target, drafter, self.compile):
-            return None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
+            return None, fixed
+        if by_default and drafter.draft_model is not None and self.target.device.type != "cpu":
+            return None, fixed  # every row pays for the widest of the batch: 16 rows were slower than plain decoding
         most = FIXED if self.compile is True else CAPTURED[-1] if self.compile else LARGEST
         return auto, len(auto.costs) - 1 if auto.costs else most
 

@@ -36,7 +36,7 @@ from specnb import rules
 from specnb.beam import beam_search
 from specnb.decoding import generate as loop
 from specnb.decoding import step
-from specnb.decoding.auto_gamma import Auto
+from specnb.decoding.auto_gamma import FIXED, Auto
 from specnb.decoding.generate import Generation, Study, forget_compiled, generate
 from specnb.decoding.scheduler import STARTED, ProgressReader
 from specnb.decoding.step import Batch
@@ -260,7 +260,7 @@ WIDTHS = {("copies", False): (0, 1, 2, 3, 4), ("copies", "graph"): (0, 1, 2, 4),
 def test_gamma_is_chosen_one_step_late(
     name: str, compile: Any, any_device: Any, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokens of a CPU that learns late; on the device with a row less than prompts, so that rows are refilled."""
+    """The tokens of a CPU that learns late and knows no match; on the device with a row less than prompts, so that rows are refilled."""
     common = COMMON | {"gamma": COSTS, "max_new_tokens": 8, "seed": 3}
     copies = PromptLookupDrafter(VOCAB, shortest=1)
     with monkeypatch.context() as patch:
@@ -276,6 +276,11 @@ def test_gamma_is_chosen_one_step_late(
     assert "read" not in kinds(steps)
     drafted = (made.record.draft_tokens >= 0).sum(axis=-1)[made.record.active]
     assert len(set(drafted.tolist())) > 2
+
+
+def test_gamma_of_a_draft_model_is_fixed_by_default(any_device: Any) -> None:
+    expected = on_the_cpu(target(), PROMPTS, draft(), gamma=FIXED, **COMMON)
+    require_equal(generate(placed(target()), PROMPTS, placed(draft()), **COMMON), expected)
 
 
 def test_a_kept_graph_serves_other_prompts_seeds_and_ends(any_device: Any, checked: None) -> None:
