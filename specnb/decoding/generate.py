@@ -104,8 +104,9 @@ def generate(
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
                 "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
                 `Auto(costs=...)` by others, such as measured ones. With `compile=True` it is 0 or 4, or as many as
-                there are costs; with "graph" one of 0, 1, 2, 4, 8. Where steps cannot differ in width (a tree, a drafter
-                that reads hidden states, a compiled draft model, a `batch_class`) both stand for 4 or the tree's size.
+                there are costs; with "graph" one of 0, 1, 2, 4, 8. Where steps cannot differ in width (a tree, a
+                drafter that reads hidden states, a compiled draft model, a `batch_class`) both stand for 4 or the
+                tree's size.
                 On a GPU the choice knows all steps but the last, and "auto" is 4 for a draft model: a batch pays for
                 its widest row. `Auto(...)` chooses there, too, at least one token
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over

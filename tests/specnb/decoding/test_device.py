@@ -260,7 +260,7 @@ WIDTHS = {("copies", False): (0, 1, 2, 3, 4), ("copies", "graph"): (0, 1, 2, 4),
 def test_gamma_is_chosen_one_step_late(
     name: str, compile: Any, any_device: Any, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokens of a CPU that learns late and knows no match; on the device with a row less than prompts, so that rows are refilled."""
+    """The tokens of a CPU that learns late and knows no match; the device has fewer rows, so that they are refilled."""
     common = COMMON | {"gamma": COSTS, "max_new_tokens": 8, "seed": 3}
     copies = PromptLookupDrafter(VOCAB, shortest=1)
     with monkeypatch.context() as patch:
