@@ -602,7 +602,7 @@ def test_every_line_about_cuda_is_executed(device: SimulatedCuda, monkeypatch: p
         for compile in (False, "graph"):
             study = Study(timed=bool(compile))
             generate(model, PROMPTS, drafter, gamma=2, compile=compile, study=study, **COMMON)
-        generate(model, PROMPTS, placed(draft()), **COMMON)
+        generate(model, PROMPTS, placed(draft()), gamma=Auto(), **COMMON)
         pair = without_tokenizer(placed(pair.target), placed(pair.draft))
         measure_costs(pair, context=3, largest=1, repetitions=3, compile="graph", progress=False)
         machine(model.device)
