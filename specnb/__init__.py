@@ -10,12 +10,12 @@ interface. The files, each of which imports only from those before it:
     rules.py           verification rules: which draft tokens are kept, and which token follows them
     theory.py          closed forms: expected tokens per step, speed-up, the best gamma, lenience
     models/            everything that knows transformers: loading, caches, forward passes, a probe of each model
-    drafting/          drafters: models, heads, n-grams, copies of the text so far, mixtures, lengths
+    drafting/          drafters: models, n-grams, copies of the text so far, mixtures, lengths
     enumeration.py     the exact distribution of everything that a step emits
     judging.py         is a rule of one's own exact, and how many tokens do its steps emit
     decoding/          `generate`: the request, the batched step, the scheduler of batch rows, the record
     beam.py            beam search and its speculative version
-    measure/           statistics, timing, acceptance, cost, speed, the recommended gamma, predicted speeds
+    measure/           statistics, timing, acceptance, cost, the recommended gamma, predicted speeds
     demo.py            `specnb demo`: a real model with and without speculation
 
 >>> import specnb
@@ -40,7 +40,6 @@ from specnb.judging import judge_rule
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.predict import predict
 from specnb.measure.recommend import recommend_gamma
-from specnb.measure.speed import measure_speeds
 from specnb.models.loading import Pair, load_model, load_pair
 from specnb.models.probe import check_model
 from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -46,7 +46,6 @@ Path = tuple[int, ...]
 """A node of the tree of all continuations: the tokens from the prompt to it."""
 
 
-@runtime_checkable
 class LogProbs(Protocol):
     """Next-token log-probabilities of a model or a table.
 

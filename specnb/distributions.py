@@ -12,10 +12,9 @@ depend on the batch it is in. All uniforms are sampled before the loop, so no st
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from specnb.nucleus import nucleus
-from specnb.number_checks import shown
+from specnb.number_checks import real, shown
 
 FLOAT32 = torch.finfo(torch.float32)
 
@@ -51,16 +50,16 @@ class Sampling:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        temperature = _number(self.temperature)
+        temperature = real(self.temperature)
         if not (temperature == 0 or FLOAT32.tiny <= temperature <= FLOAT32.max):
             allowed = f"0 (argmax) or positive and finite, from {FLOAT32.tiny:.2g} to {FLOAT32.max:.2g}"
             raise ValueError(f"temperature is {self.temperature!r}; it must be {allowed}")
         top_k: Any = self.top_k
         if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, Integral) or int(top_k) < 1):
             raise ValueError(f"top_k is {self.top_k!r}; it must be a whole number from 1, or None for no limit")
-        if not 0 < _number(self.top_p) <= 1:
+        if not 0 < real(self.top_p) <= 1:
             raise ValueError(f"top_p is {self.top_p!r}; it must lie in (0, 1], where 1 keeps every token")
-        if not 0 <= _number(self.min_p) <= 1:
+        if not 0 <= real(self.min_p) <= 1:
             raise ValueError(f"min_p is {self.min_p!r}; it must lie in [0, 1], where 0 keeps every token")
 
 
@@ -73,16 +72,6 @@ def require_sampling(sampling: Any) -> None:
         raise TypeError(
             f"sampling is {shown(sampling)}; it must be a specnb.distributions.Sampling, such as Sampling()"
         )
-
-
-def _number(value: Any) -> float:
-    """A real number as a float; NaN if it is too large for a float or not a real number (or a bool)."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
 
 
 def standardise(

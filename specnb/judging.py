@@ -94,9 +94,6 @@ class Judgement:
         return not self.worst.excess[0]
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def lines(self) -> list[str]:
         """The outcome, where the rule is not exact the worst prefix, and the tokens per step."""
         worst, (tokens, target, found) = self.worst, self.worst.worst
         estimated = worst.resolution > EXACT
@@ -114,7 +111,7 @@ class Judgement:
         if self.optimum is not None:
             others["the best exact rule"] = self.optimum
         beside = ", ".join(f"{name} {value:.3f}" for name, value in others.items())
-        return [*lines, f"tokens per step: {self.tokens_per_step:.3f} ({beside})"]
+        return "\n".join([*lines, f"tokens per step: {self.tokens_per_step:.3f} ({beside})"])
 
 
 def judge_rule(

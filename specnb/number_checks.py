@@ -36,9 +36,20 @@ def require_number(least: float = 0.0, most: float = sys.float_info.max, **numbe
     >>> require_number(most=1.0, weight=0.3)
     """
     for name, value in numbers.items():
-        number: Any = value if isinstance(value, Real) else math.nan
-        if not least <= number <= most:
+        if not least <= real(value) <= most:
             raise ValueError(f"{name} is {shown(value)}; it must lie in [{least:g}, {most:g}]")
+
+
+def real(value: Any) -> float:
+    """`value` as a float if it is a real number, else NaN; NaN too for a truth value, and for what no float holds.
+
+    >>> real(np.int64(3)), real("3")
+    (3.0, nan)
+    """
+    try:
+        return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        return math.nan
 
 
 def whole(value: Any) -> int | None:

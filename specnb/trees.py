@@ -219,31 +219,17 @@ def distinct_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
 def top_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
     """The most probable token, then the second, and so on: no randomness, so the distribution is one-hot.
 
-    >>> top_children(torch.tensor([0.3, 0.6, 0.1]), [torch.tensor(1)])
-    tensor([1., 0., 0.])
+    Of equals the lowest token comes first, on every device.
+
+    >>> top_children(torch.tensor([0.4, 0.2, 0.4]), [torch.tensor(0)])
+    tensor([0., 0., 1.])
     """
-    rank = len(earlier)
-    if rank >= q.shape[-1]:
+    if len(earlier) >= q.shape[-1]:
         return torch.zeros_like(q)
-    return one_hot(q.topk(rank + 1, dim=-1).indices[..., rank], q.shape[-1], q.dtype)
+    left = q
+    for token in earlier:  # topk would order equals as the device does
+        left = left.scatter(-1, token.clamp_min(0)[..., None], -1.0)
+    return one_hot(left.argmax(dim=-1), q.shape[-1], q.dtype)
 
 
-def hub_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-    """SpecHub's pair: a sample from q, then the most probable token a; after a itself, one of the others.
-
-    Nothing after a if q is one-hot. Raises `ValueError` for a third child.
-
-    >>> hub_children(torch.tensor([0.5, 0.25, 0.25]), [torch.tensor(0)])
-    tensor([0.0000, 0.5000, 0.5000])
-    """
-    if not earlier:
-        return q
-    if len(earlier) > 1:
-        raise ValueError(f"SpecHub proposes 2 children; child {len(earlier) + 1} was asked for")
-    hub = q.argmax(-1)
-    is_hub = one_hot(hub, q.shape[-1], q.dtype)
-    others = normalise(q * (1 - is_hub)).nan_to_num(0.0)
-    return others.where((earlier[0] == hub).unsqueeze(-1), is_hub)
-
-
-SCHEMES: tuple[Scheme, ...] = (independent_children, distinct_children, top_children, hub_children)
+SCHEMES: tuple[Scheme, ...] = (independent_children, distinct_children, top_children)

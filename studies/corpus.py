@@ -1,4 +1,4 @@
-"""The corpus: Python source files of packages that specnb depends on.
+"""The corpus: Python source files of packages that are installed for other reasons, PyTorch and figures.
 
 The manifest `data/corpus.csv` states package, version, file, split and SHA-256. A file with other contents is refused,
 so all machines train and measure on the same text. `python -m studies.corpus` writes the manifest.

@@ -47,6 +47,21 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "09", f"timed apart, is {timed.speed_ratio[1] - 1:.0%} faster than token verification at temperature 1"
     cut = [_stored("10", "batch-padding", f"tokens_{name}") for name in ("shortest", "own")]
     yield "10", "eight rows together then emit {:.2f} tokens per step instead of {:.2f}".format(*cut)
+    gpu = _table("gpu").query("speed_up.notna()").assign(prompts=lambda rows: rows.prompts.replace("random", ""))
+    gpu = gpu.set_index(["models", "prompts", "rows", "way"])[["speed_up", "speed_up_low", "speed_up_high"]]
+    six = {rows: "{:.2f} [{:.2f}, {:.2f}]".format(*gpu.loc["6b", "", rows, "model 4, graph"]) for rows in (1, 16)}
+    yield "10", f"give {six[1]} with the large target, {six[16]} with 16 rows"
+    real = {key: "{:.2f} [{:.2f}, {:.2f}]".format(*gpu.loc[("smollm2", *key)]) for key in gpu.loc["smollm2"].index}
+    yield "10", f"{real['edit', 1, 'copies 4, graph']} for edited text with copies"
+    yield (
+        "10",
+        f"copies lose ({real['chat', 1, 'copies 4, graph']}) and the head gains ({real['chat', 1, 'head 4, graph']})",
+    )
+    eager = [gpu.loc[(*key, 1, "plain, eager")].speed_up for key in (("6b", ""), ("smollm2", "chat"))]
+    yield (
+        "10",
+        "takes {:.2f} of the time of an eager one with 6 billion weights, and {:.2f} with 135 million".format(*eager),
+    )
     at_ridge = [float(best_improvement(alpha, 0.05, lambda n: (1 + np.asarray(n)) / 2)) for alpha in (0.7, 0.8)]
     assert at_ridge[0] < 1.1
     yield "13", f"gains less than a tenth below an acceptance of 0.7, and {at_ridge[1] - 1:.0%} at 0.8"

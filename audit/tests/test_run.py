@@ -74,7 +74,7 @@ def test_a_broken_sampler_is_found(target: PreTrainedModel, draft: PreTrainedMod
 
 def test_wrong_settings_are_found(target: PreTrainedModel) -> None:
     """Sampled at one temperature, claimed at another; drawn without top-k, claimed with it."""
-    made = generate(target, PROMPTS, max_new_tokens=12, sampling=Sampling(0.5), progress=False)
+    made = generate(target, PROMPTS, None, max_new_tokens=12, sampling=Sampling(0.5), progress=False)
     report = audit(target, made.tokens, prompts=PROMPTS, progress=False)
     assert report.diagnosis in {"sharper", "argmax", "tail-cut"}
     assert not audit(target, made.tokens, prompts=PROMPTS, sampling=Sampling(0.5), progress=False).rejected

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from notebooks.support.figures import COLOURS, PAGE
@@ -117,12 +116,10 @@ def draw_masks(shots: dict[str, Snapshot], n: int) -> Figure:
     figure, axes = plt.subplots(1, len(shots), figsize=(PAGE, 2.0), width_ratios=widths)
     for axis, (name, shot) in zip(axes, shots.items(), strict=True):
         mask = visible_entries(shot, n)
-        axis.imshow(mask, cmap=ListedColormap(["white", COLOURS["target"]]), aspect="auto", interpolation="none")
-        axis.set_title(f"{name}\n{mask.sum()} of {mask.size} seen")
+        sns.heatmap(mask, cmap=["white", COLOURS["target"]], cbar=False, xticklabels=3, ax=axis)
         sequences = np.arange(len(shot.lengths))
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set(xlabel="entry", yticks=n * sequences + (n - 1) / 2, yticklabels=list("abcdefgh"[: len(sequences)]))
-        for edge in n * sequences[1:] - 0.5:
+        axis.set(xlabel="entry", title=f"{name}\n{mask.sum()} of {mask.size} seen")
+        axis.set_yticks(n * (sequences + 0.5), list("abcdefgh"[: len(sequences)]), rotation=0)
+        for edge in n * sequences[1:]:
             axis.axhline(edge, color=COLOURS["muted"], lw=0.6)
-        axis.grid(visible=False)
     return figure

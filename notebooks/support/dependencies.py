@@ -7,8 +7,7 @@
     pooled()                           reads the tables that `predictions.py` names, and their records
     "drafters", the name of a study    reads data/results/drafters.csv and its record
 
-The names are literal. Every notebook also writes its verdicts and numbers. Only the standard library is imported, as the
-Snakefile needs no more.
+The names are literal. Every notebook also writes its verdicts and numbers.
 """
 
 from __future__ import annotations

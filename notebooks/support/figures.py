@@ -1,7 +1,8 @@
-"""The style of every figure: widths of a paper's columns, one colour for each meaning, reproducible files.
+"""How every figure looks: seaborn's theme for a paper's columns, one colour for each meaning, reproducible files.
 
-Figures are saved as SVG and PDF without dates or random identifiers, so the same figure gives the same bytes. Layouts
-differ in their last digits between processors, so places in SVG are rounded.
+Notebooks draw with seaborn, from tidy tables; Matplotlib alone draws only what seaborn has nothing for. Figures are
+saved as SVG and PDF without dates or random identifiers, so the same figure gives the same bytes. Layouts differ in
+their last digits between processors, so places in SVG are rounded.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 from studies.files import located, out, write
 
 COLUMN = 3.4  # inches: the width of one column of a two-column paper
 PAGE = 7.0  # and of both
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish; each colour has one meaning everywhere.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; each colour has one meaning everywhere. It is a
+# `palette` of seaborn for a `hue` with these values.
 COLOURS = {
     "target": "#0072B2",  # p, the target, plain decoding
     "draft": "#E69F00",  # q, the draft model
@@ -28,67 +33,119 @@ COLOURS = {
     "rejected": "#D55E00",
     "recovered": "#56B4E9",  # recovered and bonus tokens
     "theory": "#000000",
+    "predicted": "#000000",
     "measured": "#CC79A7",
     "muted": "#8A8A8A",
 }
 SEQUENCE = "viridis"  # for an ordered family of curves (gamma, c): dark to light, readable in grey
+# How seaborn draws the rows of `with_ends`: the value, and the interval as it was computed, not one of its own.
+AS_GIVEN: dict[str, Any] = {"estimator": "median", "errorbar": ("pi", 100)}
+POINTS: dict[str, Any] = {"linestyle": "none", "markersize": 3.5, "err_kws": {"linewidth": 0.9}}  # of `pointplot`
 
 STYLE: dict[Any, Any] = {
     "figure.figsize": (COLUMN, 2.4),
     "figure.dpi": 144,
-    "figure.constrained_layout.use": True,
     "font.family": "DejaVu Sans",
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
     "legend.fontsize": 7,
+    "legend.title_fontsize": 7,
     "legend.frameon": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.linewidth": 0.4,
-    "grid.alpha": 0.5,
-    "lines.linewidth": 1.4,
+    "axes.linewidth": 0.8,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.2,
     "lines.markersize": 4,
     "svg.hashsalt": "specnb",
     "svg.fonttype": "path",
     "pdf.fonttype": 42,
 }
+TICKS = {"labelsize": 7, "major.width": 0.8, "major.size": 3, "minor.size": 2}
+STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
 
 
 def use_style() -> None:
-    """Sets the style of all later figures; every notebook calls it in its first cell."""
+    """Sets the theme of all later figures; every notebook calls it in its first cell."""
     mpl.rcdefaults()
-    mpl.rcParams.update(STYLE)
+    sns.set_theme(style="ticks", palette=list(COLOURS.values()), rc=STYLE)
 
 
-def family(count: int) -> list[tuple[float, float, float, float]]:
-    """`count` RGBA colours from dark to light, for an ordered family of curves.
+def family(count: int) -> list[tuple[float, float, float]]:
+    """`count` RGB colours from dark to light, for an ordered family of curves.
 
     >>> len(family(3))
     3
     """
     cmap = mpl.colormaps[SEQUENCE]
-    return [cmap(0.85 * i / max(count - 1, 1)) for i in range(count)]
+    return [cmap(0.85 * i / max(count - 1, 1))[:3] for i in range(count)]
 
 
-def panels(columns: int, rows: int = 1, height: float = 2.4) -> tuple[Figure, list[Axes]]:
-    """A figure and the list of its axes, one column wide for one panel and page-wide for more; `height` in inches."""
-    width = COLUMN if columns == 1 else PAGE
-    figure, axes = plt.subplots(rows, columns, figsize=(width, height * rows), squeeze=False)
+def with_ends(table: pd.DataFrame, value: str, low: str, high: str) -> pd.DataFrame:
+    """`table` with three rows for each of its own, whose `value` is the value and both ends of its interval.
+
+    Seaborn computes intervals from the rows that share a place; from these rows `**AS_GIVEN` makes the interval given.
+
+    >>> with_ends(pd.DataFrame({"x": [1], "mean": [2.0], "low": [1.5], "high": [3.0]}), "mean", "low", "high")
+       x  mean  low  high
+    0  1   2.0  1.5   3.0
+    1  1   1.5  1.5   3.0
+    2  1   3.0  1.5   3.0
+    """
+    return pd.concat([table, *(table.assign(**{value: table[end]}) for end in (low, high))], ignore_index=True)
+
+
+def dots(table: pd.DataFrame, ends: tuple[str, str], along: str = "x", ax: Axes | None = None, **how: Any) -> Axes:
+    """A scatter plot in which each row of `table` has its own interval, between the columns `ends`, along x or y.
+
+    `how` is that of `seaborn.scatterplot`, with at least x, y and hue.
+    """
+    spans = pd.concat([table.assign(**{how[along]: table[end]}, row=range(len(table))) for end in ends])
+    of_both = {key: how[key] for key in ("x", "y", "hue", "hue_order", "palette") if key in how}
+    line = {"estimator": None, "units": "row", "linewidth": 0.7, "alpha": 0.7, "legend": False}
+    axis: Axes = sns.lineplot(spans.reset_index(drop=True), ax=ax, **of_both, **line)
+    sns.scatterplot(table, ax=axis, zorder=3, **how)
+    return axis
+
+
+def panels(columns: int, rows: int = 1, **how: Any) -> tuple[Figure, list[Axes]]:
+    """A figure and the list of its axes, for panels that are not facets of one table; `how` is that of `subplots`."""
+    figure, axes = plt.subplots(rows, columns, squeeze=False, **how)
     return figure, list(axes.flat)
 
 
-def save(figure: Figure, name: str) -> None:
-    """Writes `figures/<name>.svg` and `.pdf` (`located`) under `studies.files.out()`, without a date in them."""
+def save(drawn: Figure | Axes | sns.FacetGrid, name: str, height: float = 0, width: float = 0, legend: int = 0) -> None:
+    """Writes `figures/<name>.svg` and `.pdf` (`located`) under `studies.files.out()`, without a date in them.
+
+    `height` and `width` are in inches, 0 leaves the size as it is; by default one panel is a column wide, and more are
+    as wide as the page. With `legend`, the legends of all panels become one outside of them, with so many columns.
+    """
+    figure = drawn.figure
+    assert isinstance(figure, Figure)
+    if height:
+        figure.set_size_inches(width or (COLUMN if len(figure.axes) == 1 else PAGE), height)
+    figure.set_layout_engine("constrained")
+    if legend:
+        _one_legend(figure, legend)
     for kind, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, metadata=metadata)
         content = buffer.getvalue()
         path = out() / located("figures", f"{name}.{kind}")
         write(path, stable(content, path.stem) if kind == "svg" else content)
+
+
+def _one_legend(figure: Figure, columns: int) -> None:
+    entries: dict[str, Any] = {}
+    for old in figure.findobj(Legend):
+        assert isinstance(old, Legend)
+        entries |= {text.get_text(): handle for handle, text in zip(old.legend_handles, old.texts, strict=True)}
+        old.remove()
+    place: Any = "outside lower center"
+    figure.legend([*entries.values()], [*entries], ncols=columns, loc=place)
 
 
 def stable(svg: bytes, name: str) -> bytes:

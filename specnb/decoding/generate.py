@@ -27,7 +27,6 @@ from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import as_drafter
 from specnb.models.compilation import Captured, Compiled
-from specnb.models.probe import require_agreement
 from specnb.rules import Rule
 
 COMPILED_SETTINGS = 8  # so many compiled batches are kept, each with its own weights
@@ -64,7 +63,7 @@ class Generation:
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
-    >>> made = generate(model, [[0], [1, 2]], max_new_tokens=3)
+    >>> made = generate(model, [[0], [1, 2]], draft=None, max_new_tokens=3)
     >>> [len(tokens) for tokens in made.tokens], made.record.target_passes.tolist()
     ([3, 3], [3, 3])
     """
@@ -79,7 +78,7 @@ class Generation:
 def generate(
     target: PreTrainedModel,
     prompts: Collection[Collection[int]] | Mapping[str, Any],
-    draft: PreTrainedModel | Drafter | None = None,
+    draft: PreTrainedModel | Drafter | Literal["auto"] | None = "auto",
     *,
     gamma: int | Literal["auto"] | Auto = "auto",
     max_new_tokens: int = 64,
@@ -95,18 +94,21 @@ def generate(
     """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
     prompts     lists of tokens, an array or tensor of them, or what a tokenizer returns. Padding is left out where the
-                tokenizer's attention_mask says so, and refused where there is none. If the target is an encoder-decoder
-                (T5, BART), a prompt is the encoder's input, and the completion follows the decoder's first token
-    draft       a model, which is then sampled as `sampling` says, or any `Drafter`. Without one, or with `gamma` = 0,
-                the target decodes alone. A model may have more or fewer tokens than the target: those of equal numbers
-                should mean the same, as in a family whose embeddings are padded to several sizes
+                tokenizer's attention_mask says so, and refused where there is none
+    draft       a model, which is then sampled as `sampling` says, or any `Drafter`. "auto", the default, is a
+                `PromptLookupDrafter`, which copies from the text so far: no model, and nothing is drafted where
+                nothing is to be copied. With None, or `gamma` = 0, the target decodes alone. A model may have more or
+                fewer tokens than the target: those of equal numbers should mean the same, as in a family whose
+                embeddings are padded to several sizes
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
                 both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
                 "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
                 `Auto(costs=...)` by others, such as measured ones. With `compile=True` it is 0 or 4, or as many as
-                there are costs; with "graph" one of 0, 1, 2, 4, 8. On a GPU a draft model drafts one token at least,
-                and the choice knows all steps but the last. Where steps cannot differ in width (a tree, a drafter
-                that reads hidden states, a compiled draft model, a `batch_class`) both stand for 4 or the tree's size
+                there are costs; with "graph" one of 0, 1, 2, 4, 8. Where steps cannot differ in width (a tree, a
+                drafter that reads hidden states, a compiled draft model, a `batch_class`) both stand for 4 or the
+                tree's size.
+                On a GPU the choice knows all steps but the last, and "auto" is 4 for a draft model: a batch pays for
+                its widest row. `Auto(...)` chooses there, too, at least one token
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
                 siblings: then completions have exactly the target's distribution, whatever the drafter
     seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
@@ -123,8 +125,7 @@ def generate(
     Raises, before anything is run, `ValueError` or `TypeError` for what `Request` refuses: no prompts, an empty prompt,
     tokens outside the vocabulary, numbers out of range, an invalid `sampling`, `rule` or `compile`, a rule that is not
     exact for the drafter's tree (`specnb.rules.PlannedRule.schemes`), a context beyond a model's limit, different
-    vocabularies or devices, an encoder-decoder with a draft of another kind or with `compile`, and a model, cache or
-    drafter that the loop cannot run;
+    vocabularies or devices, an encoder-decoder, and another model, cache or drafter that the loop cannot run;
     `MemoryError`, naming a batch size that would fit; `RuntimeError` for `compile` without a compiler. Raises during
     generation `FloatingPointError` for a model that produces NaN, `ValueError` or `TypeError` for a drafter whose
     proposal is not valid (see `Drafter.propose`), and `TypeError` for a rule that returns no `Outcome`.
@@ -139,12 +140,12 @@ def generate(
     """
     drafter = as_drafter(draft, sampling, target, compile=compile is True)
     numbers: Any = () if study.rows is None else study.rows
-    request = Request(
+    make = study.batch_class or Batch
+    request = make.request_class(
         target, token_lists(prompts, padding_token(target)), drafter, gamma=gamma, max_new_tokens=max_new_tokens,
         sampling=sampling, rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
         numbers=numbers, keep_probs=study.keep_probs, one_width=study.batch_class is not None,
     )  # fmt: skip
-    make = study.batch_class or Batch
     if compile:
         batch = _compiled(request, draft, make, study.timed and target.device.type == "cuda", progress)
     else:
@@ -155,8 +156,7 @@ def generate(
 
 def _made(request: Request, make: type[Batch]) -> Batch:
     require_memory(request)
-    tree = request.drafter is not None and request.drafter.parents is not None
-    require_agreement(request.target, request.slots, request.input_slots, tree)
+    request.require_agreement()
     return make(request)
 
 
@@ -195,7 +195,7 @@ _kept: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
 
 
 def _compiled(
-    request: Request, draft: PreTrainedModel | Drafter | None, make: type[Batch], in_parts: bool, progress: bool
+    request: Request, draft: PreTrainedModel | Drafter | str | None, make: type[Batch], in_parts: bool, progress: bool
 ) -> Batch:
     """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
     sizes = (request.rows, request.gamma, request.slots, len(request.eos))

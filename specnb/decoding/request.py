@@ -20,7 +20,7 @@ from specnb.drafting.base import Drafter
 from specnb.drafting.model import require_exact
 from specnb.models.cache import cache_bytes, decoder_config, free_memory
 from specnb.models.cached_model import require_hidden_layers
-from specnb.models.probe import PROBED_ROWS
+from specnb.models.probe import PROBED_ROWS, require_agreement
 from specnb.models.support import (
     context_limit,
     require_same_vocabulary,
@@ -47,8 +47,7 @@ class Request:
     drafted, `gamma` is the most draft tokens of a step, reduced to what a sequence can use, and `rule` is the exact
     default if none is given.
 
-    prompts, eos  lists of whole numbers, as `given_tokens` reads them. The decoder's first token is added
-                  to the prompts of an encoder-decoder
+    prompts, eos  lists of whole numbers, as `given_tokens` reads them
     numbers       the number of each prompt, which selects its random streams: 0, 1, ... unless given
     keep_probs    whether the target's distribution of every new token is kept
     one_width     whether all steps have gamma draft tokens, whatever `gamma` asks for
@@ -79,16 +78,14 @@ class Request:
 
     def __post_init__(self) -> None:
         require_sampling(self.sampling)
-        require_models(self.target, self.drafter, encoder_decoder=not self.compile)
+        self.require_models()
         auto, most = self._choice()
         require_whole(gamma=(most, 0), max_new_tokens=(self.max_new_tokens, 1), seed=(self.seed, 0))
         require_tokens(self.prompts, self.eos, vocabulary(self.target))
         require_whole(batch_size=(len(self.prompts) if self.batch_size is None else self.batch_size, 1))
         gamma = _useful_gamma(index(most), index(self.max_new_tokens), self.drafter)
         drafter = self.drafter if gamma else None
-        first = [self.target.config.decoder_start_token_id] if self.target.config.is_encoder_decoder else []
         settled = {
-            "prompts": [[*prompt, *first] for prompt in self.prompts],
             "drafter": drafter,
             "gamma": gamma,
             "auto": auto if drafter is not None else None,
@@ -102,15 +99,27 @@ class Request:
         _require_refill(self.drafter, len(self.prompts), self.rows)
         _require_compile(self.compile, self.target.device, self.keep_probs)
 
+    def require_models(self) -> None:
+        """Raises `TypeError` or `ValueError` for models and drafters that the loop cannot run together."""
+        require_models(self.target, self.drafter)
+
+    def require_agreement(self) -> None:
+        """Raises `TypeError` for a target that the loop would run wrongly (`specnb.models.probe`)."""
+        require_agreement(self.target, self.slots, self.drafter is not None and self.drafter.parents is not None)
+
     def _choice(self) -> tuple[Auto | None, Any]:
         """What chooses the number of draft tokens of each step, None for a fixed number; and the most of a step."""
         drafter, auto = self.drafter, self.gamma
-        if isinstance(auto, str) and auto == "auto":
+        by_default = isinstance(auto, str) and auto == "auto"
+        if by_default:
             auto = Auto()
         if not isinstance(auto, Auto):
             return None, self.gamma
+        fixed = FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
         if drafter is None or self.one_width or not varies(self.target, drafter, self.compile):
-            return None, FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
+            return None, fixed
+        if by_default and drafter.draft_model is not None and self.target.device.type != "cpu":
+            return None, fixed  # every row pays for the widest of the batch: 16 rows were slower than plain decoding
         most = FIXED if self.compile is True else CAPTURED[-1] if self.compile else LARGEST
         return auto, len(auto.costs) - 1 if auto.costs else most
 
@@ -123,11 +132,6 @@ class Request:
     def longest(self) -> int:
         """Tokens of the longest prompt."""
         return max(map(len, self.prompts))
-
-    @property
-    def input_slots(self) -> int:
-        """Of the slots of each row, those for an encoder's input; 0 without an encoder."""
-        return self.longest - 1 if self.target.config.is_encoder_decoder else 0
 
     @property
     def slots(self) -> int:
@@ -178,9 +182,9 @@ def require_memory(request: Request) -> None:
         )
 
 
-def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_decoder: bool = False) -> None:
+def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
     """Models that the loop can run, on one device and with one vocabulary; a `Drafter`."""
-    require_supported(target, encoder_decoder)
+    require_supported(target)
     require_whole_head(target)
     if target.device.type == "meta":
         raise ValueError("the target is on the device meta, where it has no weights; load it on another")
@@ -193,13 +197,6 @@ def require_models(target: PreTrainedModel, drafter: Drafter | None, encoder_dec
     model = drafter.draft_model
     if model is not None and model.device != target.device:
         raise ValueError(f"the target is on {target.device} and the draft on {model.device}; move one of them")
-    two, name = target.config.is_encoder_decoder, type(drafter).__name__
-    if model is not None and model.config.is_encoder_decoder != two:
-        kinds = "is an encoder-decoder and the draft is not" if two else "is no encoder-decoder and the draft is one"
-        raise TypeError(f"the target {kinds}; choose a draft of the target's own family")
-    if two and (drafter.parents is not None or drafter.hidden_layers):
-        what = "reads hidden states" if drafter.hidden_layers else "proposes a tree"
-        raise TypeError(f"{name} {what}, and the target is an encoder-decoder; give a drafter of chains without")
 
 
 def _require_drafter(drafter: Any) -> None:
@@ -231,14 +228,13 @@ def _require_in_vocabulary(name: str, tokens: Sequence[int], vocab: int) -> None
 
 
 def require_context(target: PreTrainedModel, drafter: Drafter | None, longest: int, max_new_tokens: int) -> None:
-    """Enough positions in both models; an encoder-decoder has them for prompt and completion each."""
-    two = target.config.is_encoder_decoder
-    needed = max(longest - 1, max_new_tokens + 1) if two else longest + max_new_tokens
+    """Enough positions in both models."""
+    needed = longest + max_new_tokens
     for model in (target, drafter.draft_model if drafter is not None else None):
         limit = context_limit(model) if model is not None else None
         if limit is not None and needed > limit:
             raise ValueError(
-                f"a prompt of {longest - two} and {max_new_tokens} new tokens need {needed} positions, and "
+                f"a prompt of {longest} and {max_new_tokens} new tokens need {needed} positions, and "
                 f"{type(model).__name__} has {limit}; shorten the prompt or ask for fewer tokens"
             )
 

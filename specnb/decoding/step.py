@@ -29,7 +29,6 @@ from specnb.decoding.request import Request
 from specnb.distributions import Uniforms, overlap, standardise, uniforms
 from specnb.drafting.base import Context, Drafter, Proposal, nothing, padded
 from specnb.models.cached_model import CachedModel, prefill
-from specnb.models.encoder_decoder import cached_model
 from specnb.models.support import vocabulary
 from specnb.rules import Outcome, Rule, require_outcome
 from specnb.trees import TokenTree
@@ -172,12 +171,14 @@ class Batch:
     Draft tokens form a chain, or the static tree `drafter.parents`. A subclass may be made of other parts;
     `generate(study=Study(batch_class=...))` makes its steps:
 
-    state_class   makes the state
-    runner_class  makes the target with its cache
+    request_class  reads the arguments of `generate`
+    state_class    makes the state
+    runner_class   makes the target with its cache
     """
 
+    request_class: ClassVar[type[Request]] = Request
     state_class: ClassVar[type[State]] = State
-    runner_class: ClassVar[type[CachedModel]] = CachedModel
+    runner_class: type[CachedModel] = CachedModel
 
     def __init__(self, request: Request) -> None:
         self.drafter: Drafter | None = request.drafter
@@ -189,8 +190,7 @@ class Batch:
         self.tree = None if parents is None else TokenTree(parents, request.target.device)
         if self.tree is not None:
             self.state.record_path(self.tree.depth)
-        self.input_slots = request.input_slots
-        self.runner = cached_model(request.target, request.slots, self.input_slots, self.runner_class)
+        self.runner = self.runner_class(request.target, request.slots)
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, request.rows)
         self.target_pass: Callable[..., Tensor] = partial(target_pass, self.runner, self.tree)
@@ -243,13 +243,13 @@ class Batch:
     @property
     def context(self) -> Context:
         """What the drafter may look at."""
-        return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states, self.input_slots)
+        return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states)
 
     def choose(self) -> None:
         """Chooses how many tokens each row drafts in the next step. To be called before it."""
-        if self.auto is None:
+        if self.auto is None or self.drafter is None:
             return
-        chosen = self.auto.choose() * self.going
+        chosen = self.auto.choose(self.drafter.matched(self.context)) * self.going
         self.asked = self.width = max(int(chosen.max()), min(self.widths))
         on_device = self.chosen.is_cuda  # where a captured step must do the same each time
         self.limits = on_device or bool((chosen < self.asked).any())

@@ -39,7 +39,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
@@ -56,15 +58,12 @@ class Context(NamedTuple):
     lengths        (rows,)               tokens of each row so far, the prompt included
     hidden_states  (rows, slots, width)  the target's hidden states at each token but the newest, whose forward pass
                                          has not been made yet; None unless the drafter names `hidden_layers`
-    input_slots                          the most tokens of an encoder's input, with which the sequences of an
-                                         encoder-decoder begin; the decoder's first token follows. Otherwise 0
     waits                                whether the host waits for the device in this step in any case
     """
 
     tokens: Tensor
     lengths: Tensor
     hidden_states: Tensor | None = None
-    input_slots: int = 0
     waits: bool = False
 
     @property
@@ -172,6 +171,12 @@ class Drafter:
         sampled.
         """
         raise NotImplementedError(f"{type(self).__name__} has no propose(context, uniforms)")
+
+    def matched(self, context: Context) -> NDArray[np.int64] | None:
+        """For `gamma="auto"`, of a drafter that copies: how many tokens of each row `(rows,)` agree with those before
+        the place that it would copy from now, 0 for nothing to copy. Acceptance is then estimated by this number. None,
+        the default: it is estimated by the position of a draft token."""
+        return None
 
     def update(self, context: Context, outcome: Outcome) -> None:
         """Called at the end of every step: `outcome.accepted` `(rows,)` of the tokens proposed were accepted.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
 from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal, require_equal_vocabularies, require_part
+from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.drafting.seen import LEAST, SeenTokens
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
-from specnb.models.encoder_decoder import cached_model
 from specnb.models.support import require_supported, vocabulary
 from specnb.models.token_map import TokenMap
 from specnb.number_checks import require_number
@@ -62,7 +62,7 @@ class ModelDrafter(ChainDrafter):
         compile: bool = False,
         capturable: bool = False,
     ) -> None:
-        require_supported(model, encoder_decoder=not compile)
+        self.require_model(model)
         require_sampling(sampling)
         self.model = self.draft_model = model
         self.sampling = sampling
@@ -71,9 +71,13 @@ class ModelDrafter(ChainDrafter):
         self.compile, self.capturable = compile, capturable
         self.allocated: tuple[Any, ...] = ()
 
-    def allocate(self, slots: int, input_slots: int = 0) -> None:
-        """Makes an empty cache of so many slots, as in `Context`, and the function that samples a step's tokens."""
-        self.runner = cached_model(self.model, slots, input_slots, self.runner_class)
+    def require_model(self, model: PreTrainedModel) -> None:
+        """Raises `TypeError` for a model that this drafter cannot run."""
+        require_supported(model)
+
+    def allocate(self, slots: int) -> None:
+        """Makes an empty cache of so many slots, and the function that samples a step's tokens."""
+        self.runner = self.runner_class(self.model, slots)
         self.seen = SeenTokens(slots, self.model.device)
         self.runner.token_map = self.token_map
         self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
@@ -82,10 +86,10 @@ class ModelDrafter(ChainDrafter):
         """Fills the cache with the prompts."""
         tokens, lengths = context.tokens, context.lengths
         if rows is None:
-            sizes = (*tokens.shape, context.input_slots, self.model.dtype, self.model.device)
+            sizes = (*tokens.shape, self.model.dtype, self.model.device)
             if self.allocated != sizes:  # the cache is kept for later batches: compiled functions belong to it
                 self.allocated = sizes
-                self.allocate(tokens.shape[1], context.input_slots)
+                self.allocate(tokens.shape[1])
             self.runner.clear()
         prefill(self.runner, tokens, lengths, rows)
         self.seen.hold(tokens, lengths - 1, rows)
@@ -139,15 +143,22 @@ class ModelDrafter(ChainDrafter):
 
 
 def as_drafter(
-    draft: PreTrainedModel | Drafter | None, sampling: Sampling, target: PreTrainedModel, *, compile: bool = False
+    draft: PreTrainedModel | Drafter | Literal["auto"] | None,
+    sampling: Sampling,
+    target: PreTrainedModel,
+    *,
+    compile: bool = False,
 ) -> Drafter | None:
     """`draft` itself if it is a drafter or None; for a model, a new `ModelDrafter` that serves one batch only.
 
-    A `target` that is no model is refused later, as it is without a draft.
+    "auto" is what needs no model and no training, copies from the text. A `target` that is no model is refused later,
+    as it is without a draft.
     """
+    vocab = vocabulary(target) if isinstance(target, PreTrainedModel) else None
+    if isinstance(draft, str) and draft == "auto":
+        return PromptLookupDrafter(vocab) if vocab else None
     if not isinstance(draft, PreTrainedModel):
         return draft
-    vocab = vocabulary(target) if isinstance(target, PreTrainedModel) else None
     return ModelDrafter(draft, sampling, vocab=vocab, compile=compile, capturable=True)
 
 
@@ -160,7 +171,7 @@ class MixtureDrafter(ChainDrafter):
     Raises `ValueError` for a weight outside [0, 1], for different vocabularies and for drafters that read different
     hidden layers, `TypeError` for drafters that are no `ChainDrafter`.
 
-    >>> from specnb.drafting.ngram import PromptLookupDrafter, UniformDrafter
+    >>> from specnb.drafting.ngram import UniformDrafter
     >>> drafter = MixtureDrafter(PromptLookupDrafter(vocab=2, shortest=1), UniformDrafter(2), weight=0.5)
     >>> drafter.distribution(Context(torch.tensor([[0, 1, 0], [0, 0, 0]]), torch.tensor([3, 1])), 0)
     tensor([[0.2500, 0.7500],
@@ -201,7 +212,7 @@ class MixtureDrafter(ChainDrafter):
 
 
 def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
-    """Raises `ValueError` for a `PlannedRule` and one of `SCHEMES` that it is not exact for.
+    """Raises `ValueError` for a `PlannedRule` of some schemes and another one.
 
     A tree in which no node has two children is a chain for every scheme.
 
@@ -210,7 +221,7 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
     >>> require_exact(recursive_rejection, independent_children, (-1, -1))
     """
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
-    if scheme in SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
+    if suitable != SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
         names = " or ".join(other.__name__ for other in suitable)
         other = f"Give the TreeDrafter scheme={names}, or another rule" if suitable else "Give another rule"
         raise ValueError(

@@ -17,9 +17,8 @@ from specnb.decoding.record import now
 from specnb.decoding.request import slots_for
 from specnb.measure.statistics import Estimate, ratio_of_medians
 from specnb.measure.timing import Job, time_round
-from specnb.models.cached_model import prefill
+from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Captured, Compiled
-from specnb.models.encoder_decoder import cached_model
 from specnb.models.loading import Pair
 from specnb.models.support import vocabulary
 
@@ -140,6 +139,8 @@ class CostMeter:
     (3, 2)
     """
 
+    runner_class: type[CachedModel] = CachedModel
+
     @torch.inference_mode()
     def __init__(
         self, pair: Pair, context: int, lengths: Sequence[int], *, draft_lengths: Sequence[int] = (1,),
@@ -161,8 +162,8 @@ class CostMeter:
         vocab = min(vocabulary(model) for model in (pair.target, pair.draft))
         tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or required)))
         tokens = tokens.to(pair.target.device)
-        plain, *verify = [_forward_pass_of(pair.target, n, tokens, context, compile) for n in lengths]
-        drafts = [_forward_pass_of(pair.draft, n, tokens, context, compile) for n in draft_lengths]
+        plain, *verify = [self._forward_pass_of(pair.target, n, tokens, context, compile) for n in lengths]
+        drafts = [self._forward_pass_of(pair.draft, n, tokens, context, compile) for n in draft_lengths]
         # What ran before is in the processor's caches and changes the time of a forward pass. So each is timed after
         # what precedes it in a loop: drafts after the target, verification after its like and drafts, plain decoding
         # after itself.
@@ -186,20 +187,19 @@ class CostMeter:
         target, draft = np.split(seconds, [len(self.lengths)], axis=1)
         return Costs(draft, target, self.lengths, self.draft_lengths)
 
+    def _forward_pass_of(
+        self, model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool | str = False
+    ) -> Callable[[], Tensor]:
+        """A function that runs `model` over the `n` tokens after `context` and returns logits `(rows, n, vocab)`."""
+        cached = self.runner_class(model, tokens.shape[1])
+        prefill(cached, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
+        newest = tokens[:, context : context + n].contiguous()
+        slots = torch.arange(context, context + n, device=tokens.device).repeat(len(tokens), 1)
 
-def _forward_pass_of(
-    model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool | str = False
-) -> Callable[[], Tensor]:
-    """A function that runs `model` over the `n` tokens after `context` and returns logits `(rows, n, vocab)`."""
-    cached = cached_model(model, tokens.shape[1], context)
-    prefill(cached, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
-    newest = tokens[:, context : context + n].contiguous()
-    slots = torch.arange(context, context + n, device=tokens.device).repeat(len(tokens), 1)
+        def once(newest: Tensor, slots: Tensor) -> Tensor:
+            return cached.run(newest, slots, keep=n)
 
-    def once(newest: Tensor, slots: Tensor) -> Tensor:
-        return cached.run(newest, slots, keep=n)
-
-    compiled: Callable[..., Tensor] = Compiled(once) if compile is True else once
-    if compile and tokens.device.type == "cuda":
-        compiled = Captured(compiled)
-    return partial(compiled, newest, slots)
+        compiled: Callable[..., Tensor] = Compiled(once) if compile is True else once
+        if compile and tokens.device.type == "cuda":
+            compiled = Captured(compiled)
+        return partial(compiled, newest, slots)

@@ -6,13 +6,13 @@ Nothing is measured here (`specnb.recommend_gamma` measures). A missing input be
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import pairwise, product
-from numbers import Real
 from typing import Any
 
+from specnb.number_checks import real
 from specnb.theory import expected_tokens, solve_alpha
 
 Pair = tuple[float, float]
@@ -93,7 +93,7 @@ def predict(
     draft_passes     draft forward passes per step, where it is not gamma: 1 if all tokens are proposed at once (Medusa)
     Time of a target forward pass over n tokens per row, v(n), the first that is given of:
       verify_cost      a number for the n of this setting, or a function of n
-      gpu              a name in `GPUS`, as people write it ("8xH100"), or (dense 16-bit teraflop/s, GB/s) of another
+      gpu              a name in `GPUS`, or (dense 16-bit teraflop/s, GB/s) of another
                        device: time of reading the weights plus that of arithmetic (`roofline`)
     verified         draft tokens in one verification, where it is not gamma (a tree; SGLang's count has one more)
     batch            rows that are decoded together
@@ -218,17 +218,13 @@ def _cost_ratio(cost_ratio: float | None, sizes: dict[str, Pair | None], missing
 
 
 def _pair(name: str, pair: Any, needed: str) -> Pair:
-    if not (hasattr(pair, "__len__") and len(pair) == 2 and all(_finite(one) and one > 0 for one in pair)):
+    if not (hasattr(pair, "__len__") and len(pair) == 2 and all(0 < real(one) < math.inf for one in pair)):
         raise ValueError(f"{name} is {pair}; need {needed}")
     return float(pair[0]), float(pair[1])
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
-
-
 def _checked(name: str, value: Any, least: float, most: float) -> float:
-    if not (_finite(value) and least <= value <= most):
+    if not least <= real(value) <= most:
         raise ValueError(f"{name} is {value!r}; need a number from {least:g} to {most:g}")
     return float(value)
 
@@ -253,10 +249,8 @@ GPUS = {
 }
 # fmt: on
 """Dense 16-bit teraflop/s and memory bandwidth in GB/s, as the data sheets state them, of Apple's chips from the M3 on
-by cores and clock; of two sizes with one name the first is the default."""
+by cores and clock."""
 
-OPTIONAL = {"80gb", "40gb", "pcie", "rtx", "tpu", "apple"}  # words of the names in `GPUS` that may be left out
-OTHER_CARDS = {"laptop", "mobile", "max", "ti", "super", "pro", "ultra", "xt"}  # words of other cards
 UNKNOWN_RIDGE = (153, 400, 40)  # value, best, worst for 16-bit weights, in tokens
 # The slowest of data/reference/small_batches.csv, in parts of the data sheet's arithmetic, and in tokens.
 SLOWEST = {"datacentre": 0.4, "workstation": 0.4, "Apple": 0.12}
@@ -265,10 +259,9 @@ EXPERTS = 0.25  # times that for a mixture of experts, each of which sees few to
 
 
 def device_class(gpu: str) -> str:
-    """The key of `SLOWEST` for the name of a device: "datacentre" for "8xH100"."""
-    name = known_gpu(gpu)
-    workstation = name.startswith(("RTX", "RX", "A5000", "A6000", "GB10"))
-    return "Apple" if name.startswith("Apple") else "workstation" if workstation else "datacentre"
+    """The key of `SLOWEST` for the name of a device in `GPUS`: "datacentre" for "H100"."""
+    workstation = gpu.startswith(("RTX", "RX", "A5000", "A6000", "GB10"))
+    return "Apple" if gpu.startswith("Apple") else "workstation" if workstation else "datacentre"
 
 
 def roofline(
@@ -283,7 +276,7 @@ def roofline(
     at the geometric mean of data sheet and slowest. Experts that tokens choose independently are more weights to read
     than for one token, unless the batch reads all; those of one row may choose alike. The value is the geometric mean.
 
-    >>> (value, low, high), source = roofline(5, "A100", batch=16)
+    >>> (value, low, high), source = roofline(5, "A100-80GB", batch=16)
     >>> print(f"{value:.2f} [{low:.2f}, {high:.2f}], {source}")
     1.38 [1.00, 1.83], roofline of A100-80GB
     """
@@ -328,23 +321,16 @@ def _read(tokens: float, active: float) -> float:
 
 
 def known_gpu(name: str) -> str:
-    """The entry of `GPUS` that `name` means: the one with the most words in common, of equal ones the first.
+    """`name`, if it is one of `GPUS`. Raises `ValueError` for another, with those that are like it.
 
-    Raises `ValueError` where the words of no entry, `OPTIONAL` ones aside, are all in `name`, and for "-1xH100".
-
-    >>> known_gpu("nvidia a100 sxm4 40gb"), known_gpu("A100"), known_gpu("GeForce RTX 4090"), known_gpu("M2 Ultra")
-    ('A100-40GB', 'A100-80GB', 'RTX 4090', 'Apple M2 Ultra')
+    >>> known_gpu("8xH100")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: gpu is '8xH100', like H100, V100, H800; give a name in GPUS...
     """
-    words = set() if re.match(r"\W|0|x|\d+[.,]|$", name.strip().lower()) else set(_words(name))
-    entries = {gpu: set(_words(gpu)) for gpu in GPUS}
-    found = [gpu for gpu, own in entries.items() if own - OPTIONAL <= words and not (words - own) & OTHER_CARDS]
-    if not found:
-        otherwise = "for another, give (dense 16-bit teraflop/s, GB/s) of its data sheet, or verify_cost"
-        raise ValueError(f"gpu is {name!r}; known are {', '.join(GPUS)}; {otherwise}")
-    return max(found, key=lambda gpu: len(words & entries[gpu]))
-
-
-def _words(name: str) -> list[str]:
-    """The words of a device's name in lower case; "RTX4090" is two."""
-    split = r"(?<=rtx)(?=\d)|(?<=tpu)(?=v)|(?<=\dx)(?=[a-z])|(?<=\d)(?=ti\b)"
-    return re.findall(r"[a-z0-9]+", re.sub(split, " ", name.lower()))
+    if name not in GPUS:
+        close = [gpu for gpu in GPUS if name and name in gpu] or get_close_matches(name, GPUS) or ["none that is known"]
+        raise ValueError(
+            f"gpu is {name!r}, like {', '.join(close)}; give a name in GPUS, (dense 16-bit teraflop/s, GB/s) of the "
+            "data sheet of another device, or verify_cost"
+        )
+    return name

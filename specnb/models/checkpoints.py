@@ -1,4 +1,4 @@
-"""The folder that a model is loaded from, and the checks of its files before and after they are read.
+"""The checks of a model's files before and after they are read.
 
 Weights are read from safetensors only: the other formats are pickles, which can execute any code when they are opened.
 This module does not use transformers.
@@ -6,54 +6,15 @@ This module does not use transformers.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
-
-from specnb.models.real_model import REAL, converted, sha256_of, smollm2
-from specnb.number_checks import reason
-
 CHECKSUMS = "SHA256SUMS"  # the file of a folder's checksums, as `sha256sum -c` reads it
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-HUB_IGNORED = ["*/*", "consolidated*"]  # other formats of the same weights
 SHARD = re.compile(r"[^/\\]+\.safetensors")
-
-
-def folder_of(name: str | Path) -> Path:
-    """The folder of the model `name`: that folder, or the local copy of the model of that name on the Hugging Face hub.
-
-    `smollm2` is the real model of this project, and a path ending in `.gguf` is converted (`specnb.models.real_model`).
-
-    Raises `FileNotFoundError` if there is neither, and `NotADirectoryError` for a file.
-
-    >>> folder_of(Path("."))
-    PosixPath('.')
-    """
-    if name == REAL:
-        return smollm2()
-    folder = Path(name)
-    if folder.is_dir():
-        return folder
-    if folder.suffix == ".gguf":
-        return converted(folder)
-    if folder.exists():
-        raise NotADirectoryError(f"{str(name)!r} is a file; give the folder that holds config.json and the weights")
-    wanted = "give a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub"
-    if isinstance(name, Path):
-        raise FileNotFoundError(f"there is no folder {str(name)!r}; {wanted} as a str")
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED))
-    except HFValidationError as error:
-        raise FileNotFoundError(f"there is no folder {str(name)!r}, and the hub has no such names; {wanted}") from error
-    except OSError as error:
-        raise FileNotFoundError(
-            f"there is no folder {str(name)!r}, and no model of that name came from the hub ({reason(error)}); {wanted}"
-        ) from error
 
 
 def require_safetensors(folder: Path) -> None:
@@ -114,9 +75,15 @@ def require_complete(folder: Path, info: Mapping[str, Iterable[Any]]) -> None:
     ]
     if wrong:
         raise ValueError(
-            f"the weights in {str(folder)!r} are not those of the model that its config.json describes: "
+            f"the weights in {str(folder)!r} are not those of the model that its configuration describes: "
             f"{'; '.join(wrong)}. Get both from the same source, or save the model again with save_pretrained"
         )
+
+
+def sha256_of(file: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def write_checksums(folder: Path) -> None:

@@ -8,19 +8,23 @@ by 1e-14, so every processor generates the same sequences and prints the same di
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-from specnb.models.checkpoints import folder_of, require_checksums, require_complete, require_safetensors
+from specnb.models.checkpoints import require_checksums, require_complete, require_safetensors
+from specnb.models.gguf import converted, quiet
 from specnb.models.packing import pack
-from specnb.models.real_model import quiet
 from specnb.models.support import DTYPES
 from specnb.number_checks import reason, shown
 
@@ -28,7 +32,12 @@ _PACKAGE = Path(__file__).parents[1]
 TRAINED_PAIR = _PACKAGE / "_pair" if (_PACKAGE / "_pair" / "target").is_dir() else _PACKAGE.parent / "data" / "pair"
 """The folder of the pair of models that this project trained: in an installed wheel, or in a checkout."""
 
+FASTEST, CANDIDATES = "fastest", (torch.float32, torch.bfloat16)
+ROUNDS = 5  # of timing; the least time of each counts
+
 TOKENIZER_FILES = ("*token*", "vocab.*", "*.model")
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+HUB_IGNORED = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,9 @@ def load_pair(
     """The pair that this project trained, or any two models by folder or by name on the Hugging Face hub.
 
     Both need equal tokenizers, a folder without one takes the other's; embeddings may be padded to different sizes.
-    `dtype` is one of `DTYPES`, or its name.
+    `dtype` is one of `DTYPES`, or its name; or "fastest": float32 or bfloat16, whichever the target needs less time for
+    a token in, on this machine. That takes some seconds and, meanwhile, the memory of both; `pair.target.dtype` says
+    what was chosen.
 
     `packed` also keeps copies of weights in other layouts where these are faster on this machine, which is measured in
     a fraction of a second per model (`specnb.models.packing.pack`); the weights then take up to three times the memory.
@@ -81,8 +92,8 @@ def load_pair(
     """
     folders = [_checked_folder(name) for name in (target, _draft_of(target) if draft is None else draft)]
     tokenizer = _tokenizer_of(*folders)
-    models = [_load(folder, device, dtype, packed) for folder in folders]
-    return Pair(models[0], models[1], tokenizer)
+    first = _load_as(folders[0], device, dtype, packed)
+    return Pair(first, _load(folders[1], device, first.dtype, packed), tokenizer)
 
 
 def _draft_of(target: str | Path) -> Path:
@@ -138,7 +149,25 @@ def load_model(
 
     >>> load_model("gpt2", dtype=torch.float64)  # doctest: +SKIP
     """
-    return _load(_checked_folder(name), device, dtype, packed)
+    return _load_as(_checked_folder(name), device, dtype, packed)
+
+
+def _load_as(folder: Path, device: str, dtype: Any, packed: bool) -> PreTrainedModel:
+    """The model in `dtype`, or in the fastest of `CANDIDATES`."""
+    if dtype != FASTEST:
+        return _load(folder, device, dtype, packed)
+    models = [_load(folder, device, candidate, packed) for candidate in CANDIDATES]
+    seconds = [[seconds_of_a_token(model) for model in models] for _ in range(ROUNDS)]
+    return models[int(np.min(seconds, axis=0).argmin())]
+
+
+@torch.inference_mode()
+def seconds_of_a_token(model: PreTrainedModel) -> float:
+    """The time of a forward pass over one token, which reads every weight."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    began = time.perf_counter()
+    model(token, use_cache=False).logits[0, 0, 0].item()  # waits for a device
+    return time.perf_counter() - began
 
 
 def _checked_folder(name: str | Path) -> Path:
@@ -156,11 +185,43 @@ def _checked_folder(name: str | Path) -> Path:
     return folder
 
 
+def folder_of(name: str | Path) -> Path:
+    """The folder of the model `name`: that folder, or the local copy of the model of that name on the Hugging Face hub.
+
+    A path ending in `.gguf` is converted (`specnb.models.gguf`).
+
+    Raises `FileNotFoundError` if there is neither, and `NotADirectoryError` for a file.
+
+    >>> folder_of(Path("."))
+    PosixPath('.')
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if folder.suffix == ".gguf":
+        return converted(folder)
+    if folder.exists():
+        raise NotADirectoryError(f"{str(name)!r} is a file; give the folder that holds config.json and the weights")
+    wanted = "give a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub"
+    if isinstance(name, Path):
+        raise FileNotFoundError(f"there is no folder {str(name)!r}; {wanted} as a str")
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED))
+    except HFValidationError as error:
+        raise FileNotFoundError(f"there is no folder {str(name)!r}, and the hub has no such names; {wanted}") from error
+    except OSError as error:
+        raise FileNotFoundError(
+            f"there is no folder {str(name)!r}, and no model of that name came from the hub ({reason(error)}); {wanted}"
+        ) from error
+
+
 def _dtype(dtype: Any) -> torch.dtype:
     named = {str(one).removeprefix("torch."): one for one in DTYPES}
     found = named.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if found not in DTYPES:
-        raise ValueError(f"dtype is {shown(dtype)}; it must be one of {', '.join(named)}, or its torch.dtype")
+        raise ValueError(
+            f'dtype is {shown(dtype)}; it must be one of {", ".join(named)}, or its torch.dtype, or "fastest"'
+        )
     return found
 
 
@@ -188,8 +249,7 @@ def _load(folder: Path, device: str, dtype: torch.dtype | str, packed: bool) -> 
         if "Unrecognized configuration class" not in str(error):
             raise
         raise ValueError(
-            f"the model in {str(folder)!r} is no decoder of tokens; load an encoder-decoder, such as T5, with "
-            "transformers' AutoModelForSeq2SeqLM.from_pretrained(folder).eval() and give it to generate"
+            f"the model in {str(folder)!r} is no decoder of tokens; only models without an encoder are decoded"
         ) from None
     model, info = loaded
     require_complete(folder, info)
@@ -238,12 +298,8 @@ def in_double(model: PreTrainedModel) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, LlamaRMSNorm):
-                setattr(parent, name, _norm(child))
+                norm = nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, device="meta")
+                norm.weight = child.weight
+                setattr(parent, name, norm.train(child.training))
             elif isinstance(child, LlamaRotaryEmbedding) and child.rope_type == "default":
                 setattr(parent, name, DoubleRotary(child.config).to(child.inv_freq.device))
-
-
-def _norm(norm: LlamaRMSNorm) -> nn.RMSNorm:
-    replacement = nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon, device="meta")
-    replacement.weight = norm.weight
-    return replacement.train(norm.training)

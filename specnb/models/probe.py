@@ -24,7 +24,6 @@ from transformers import PreTrainedModel
 from specnb.distributions import total_variation
 from specnb.models.cache import decoder_config, free_memory
 from specnb.models.cached_model import CachedModel, prefill
-from specnb.models.encoder_decoder import EncoderDecoder
 from specnb.models.support import context_limit, require_supported, sliding_window, vocabulary
 from specnb.trees import TokenTree
 
@@ -47,23 +46,22 @@ class Difference(NamedTuple):
     allowed: float
 
 
-def require_agreement(model: PreTrainedModel, slots: int, input_slots: int = 0, tree: bool = False) -> None:
+def require_agreement(model: PreTrainedModel, slots: int, tree: bool = False) -> None:
     """Raises `TypeError`, with the difference and a likely reason, for a model that the loop would run wrongly.
 
-    `slots` and `input_slots` are those of each row, as in `cached_model`; `tree` asks for trees of draft tokens, too.
+    `slots` are those of each row; `tree` asks for trees of draft tokens, too.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> require_agreement(model, slots=20)
     """
-    kinds = ("chain", "tree") if tree else ("chain",)
     slots = max(slots, 2 ** (min(slots, LARGEST_ROUNDED) - 1).bit_length())
-    for kind in kinds:
-        key = (kind, input_slots, model.dtype, model.device, model.config._attn_implementation)
+    for kind in KINDS if tree else ("chain",):
+        key = (kind, model.dtype, model.device, model.config._attn_implementation)
         agreed = _agreed.setdefault(model, {}).setdefault(key, [])
-        if slots in agreed or (agreed and _as_with(model, slots, agreed[0], input_slots, kind)):
+        if slots in agreed or (agreed and _as_with(model, slots, agreed[0], kind)):
             continue
-        difference = difference_from_itself(model, slots, input_slots, kind)
+        difference = difference_from_itself(model, slots, kind)
         if difference.found > difference.allowed:
             raise TypeError(_refusal(model, difference, kind))
         agreed.append(slots)
@@ -83,32 +81,31 @@ def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, D
     chain: agrees with the model's own forward pass (difference below 1e-04, which is rounding)
     tree: agrees with the model's own forward pass (difference below 1e-04, which is rounding)
     """
-    two = bool(model.config.is_encoder_decoder)
-    require_supported(model, encoder_decoder=two)
+    require_supported(model)
     slots = slots or min(512, context_limit(model) or 512)
     dtype, attention = str(model.dtype).removeprefix("torch."), model.config._attn_implementation
     print(f"{type(model).__name__}, {dtype}, {attention} attention, rows of {slots} slots")
     differences = {}
-    for kind in ("chain",) if two else ("chain", "tree"):
+    for kind in KINDS:
         found, allowed = differences[kind] = difference_from_itself(model, slots, kind=kind)
         agrees = f"agrees with the model's own forward pass (difference below {allowed:.0e}, which is rounding)"
         print(f"{kind}: {agrees if found <= allowed else 'refused: ' + _refusal(model, differences[kind], kind)}")
     return differences
 
 
-def difference_from_itself(model: PreTrainedModel, slots: int, input_slots: int = 0, kind: str = "chain") -> Difference:
+def difference_from_itself(model: PreTrainedModel, slots: int, kind: str = "chain") -> Difference:
     """How far the distributions in the loop's cache are from those of the model alone, over a "chain" or a "tree".
 
     Where a model in 16 bits differs, a copy in float32 decides, if there is memory for it: rounding in 16 bits is as
     large as what some models do wrongly. NaN is no difference; the loop reports it. Raises `TypeError` if the model
     fails in the cache.
     """
-    difference = mean_difference(*_compared(model, slots, input_slots, kind))
+    difference = mean_difference(*_compared(model, slots, kind))
     if not difference > LOWEST or torch.finfo(model.dtype).bits > 16:
         return Difference(difference, LOWEST)
     if not _copy_fits(model):
         return Difference(difference, rounding(model.dtype))
-    return difference_from_itself(copy.deepcopy(model).float(), slots, input_slots, kind)
+    return difference_from_itself(copy.deepcopy(model).float(), slots, kind)
 
 
 def rounding(dtype: torch.dtype) -> float:
@@ -124,9 +121,9 @@ def _copy_fits(model: PreTrainedModel) -> bool:
     return bool(2 * model.num_parameters() * torch.float32.itemsize < free_memory(model.device))
 
 
-def _as_with(model: PreTrainedModel, slots: int, others: int, input_slots: int, kind: str) -> bool:
+def _as_with(model: PreTrainedModel, slots: int, others: int, kind: str) -> bool:
     """Whether the distributions with `slots` are those with `others`: spare slots have no influence."""
-    logits = [_compared(model, number, input_slots, kind)[0] for number in (slots, others)]
+    logits = [_compared(model, number, kind)[0] for number in (slots, others)]
     return mean_difference(*logits) <= LOWEST
 
 
@@ -136,15 +133,14 @@ def mean_difference(first: Tensor, second: Tensor) -> float:
 
 
 @torch.inference_mode()
-def _compared(model: PreTrainedModel, slots: int, input_slots: int, kind: str) -> tuple[Tensor, Tensor]:
+def _compared(model: PreTrainedModel, slots: int, kind: str) -> tuple[Tensor, Tensor]:
     """The logits in the loop's cache, and those of the model alone."""
     half = min(HALF, (context_limit(model) or 2 * HALF) // 2)
     tokens = probe_tokens(model, 2 * half)
     if kind == "tree":
         tokens[1, :half] = tokens[0, :half]
-    runs = _tree if kind == "tree" else _encoder_decoder if model.config.is_encoder_decoder else _chain
-    with _narrow_window(model, 2 * half), _failing_clearly(model):
-        return runs(model, tokens, half, slots, input_slots)
+    with _narrow_window(model, 2 * half), failing_clearly(model):
+        return KINDS[kind](model, tokens, half, slots)
 
 
 def probabilities(logits: Tensor) -> Tensor:
@@ -166,7 +162,8 @@ def probe_tokens(model: PreTrainedModel, length: int) -> Tensor:
 
 
 @contextmanager
-def _failing_clearly(model: PreTrainedModel) -> Iterator[None]:
+def failing_clearly(model: PreTrainedModel) -> Iterator[None]:
+    """Whatever `model` raises inside, memory apart, is a `TypeError` that names it."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError):
@@ -197,7 +194,7 @@ def _alone(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     return model(input_ids=tokens, use_cache=False).logits  # type: ignore[no-any-return]
 
 
-def _chain(model: PreTrainedModel, tokens: Tensor, half: int, slots: int, _: int) -> tuple[Tensor, Tensor]:
+def _chain(model: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> tuple[Tensor, Tensor]:
     """Logits in rows of different lengths, after a prompt pass that also saw tokens beyond the shorter row."""
     lengths = torch.tensor([half + 1, max(half - 1, 1)], device=tokens.device)
     at = lengths[:, None] - 1 + torch.arange(half, device=tokens.device)
@@ -208,7 +205,7 @@ def _chain(model: PreTrainedModel, tokens: Tensor, half: int, slots: int, _: int
     return there, _alone(model, tokens).take_along_dim(at[..., None], dim=1)
 
 
-def _tree(model: PreTrainedModel, tokens: Tensor, half: int, slots: int, _: int) -> tuple[Tensor, Tensor]:
+def _tree(model: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> tuple[Tensor, Tensor]:
     """Logits of both sequences as branches of one tree after their common first half."""
     branch = [*range(-1, half - 1)]
     tree = TokenTree([*branch, *[-1 if parent < 0 else parent + half for parent in branch]], tokens.device)
@@ -221,24 +218,7 @@ def _tree(model: PreTrainedModel, tokens: Tensor, half: int, slots: int, _: int)
     return there.reshape(2, half, -1), _alone(model, tokens)[:, half:]
 
 
-def _encoder_decoder(
-    model: PreTrainedModel, tokens: Tensor, half: int, slots: int, input_slots: int
-) -> tuple[Tensor, Tensor]:
-    """Logits of the decoder, in two pieces, after inputs of different lengths."""
-    start, inputs = int(model.config.decoder_start_token_id), [half, half // 2 + 1]
-    written = torch.cat([tokens.new_full((2, 1), start), tokens[:, : 2 * half - 1]], dim=1)
-    rows = tokens.new_zeros(2, 3 * half)
-    for row, length in enumerate(inputs):
-        rows[row, :length], rows[row, length : length + 2 * half] = tokens[row, -length:], written[row]
-    lengths = torch.tensor(inputs, device=tokens.device)
-    reserved = max(input_slots, half)
-    runner = EncoderDecoder(model, reserved + max(slots - input_slots, 2 * half), reserved)
-    prefill(runner, rows, lengths + 1)
-    at = lengths[:, None] + torch.arange(2 * half, device=tokens.device)
-    parts = [runner.run(rows.gather(1, part), part, keep=half) for part in at.split(half, dim=1)]
-    own = [model(input_ids=tokens[row : row + 1, -length:], decoder_input_ids=written[row : row + 1]).logits
-           for row, length in enumerate(inputs)]  # fmt: skip
-    return torch.cat(parts, dim=1), torch.cat(own)
+KINDS = {"chain": _chain, "tree": _tree}
 
 
 def _refusal(model: PreTrainedModel, difference: Difference, kind: str) -> str:
@@ -252,8 +232,6 @@ def _refusal(model: PreTrainedModel, difference: Difference, kind: str) -> str:
 @torch.inference_mode()
 def _reason(model: PreTrainedModel) -> str:
     """What the model does otherwise, by forward passes of the model alone."""
-    if model.config.is_encoder_decoder:
-        return "its decoder counts positions, or masks, in a way of its own"
     tokens = probe_tokens(model, 2 * HALF)
     whole, positions = _alone(model, tokens), torch.arange(2 * HALF, device=tokens.device).expand(2, -1)
     allowed = rounding(model.dtype)

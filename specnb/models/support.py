@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 
 import torch
-from torch import nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specnb.models.cache import decoder_config, why_not_croppable
+from specnb.models.cache import why_not_croppable
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """In which models compute. Weights of other dtypes, such as float8, belong to quantised models."""
@@ -45,8 +44,8 @@ def require_same_vocabulary(target: PreTrainedModel, drafter: str, draft_vocab: 
         )
 
 
-def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> None:
-    """Raises `TypeError`, with the reason, for a model that the loop (with `encoder_decoder`s) cannot run exactly."""
+def require_supported(model: PreTrainedModel) -> None:
+    """Raises `TypeError`, with the reason, for a model that the loop cannot run exactly."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{name} is no model of transformers; load one with load_pair or from_pretrained")
@@ -55,16 +54,11 @@ def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> 
             f"{name} is in training mode, where dropout makes its distributions random; call its eval() first"
         )
     arguments = inspect.signature(model.forward).parameters
-    two = model.config.is_encoder_decoder
-    if two and not encoder_decoder:
-        raise TypeError(f"{name} is an encoder-decoder, which only `generate` runs, and without compilation")
-    if two and (model.main_input_name != "input_ids" or not decoder_positions(model)):
-        raise TypeError(f"{name} is not like T5 or BART, whose decoder the loop can give the positions of each row")
-    if two and getattr(model.config, "decoder_start_token_id", None) is None:
-        raise TypeError(f"the configuration of {name} has no decoder_start_token_id, with which its decoder begins")
-    if not two and "position_ids" not in arguments:
+    if model.config.is_encoder_decoder:
+        raise TypeError(f"{name} is an encoder-decoder, and only models without an encoder are decoded; choose another")
+    if "position_ids" not in arguments:
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
-    if model.get_output_embeddings() is None or not (two or "logits_to_keep" in arguments):
+    if model.get_output_embeddings() is None or "logits_to_keep" not in arguments:
         raise TypeError(f"{name} gives no next-token logits; load it with load_pair or as a ...ForCausalLM")
     embedded = getattr(model.get_input_embeddings(), "num_embeddings", vocabulary(model))
     if embedded != vocabulary(model):
@@ -72,10 +66,6 @@ def require_supported(model: PreTrainedModel, encoder_decoder: bool = False) -> 
             f"the configuration of {name} has {vocabulary(model)} tokens, and its embedding {embedded}; "
             "change both with its resize_token_embeddings()"
         )
-    if model.config.return_dict is False:
-        raise TypeError(f"{name} has config.return_dict=False, with which transformers cannot run it; set it to True")
-    _require_layers(model)
-    _require_one_dtype(model)
     config = model.config.get_text_config(decoder=True)
     attention = config._attn_implementation
     if attention not in ("eager", "sdpa"):
@@ -93,48 +83,6 @@ def sliding_window(config: PreTrainedConfig) -> int:
     layers = DynamicCache(config=config).layers
     windows = (layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else 0 for layer in layers)
     return max(windows, default=0)
-
-
-def _require_layers(model: PreTrainedModel) -> None:
-    """Raises `TypeError` for more layers than the configuration says, for which the cache would have no place."""
-    numbers = [getattr(module, "layer_idx", None) for module in (model.get_decoder() or model).modules()]
-    layers = 1 + max((number for number in numbers if isinstance(number, int)), default=-1)
-    configured = getattr(decoder_config(model), "num_hidden_layers", layers)
-    if layers > configured:
-        raise TypeError(
-            f"{type(model).__name__} has {layers} layers, and its configuration num_hidden_layers={configured}; "
-            "correct the configuration, or remove the layers"
-        )
-
-
-def _require_one_dtype(model: PreTrainedModel) -> None:
-    """Raises `TypeError` unless the matrices have one dtype that torch multiplies, quantised ones apart."""
-    if getattr(model, "is_quantized", False):
-        return
-    kept = (*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ()))
-    own = {
-        module.weight.dtype
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Embedding) and not any(part in name for part in kept)
-    }
-    if len(own) > 1 or not own <= set(DTYPES):
-        raise TypeError(
-            f"the weights of {type(model).__name__} are {', '.join(sorted(map(str, own)))}; they need one dtype of "
-            f"{', '.join(map(str, DTYPES))}: call its to(torch.float32), for example"
-        )
-
-
-def decoder_positions(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules of an encoder-decoder's decoder that read positions, if every row can be given its own.
-
-    They are attention with a relative bias, as T5 has, or an embedding of positions, as BART has.
-    """
-    found = []
-    for module in model.get_decoder().modules():
-        relative, arguments = getattr(module, "has_relative_attention_bias", False), inspect.signature(module.forward)
-        wanted = "position_bias" if relative else "position_ids" if isinstance(module, nn.Embedding) else None
-        found += [module] * (wanted in arguments.parameters)
-    return found
 
 
 def context_limit(model: PreTrainedModel) -> int | None:

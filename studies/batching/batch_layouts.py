@@ -22,10 +22,11 @@ from transformers.cache_utils import DynamicLayer
 
 from specnb.decoding.record import StepRecord
 from specnb.distributions import Sampling, sample, standardise, uniforms
-from specnb.models.cache import additive_mask, cache_argument, crop
+from specnb.models.cache import additive_mask, cache_argument
 from specnb.models.cached_model import CachedModel
 from specnb.models.support import context_limit
 from specnb.rules import Rule, token_verification
+from studies.batching.cropping import crop
 
 Sequences = Sequence[Sequence[int]]
 

@@ -32,7 +32,6 @@ from specnb.decoding.record import StepRecord
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
-from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter, load_head
 from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
@@ -43,6 +42,7 @@ from specnb.rules import Rule
 from studies import corpus, study
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter, load_head
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 from studies.drafters.suffix import SuffixDrafter

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from specnb.drafting.base import Context, Drafter, Proposal, padded
-from specnb.drafting.heads import HeadDrafter
 from specnb.drafting.model import ModelDrafter
 from specnb.rules import Outcome
+from studies.drafters.heads import HeadDrafter
 
 
 class FallbackDrafter(Drafter):

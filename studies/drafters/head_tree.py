@@ -11,10 +11,10 @@ from torch import Tensor
 
 from specnb.distributions import Sampling, sample
 from specnb.drafting.base import Context
-from specnb.drafting.heads import Head, ParallelHeadsDrafter
 from specnb.rules import Plan, PlannedRule
 from specnb.trees import Scheme, TokenTree, node_depths, top_children
 from specnb_audit.bugs.verification import TYPICAL, TYPICAL_OF_ENTROPY
+from studies.drafters.heads import Head, ParallelHeadsDrafter
 
 TREE = (-1, -1, -1, 0, 0, 1, 3, 3, 6)  # 9 tokens, 4 deep: more children where a prefix is more probable
 

@@ -20,7 +20,6 @@ from specnb.decoding.generate import Study
 from specnb.decoding.request import Request
 from specnb.decoding.step import Batch
 from specnb.drafting.base import Context, Drafter
-from specnb.models.encoder_decoder import cached_model
 from specnb.trees import TokenTree
 
 
@@ -54,7 +53,7 @@ class OnePassBatch(Batch):
         self.extra = request.drafter
         self.whole = TokenTree((*self.extra.parents, *self.extra.extra_parents), request.target.device)
         slots = request.slots + len(self.extra.extra_parents)
-        self.runner = cached_model(request.target, slots, self.input_slots, self.runner_class)
+        self.runner = self.runner_class(request.target, slots)
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
         """See `Batch.run_target`; the extra tokens' logits go to the drafter."""

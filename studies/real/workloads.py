@@ -1,9 +1,10 @@
-"""Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, at three temperatures.
+"""Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, with four samplings.
 
 Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in turn on each prompt.
 The drafter copies from the text so far (prompt lookup), with each of `GAMMAS` draft tokens and with `gamma="auto"`; a
 trained head drafts `OF_HEAD` tokens, alone and where nothing can be copied.
-Beside them transformers' own generation of the same model, plain and with its prompt lookup; and compiled code: plain,
+Beside them transformers' own generation of the same model, plain and with its prompt lookup, with the settings that
+are best for it by the tokens that it drafts and has accepted (`THEIRS`); and compiled code: plain,
 copies with `gamma="auto"`, and copies or, in steps without one, the head, which takes some minutes to compile. One line
 a way:
 
@@ -30,24 +31,28 @@ from transformers import AutoTokenizer, PreTrainedModel
 from specnb.decoding.generate import Study as Timed
 from specnb.decoding.generate import generate
 from specnb.decoding.record import now
+from specnb.demo import smollm2
 from specnb.distributions import Sampling
-from specnb.drafting.heads import AttentionDrafter, load_head
 from specnb.drafting.model import MixtureDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.cost import measure_costs
 from specnb.measure.statistics import bootstrap
 from specnb.measure.timing import Job, time_round
 from specnb.models.loading import Pair, load_model
-from specnb.models.real_model import smollm2
 from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.heads import AttentionDrafter, load_head
 from studies.files import data_file
 from studies.study import Study, columns
 
 KINDS = ("chat", "summary", "quotation", "edit", "code")
-TEMPERATURES = (0.0, 0.7, 1.0)
+SAMPLINGS = {"0": Sampling(0), "0.7": Sampling(0.7), "1": Sampling(1.0), "top_p": Sampling(1.0, top_p=0.9)}
 GAMMAS = (2, 5)
 OF_HEAD = 2
 OF_COMPILED = 1  # where verifying a token costs more of a step
+MIXED = 2  # tokens that agree before a copy is preferred to the head's token
+THEIRS = {"max_matching_ngram_size": 4, "prompt_lookup_num_tokens": 3}
+"""Of n-grams up to 4 and 3 to 16 tokens, the best above temperature 0 where n draft tokens add 0.035 n to the cost of a
+step; at 0 it is 5 tokens."""
 CONTEXT = 192  # tokens before the forward passes that are timed alone
 LENGTHS = (1, 3, 6, 11)  # of the forward passes that are timed alone
 Made = tuple[int, list[int]]  # tokens, and how many of them each step verified
@@ -56,7 +61,7 @@ Made = tuple[int, list[int]]  # tokens, and how many of them each step verified
 @cache
 def model_and_tokenizer(dtype: str, device: str = "cpu") -> tuple[PreTrainedModel, Any]:
     """The real model, and its tokenizer with the chat template."""
-    return load_model("smollm2", device, getattr(torch, dtype)), AutoTokenizer.from_pretrained(smollm2())
+    return load_model(smollm2(), device, getattr(torch, dtype)), AutoTokenizer.from_pretrained(smollm2())
 
 
 def prompts_of(tokenizer: Any, kind: str, count: int) -> list[list[int]]:
@@ -74,9 +79,10 @@ def head_drafter(target: PreTrainedModel, sampling: Sampling, compile: bool = Fa
 def drafters_of(dtype: str, sampling: Sampling) -> dict[str, Any]:
     """The drafters of the ways: the same in all items of a temperature, so that they are compiled once for a length."""
     target, _ = model_and_tokenizer(dtype)
-    lookup, head = PromptLookupDrafter(target.config.vocab_size), head_drafter(target, sampling)
-    compiled = FallbackDrafter(lookup, head_drafter(target, sampling, compile=True))
-    return {"lookup": lookup, "head": head, "mixed": MixtureDrafter(lookup, head), "compiled": compiled}
+    vocab, head = target.config.vocab_size, head_drafter(target, sampling)
+    lookup, longer = PromptLookupDrafter(vocab), PromptLookupDrafter(vocab, shortest=MIXED)
+    compiled = FallbackDrafter(longer, head_drafter(target, sampling, compile=True))
+    return {"lookup": lookup, "head": head, "mixed": MixtureDrafter(longer, head), "compiled": compiled}
 
 
 def as_chat(tokenizer: Any, words: str) -> list[int]:
@@ -101,7 +107,7 @@ def ways_of(
     def theirs(settings: dict[str, Any], number: int, prompt: list[int]) -> Made:
         torch.manual_seed(number)
         tokens, model = torch.tensor([prompt]), target
-        sampled = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        sampled = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": sampling.top_p}
         made = model.generate(  # type: ignore[operator]
             tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new_tokens, eos_token_id=eos,
             pad_token_id=eos, **(sampled if sampling.temperature else {"do_sample": False}), **settings,
@@ -109,7 +115,8 @@ def ways_of(
         return made.shape[1] - len(prompt), []
 
     fixed = {f"gamma {gamma}": partial(ours, gamma) for gamma in GAMMAS}
-    lookups = {"transformers": {}, "transformers, prompt lookup": {"prompt_lookup_num_tokens": 5}}
+    theirs_at = THEIRS if sampling.temperature else THEIRS | {"prompt_lookup_num_tokens": 5}
+    lookups = {"transformers": {}, "transformers, prompt lookup": theirs_at}
     others = {name: partial(theirs, settings) for name, settings in lookups.items()}
     heads = {f"head {OF_HEAD}": "head", f"copies or head {OF_HEAD}": "mixed"}
     drafting = {name: partial(ours, OF_HEAD, by=by) for name, by in heads.items()}
@@ -131,12 +138,12 @@ def head_cost(target: PreTrainedModel, prompt: list[int], plain: float) -> float
 
 
 def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, compiled: bool) -> pd.DataFrame:
-    """A line for each way to answer the prompts of one kind at one temperature."""
-    kind, temperature = item.rsplit("-", 1)
+    """A line for each way to answer the prompts of one kind with one of `SAMPLINGS`."""
+    kind, name = item.rsplit("-", 1)
     torch.set_num_threads(threads)
     target, tokenizer = model_and_tokenizer(dtype)
     asked = prompts_of(tokenizer, kind, prompts)
-    sampling = Sampling(float(temperature))
+    sampling = SAMPLINGS[name]
     ways = ways_of(target, drafters_of(dtype, sampling), sampling, tokenizer.eos_token_id, new_tokens, compiled)
     pair = Pair(target, target, tokenizer)  # nothing is drafted by a model
     costs = measure_costs(pair, context=CONTEXT, lengths=LENGTHS, repetitions=7, progress=False)
@@ -151,7 +158,7 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
     clock, order = partial(now, target.device), np.random.default_rng(0)
     seconds = np.stack([time_round(jobs, clock, order) for jobs in tqdm(rounds, desc=item)])[1:]
     tokens = np.array([[made[name, number][0] for name in ways] for number in range(len(asked))])
-    about = {"kind": kind, "temperature": float(temperature), "prompts": len(asked)}
+    about = {"kind": kind, "temperature": sampling.temperature, "top_p": sampling.top_p, "prompts": len(asked)}
     plain = [
         "plain, compiled" if name.endswith(", compiled") and name != "plain, compiled" else "plain" for name in ways
     ]
@@ -185,6 +192,6 @@ STUDY = Study(
     settings={"prompts": 12, "new_tokens": 48, "dtype": "bfloat16", "threads": 2, "compiled": True},
     small={"prompts": 3, "new_tokens": 8, "dtype": "bfloat16", "threads": 2, "compiled": False},
     # Short prompts first: compiled code serves lengths up to a multiple of 128, and a head is compiled for one length.
-    items=tuple(f"{kind}-{at:g}" for at in TEMPERATURES for kind in ("chat", "code", "summary", "quotation", "edit")),
+    items=tuple(f"{kind}-{name}" for name in SAMPLINGS for kind in ("chat", "code", "summary", "quotation", "edit")),
     small_items=("summary-0",),
 )

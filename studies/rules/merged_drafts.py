@@ -11,7 +11,8 @@ from torch import Tensor
 from specnb.distributions import normalise
 from specnb.enumeration import Drafts, draft_trees, expected_accepted, multiplied
 from specnb.rules import PlannedRule
-from specnb.trees import Scheme, distinct_children, hub_children, independent_children, top_children
+from specnb.trees import Scheme, distinct_children, independent_children, top_children
+from studies.rules.spechub import hub_children
 
 
 def proposed(q: Tensor, k: int, scheme: Scheme) -> Drafts:

@@ -6,19 +6,39 @@ Source: Sun et al., 2411.05289, from the comment above the verification in the a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from specnb.distributions import normalise, one_hot
 from specnb.rules import PlannedRule, acceptance_ratio
-from specnb.trees import hub_children, top_children
+from specnb.trees import top_children
 from studies.rules.selection import AtEachNode
 
 CERTAIN = 1e-3  # a target this close to one-hot counts as one-hot
 
 
+def hub_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
+    """SpecHub's pair: a sample from q, then the most probable token a; after a itself, one of the others.
+
+    Nothing after a if q is one-hot. Raises `ValueError` for a third child.
+
+    >>> hub_children(torch.tensor([0.5, 0.25, 0.25]), [torch.tensor(0)])
+    tensor([0.0000, 0.5000, 0.5000])
+    """
+    if not earlier:
+        return q
+    if len(earlier) > 1:
+        raise ValueError(f"SpecHub proposes 2 children; child {len(earlier) + 1} was asked for")
+    hub = q.argmax(-1)
+    is_hub = one_hot(hub, q.shape[-1], q.dtype)
+    others = normalise(q * (1 - is_hub)).nan_to_num(0.0)
+    return others.where((earlier[0] == hub).unsqueeze(-1), is_hub)
+
+
 def spechub(p: Tensor, q: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """SpecHub's rule for the pairs of `specnb.trees.hub_children`; exact for these.
+    """SpecHub's rule for the pairs of `hub_children`; exact for these.
 
     In (x, a), x is accepted with probability min(1, p(x) / q(x)); in (a, x), with min(1, (p(x) - q(x))+ / Q(a, x)).
     What is left of the pairs goes to the hub a, the pairs (a, x) first, as far as p(a) reaches.

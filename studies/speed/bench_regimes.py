@@ -13,10 +13,10 @@ import torch
 
 from specnb.distributions import Sampling
 from specnb.measure.cost import measure_costs, mid_generation
-from specnb.measure.speed import measure_speeds
 from specnb.models.loading import Pair, load_pair
 from specnb.models.shapes import Shape
 from studies.speed.pairs import PROMPT_TOKENS, prompts_of
+from studies.speed.speeds import measure_speeds
 from studies.speed.synthetic import DRAFT, TARGET, synthetic_pair
 from studies.study import Study, columns, conditions
 

@@ -18,10 +18,10 @@ from specnb.distributions import Sampling
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import CostMeter, Costs, mid_generation
 from specnb.measure.recommend import predict
-from specnb.measure.speed import Speeds, measure_speeds
 from specnb.measure.statistics import ratio_of_sums
 from specnb.theory import step_cost
 from studies.speed.pairs import PAIRS, PROMPT_TOKENS, PROMPTS, prompts_of
+from studies.speed.speeds import Speeds, measure_speeds
 from studies.study import Study, columns, conditions
 
 SEQUENCES = 32  # of the target alone, for alpha

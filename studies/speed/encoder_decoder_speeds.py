@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from transformers import T5ForConditionalGeneration
 
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.drafting.model import ModelDrafter
-from specnb.measure.cost import Costs, measure_costs
+from specnb.measure.cost import CostMeter, Costs
 from specnb.measure.statistics import over_rows, ratio_of_sums
 from specnb.measure.timing import machine
 from specnb.models.checkpoints import require_checksums
@@ -33,6 +32,7 @@ from specnb.models.loading import Pair
 from specnb.models.packing import pack
 from specnb.theory import walltime_improvement
 from studies import study
+from studies.batching.encoder_decoder import ENCODER_DECODER, EncoderDecoderDrafter, with_inputs
 from studies.corpus import DATA
 from studies.speed.pair_speeds import NONE, Calls, Entry
 from studies.study import columns
@@ -48,6 +48,14 @@ def load(name: str) -> Any:
     require_checksums(DATA / "t5" / name)
     model = T5ForConditionalGeneration.from_pretrained(DATA / "t5" / name, dtype=torch.float32, use_safetensors=True)
     return pack(model.eval())
+
+
+class DecoderMeter(CostMeter):
+    """Times passes of a decoder after inputs of `context` tokens."""
+
+    def __init__(self, pair: Pair, context: int, lengths: Sequence[int], **more: Any) -> None:
+        self.runner_class = with_inputs(context)
+        super().__init__(pair, context, lengths, **more)
 
 
 @torch.inference_mode()
@@ -85,17 +93,19 @@ def measure(item: str, prompts: int, chosen_on: int, repetitions: int, most: int
     held_out, target = t5.examples(tokenizer, "held-out", task), models[TARGET]
     order = np.random.default_rng(0).permutation(len(held_out))[: prompts + chosen_on].tolist()
     given = [held_out[at][0] for at in order]
-    calls, plain = Calls(target, sampling, most, eos=target.config.eos_token_id), Entry(NONE, None, 0)
-    drafts = [Entry(name, ModelDrafter(model, sampling), 0) for name, model in models.items() if name != TARGET]
+    calls = Calls(target, sampling, most, eos=target.config.eos_token_id, study=ENCODER_DECODER)
+    plain, drafters = Entry(NONE, None, 0), {of: models[of] for of in models if of != TARGET}
+    drafts = [Entry(of, EncoderDecoderDrafter(model, sampling), 0) for of, model in drafters.items()]
     chosen = [plain, *(calls.with_gamma(entry, given[prompts:], GAMMAS) for entry in drafts)]
     table = calls.compared(chosen, given[:prompts])
     own = [(prompt, calls.made(plain, prompt, at)[0]) for at, prompt in enumerate(given[:prompts])]
     longest, found = max(map(len, given)), [{"parameters": size_of(target), "orders": 0.0}]
     for entry, beta in zip(chosen[1:], betas(models, own, sampling).values(), strict=True):
-        costs = measure_costs(
-            Pair(target, models[entry.name], tokenizer), context=longest, slots=longest + most + max(GAMMAS) + 1,
-            lengths=(1, entry.gamma + 1), repetitions=repetitions, progress=False,
-        )  # fmt: skip
+        slots, pair = longest + most + max(GAMMAS) + 1, Pair(target, models[entry.name], tokenizer)
+        meter = DecoderMeter(pair, longest, (1, entry.gamma + 1), slots=slots)
+        for _ in range(repetitions):
+            meter.round()
+        costs = meter.costs()
         size = size_of(models[entry.name])
         sizes = {"parameters": size, "orders": math.log10(size_of(target) / size)}
         found.append(sizes | theory(beta, costs, entry.gamma))

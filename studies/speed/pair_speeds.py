@@ -18,6 +18,7 @@ on the prompts that are timed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,13 +30,13 @@ from numpy.typing import NDArray
 from specnb.decoding.generate import Study, forget_compiled, generate
 from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
-from specnb.drafting.heads import AttentionDrafter, FeatureDrafter, load_head
 from specnb.drafting.model import ModelDrafter
 from specnb.measure.statistics import over_rows, ratio_of_sums
 from specnb.measure.timing import machine
 from specnb.models.loading import TRAINED_PAIR, Pair, load_model, load_pair
 from specnb.models.packing import pack
 from studies import study
+from studies.drafters.heads import AttentionDrafter, FeatureDrafter, load_head
 from studies.speed.pairs import PROMPTS, prompts_of
 from studies.study import columns, timed_in_turn
 
@@ -76,12 +77,14 @@ class Calls(NamedTuple):
     new_tokens: int
     compiled: bool = False
     eos: int | None = None
+    study: Study = Study()
 
     def made(self, entry: Entry, prompt: list[int], row: int) -> tuple[list[int], int]:
         """The tokens of one call, and its target forward passes; `row` numbers its random numbers."""
         found = generate(
             self.target, [prompt], entry.drafter, gamma=entry.gamma, max_new_tokens=self.new_tokens,
-            sampling=self.sampling, eos=self.eos, compile=self.compiled, progress=False, study=Study(rows=[row]),
+            sampling=self.sampling, eos=self.eos, compile=self.compiled, progress=False,
+            study=replace(self.study, rows=[row]),
         )  # fmt: skip
         return found.tokens[0], int(found.record.target_passes.sum())
 

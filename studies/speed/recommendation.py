@@ -10,9 +10,9 @@ from __future__ import annotations
 import pandas as pd
 
 from specnb.measure.recommend import recommend_gamma
-from specnb.measure.speed import measure_speeds
 from specnb.measure.statistics import Estimate
 from studies.speed.pairs import PAIRS, PROMPTS, prompts_of
+from studies.speed.speeds import measure_speeds
 from studies.study import Study, columns, conditions
 
 LAYOUTS = {"saved": False, "chosen": True}

@@ -52,7 +52,7 @@ def sampled(target: PreTrainedModel, prompts: Tensor, length: int, temperature: 
     for at in tqdm(range(0, len(prompts), SAMPLED_AT_ONCE), desc=OWN, delay=3):
         some = prompts[at : at + SAMPLED_AT_ONCE]
         made = generate(
-            target, some.tolist(), max_new_tokens=length - PROMPT, sampling=Sampling(temperature), seed=seed,
+            target, some.tolist(), None, max_new_tokens=length - PROMPT, sampling=Sampling(temperature), seed=seed,
             progress=False, study=Study(range(at, at + len(some))),
         )  # fmt: skip
         parts.append(torch.cat([some, torch.tensor([list(tokens) for tokens in made.tokens])], dim=1))

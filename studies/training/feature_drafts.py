@@ -35,9 +35,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from specnb.distributions import overlap
-from specnb.drafting.heads import AttentionHead, ParallelHeads, RecurrentHead, save_head
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from studies import corpus, study
+from studies.drafters.heads import AttentionHead, ParallelHeads, RecurrentHead, save_head
 from studies.training import training
 from studies.training.distillation import for_acceptance
 from studies.training.evaluation import PROMPT, Files, held_out_windows, means, text_and_samples
@@ -277,10 +277,10 @@ def measure(
     """Trains the students and measures them."""
     chosen, pair = Plan(**plan), load_pair(packed=False)
     students = trained(pair, chosen)
-    passages = (held_out_windows(pair, chosen.length + 1, each, files) for each in (per_file, sampled_per_file))
+    text, prompts = (held_out_windows(pair, chosen.length + 1, each, files) for each in (per_file, sampled_per_file))
     parts = [
         lines(betas(pair.target, students, sequences), of).assign(along=along)
-        for along, sequences, of in text_and_samples(pair.target, *passages, 1.0, SEED)
+        for along, sequences, of in text_and_samples(pair.target, text, prompts, 1.0, SEED)
     ]
     table = pd.concat(parts, ignore_index=True)
     sizes = {name: size_of(student) for name, student in students.items()}

@@ -18,7 +18,7 @@ import specnb
 from specnb import demo
 from specnb_cli import main
 
-COPIED, NOT_COPIED = [1, 2, 1], [1, 2, 3, 0] * 3  # what the tiny model continues with, or not
+COPIED, NOT_COPIED = [1, 2, 1], [3, 3, 0, 1, 3, 0, 2, 1]  # what the tiny model continues with, or not
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def prompts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[i
     tokenizer: Any = SimpleNamespace(eos_token_id=None)
     tokenizer.apply_chat_template = lambda turns, **how: given.get(turns[0]["content"], COPIED)
     tokenizer.decode = lambda tokens, skip_special_tokens=False: "".join(f"<{token}>" for token in tokens)
-    monkeypatch.setattr(demo, "load_model", lambda name: llama())
-    monkeypatch.setattr(specnb, "load_model", lambda name: llama())
+    monkeypatch.setattr(demo, "load_model", lambda name, dtype: llama())
+    monkeypatch.setattr(specnb, "load_model", lambda name, dtype: llama())
     monkeypatch.setattr(demo, "smollm2", lambda: tmp_path)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda folder: tokenizer)
     monkeypatch.setattr(demo, "run", partial(demo.run, new_tokens=4, rounds=3))

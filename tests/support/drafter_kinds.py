@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -12,9 +11,17 @@ from tiny import ARCHITECTURES, near_copy
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.distributions import Sampling, sample
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.heads import (
+from specnb.distributions import sample
+from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal
+from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
+from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
+from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
+from specnb.trees import distinct_children, independent_children
+from studies.drafters.bandit import BanditDrafter
+from studies.drafters.early_exit import early_exit
+from studies.drafters.fallback import FallbackDrafter
+from studies.drafters.head_tree import HeadTreeDrafter
+from studies.drafters.heads import (
     AttentionDrafter,
     AttentionHead,
     FeatureDrafter,
@@ -22,18 +29,9 @@ from specnb.drafting.heads import (
     ParallelHeadsDrafter,
     RecurrentHead,
 )
-from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
-from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
-from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
-from specnb.trees import distinct_children, independent_children
-from specnb_audit.known_bugs import BuggyDrafter, known_bugs
-from studies.drafters.bandit import BanditDrafter
-from studies.drafters.early_exit import early_exit
-from studies.drafters.fallback import FallbackDrafter
-from studies.drafters.head_tree import HeadTreeDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
-from studies.drafters.stopping_rules import Discarding, TableDrafter, UnlikelySoFar
+from studies.drafters.stopping_rules import Discarding, UnlikelySoFar
 from studies.drafters.suffix import SuffixDrafter
 
 Head = TypeVar("Head", bound=nn.Module)
@@ -50,6 +48,16 @@ def table(seed: int = 0) -> Tensor:
     """Random next-token probabilities `(VOCAB, VOCAB)` after each token."""
     random = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed))
     return torch.softmax(random, dim=-1).to(DEVICE)
+
+
+class TableDrafter(ChainDrafter):
+    """Samples from `table` `(vocab, vocab)`, given the token before."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table, self.vocab = table, table.shape[1]
+
+    def distribution(self, context: Context, position: int) -> Tensor:
+        return self.table[context.newest]
 
 
 class TableTreeDrafter(Drafter):
@@ -205,6 +213,14 @@ def gamma_of(drafter: Drafter) -> int:
 # Planted bugs: each a drafter that reports another distribution than the one it sampled from, or drops tokens.
 
 
+class ReportsRaw(TableDrafter):
+    """Samples after temperature 0.5, reports the distribution before it."""
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        sharp = self.table**2 / (self.table**2).sum(dim=-1, keepdim=True)
+        return reported(TableDrafter(sharp).propose(context, uniforms), context, self.table)
+
+
 class MatchOffByOne(PromptLookupDrafter):
     """Proposes the continuation of the match, and reports the token after that one."""
 
@@ -219,18 +235,28 @@ class WeightsIgnored(MixtureDrafter):
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         assert isinstance(self.second, TableDrafter)
-        draft_tokens = super().propose(context, uniforms).draft_tokens
-        return Proposal(draft_tokens, self.second.table[torch.cat([context.newest[:, None], draft_tokens[:, :-1]], 1)])
+        return reported(super().propose(context, uniforms), context, self.second.table)
 
 
-def _with_bug(name: str) -> Drafter:
-    return BuggyDrafter(near_model("llama"), known_bugs(Sampling(top_k=2))[name])
+class GreedySoftQ(TableDrafter):
+    """Proposes the most probable token, reports the soft distribution."""
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        certain = torch.nn.functional.one_hot(self.table.argmax(dim=-1), VOCAB).float()
+        return reported(TableDrafter(certain).propose(context, uniforms), context, self.table)
+
+
+def reported(proposal: Proposal, context: Context, table: Tensor) -> Proposal:
+    """The tokens of `proposal` with the distributions of `table`."""
+    before = torch.cat([context.newest[:, None], proposal.draft_tokens[:, :-1]], dim=1)
+    return Proposal(proposal.draft_tokens, table[before])
 
 
 BUGS: dict[str, Callable[[], Drafter]] = {
+    "q reported raw": lambda: ReportsRaw(table()),
     "match off by one": lambda: MatchOffByOne(VOCAB),
     "mixture weights ignored": lambda: WeightsIgnored(UniformDrafter(VOCAB), chain(), weight=0.7),
     "discarded tokens": lambda: Discarding(table(), lambda own: own, 0.3),
-    **{name: partial(_with_bug, name) for name in ("raw-q", "wrong-temperature-q", "greedy-draft-soft-q")},
+    "greedy tokens, soft q": lambda: GreedySoftQ(table()),
 }
-"""Name -> makes a drafter with that bug; those of a draft model are in the audit's suite."""
+"""Name -> makes a drafter with that bug."""

@@ -105,7 +105,7 @@ PROMPTS = ("def f(x):", "import numpy", "class Graph:\n    ", "for i in range(")
 def greedy_passes(bug: Bug, pair: Pair, prompts: Sequence[Sequence[int]], new_tokens: int) -> bool:
     """transformers: at temperature 0 the output equals plain decoding's. (Its test with sampling compares nothing.)"""
     greedy = Sampling(temperature=0)
-    plain = generate(pair.target, prompts, max_new_tokens=new_tokens, sampling=greedy, progress=False)
+    plain = generate(pair.target, prompts, None, max_new_tokens=new_tokens, sampling=greedy, progress=False)
     made = generate_wrong(
         at_temperature_0(bug), pair.target, prompts, pair.draft, max_new_tokens=new_tokens, progress=False
     )

@@ -79,7 +79,7 @@ def exact_engine(pair: Pair, setting: Setting, tokens: int) -> ExactEngine:
     """The pair's distributions along `tokens` tokens that the target wrote."""
     sampling = setting.sampling
     prompts = [pair.encode(PROMPTS[number % len(PROMPTS)]) for number in range(-(-tokens // LENGTH))]
-    made = generate(pair.target, prompts, max_new_tokens=LENGTH, sampling=sampling)
+    made = generate(pair.target, prompts, None, max_new_tokens=LENGTH, sampling=sampling)
     completions = [Completion(prompt, tokens) for prompt, tokens in zip(prompts, made.tokens, strict=True)]
     rows = list(teacher_forced_rows(Models(pair.target, sampling, pair.draft, sampling), completions))
     logits = [own for _, _, own in batch_logits(pair.target, completions)]

@@ -8,13 +8,12 @@ The bets of the audit were designed with these. More bugs of a step are in the m
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specnb.distributions import Sampling, normalise, one_hot, residual, sample, standardise
-from specnb.rules import Outcome, Rule, lenient_verification, token_verification
+from specnb.rules import Outcome, lenient_verification, token_verification
 from specnb_audit.bugs.bug import Bug, Change
 
 LENIENCE = 0.9
@@ -57,18 +56,14 @@ def one_uniform(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, fina
     return token_verification(p, q, draft_tokens, accept, reused)
 
 
-def zero_uniform(
-    p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, *rest: Any, rule: Rule = token_verification
-) -> Outcome:
+def zero_uniform(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """The uniforms of the acceptance tests are 0."""
-    return rule(p, q, draft_tokens, torch.zeros_like(accept), *rest)
+    return token_verification(p, q, draft_tokens, torch.zeros_like(accept), final)
 
 
-def same_uniform(
-    p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, *rest: Any, rule: Rule = token_verification
-) -> Outcome:
+def same_uniform(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     """All acceptance tests of a step use one uniform."""
-    return rule(p, q, draft_tokens, accept[..., :1].expand_as(accept), *rest)
+    return token_verification(p, q, draft_tokens, accept[..., :1].expand_as(accept), final)
 
 
 def lenience_left_on(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:

@@ -63,7 +63,7 @@ def _widths(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
     """Steps have these widths in turn, again and again; each row after the first is a step ahead of the one before."""
     step = itertools.count()
 
-    def choose(self: AutoGamma) -> NDArray[np.int64]:
+    def choose(self: AutoGamma, matched: object = None) -> NDArray[np.int64]:
         return np.take(widths, self.rows + next(step), mode="wrap")
 
     monkeypatch.setattr(AutoGamma, "choose", choose)
@@ -137,7 +137,7 @@ def test_models_evaluate_what_their_cache_lacks_and_not_more(mixed: bool, monkey
 def test_greedy_tokens_are_those_of_plain_decoding() -> None:
     sampling = Sampling(temperature=0)
     prompts = [[1, 0, 1, 0], [2], [3, 3, 1]]
-    plain = generate(TARGET, prompts, max_new_tokens=10, sampling=sampling, progress=False)
+    plain = generate(TARGET, prompts, None, max_new_tokens=10, sampling=sampling, progress=False)
     for drafter in _drafters().values():
         made = generate(TARGET, prompts, drafter, gamma=CHEAP, max_new_tokens=10, sampling=sampling, batch_size=2)
         assert made.tokens == plain.tokens
@@ -173,7 +173,7 @@ def test_the_numbers_of_draft_tokens_of_a_prompt_do_not_depend_on_the_batch() ->
 
 
 def test_without_a_drafter_it_decodes_alone() -> None:
-    made = generate(TARGET, [[1]], gamma="auto", max_new_tokens=3, progress=False)
+    made = generate(TARGET, [[1]], None, gamma="auto", max_new_tokens=3, progress=False)
     assert made.tokens == generate(TARGET, [[1]], gamma=0, max_new_tokens=3, progress=False).tokens
 
 
@@ -182,6 +182,24 @@ def test_left_out_it_is_chosen() -> None:
     made = [generate(TARGET, [[1, 2, 1]], PromptLookupDrafter(VOCAB), max_new_tokens=9, **more) for more in how]
     assert (made[0].record.draft_tokens == made[1].record.draft_tokens).all()
     assert made[0].record.gamma == 10
+
+
+def test_a_longer_match_drafts_more_and_a_rejected_one_less() -> None:
+    """Each row by its own steps; what is forgotten is tried again."""
+    choice, matched = AutoGamma(rows=3, costs=[1 + 0.05 * width for width in range(11)]), np.array([0, 1, 8])
+    none, short, long = choice.choose(matched).tolist()
+    assert none == 0 < short < long
+    chosen = []
+    for _ in range(60):
+        chosen.append(choice.choose(np.array([1, 1, 1])))
+        choice.learn(chosen[-1], np.where([True, True, False], 0, chosen[-1]))
+    first, second, third = np.transpose(chosen)
+    assert first.tolist() == second.tolist()
+    assert 0 < first[20:].mean() < 0.2
+    assert third[-1] > short
+    choice.forget([1])
+    _, again, third = choice.choose(np.array([1, 1, 1])).tolist()
+    assert (again, third > short) == (short, True)
 
 
 def test_costs_decide_what_is_drafted() -> None:

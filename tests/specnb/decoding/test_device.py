@@ -22,17 +22,13 @@ import drafter_kinds
 import numpy as np
 import pytest
 import torch
-from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, gamma_of, table
+from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, TableDrafter, gamma_of, table
 from real_cuda import RealCuda
 from simulated_cuda import Event, SimulatedCuda, simulated_cuda
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
     PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
 )  # fmt: skip
 
 import specnb
@@ -40,7 +36,7 @@ from specnb import rules
 from specnb.beam import beam_search
 from specnb.decoding import generate as loop
 from specnb.decoding import step
-from specnb.decoding.auto_gamma import Auto
+from specnb.decoding.auto_gamma import FIXED, Auto
 from specnb.decoding.generate import Generation, Study, forget_compiled, generate
 from specnb.decoding.scheduler import STARTED, ProgressReader
 from specnb.decoding.step import Batch
@@ -54,7 +50,6 @@ from specnb.measure.statistics import BOUNDS
 from specnb.measure.timing import machine
 from specnb.models import probe
 from specnb.models.compilation import Captured
-from studies.drafters.stopping_rules import TableDrafter
 
 PROMPTS = ([0], [3, 1], [2, 0, 1, 3])
 COMMON: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_size": 2, "progress": False}
@@ -265,12 +260,13 @@ WIDTHS = {("copies", False): (0, 1, 2, 3, 4), ("copies", "graph"): (0, 1, 2, 4),
 def test_gamma_is_chosen_one_step_late(
     name: str, compile: Any, any_device: Any, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokens of a CPU that learns late; on the device with a row less than prompts, so that rows are refilled."""
+    """The tokens of a CPU that learns late and knows no match; the device has fewer rows, so that they are refilled."""
     common = COMMON | {"gamma": COSTS, "max_new_tokens": 8, "seed": 3}
     copies = PromptLookupDrafter(VOCAB, shortest=1)
     with monkeypatch.context() as patch:
         patch.setattr(step, "widths", lambda *_: WIDTHS[name, compile])
         patch.setattr(Batch, "learn", late)
+        patch.setattr(PromptLookupDrafter, "matched", lambda *_: None)  # on a device the host does not know it
         expected = on_the_cpu(target(), PROMPTS, copies if name == "copies" else draft(), **common | {"batch_size": 3})
     steps.clear()
     made = generate(
@@ -280,6 +276,11 @@ def test_gamma_is_chosen_one_step_late(
     assert "read" not in kinds(steps)
     drafted = (made.record.draft_tokens >= 0).sum(axis=-1)[made.record.active]
     assert len(set(drafted.tolist())) > 2
+
+
+def test_gamma_of_a_draft_model_is_fixed_by_default(any_device: Any) -> None:
+    expected = on_the_cpu(target(), PROMPTS, draft(), gamma=FIXED, **COMMON)
+    require_equal(generate(placed(target()), PROMPTS, placed(draft()), **COMMON), expected)
 
 
 def test_a_kept_graph_serves_other_prompts_seeds_and_ends(any_device: Any, checked: None) -> None:
@@ -300,6 +301,17 @@ def test_distributions_are_kept(any_device: Any) -> None:
     for own, other in zip(made, expected, strict=True):
         assert own.device.type == "cuda"
         assert torch.allclose(own.cpu(), other, rtol=0, atol=bound(1e-12))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device; what torch compiles is not simulated")
+@pytest.mark.parametrize("drafter", [draft, lambda: PromptLookupDrafter(VOCAB, shortest=1)], ids=["model", "copies"])
+def test_what_torch_compiles(drafter: Callable[[], Any], any_device: Any) -> None:
+    """The second time in the tensors of the first."""
+    there = placed(made) if isinstance(made := drafter(), PreTrainedModel) else made
+    for seed in (8, 9):
+        common = COMMON | {"gamma": 3, "seed": seed}
+        expected = on_the_cpu(target(), PROMPTS, made, **common)
+        require_equal(generate(placed(target()), PROMPTS, there, compile=True, **common), expected)
 
 
 @pytest.mark.parametrize("compile", [False, "graph", True])
@@ -324,36 +336,6 @@ def test_beam_search(any_device: Any) -> None:
         own = None if model is None else placed(model)
         made = beam_search(placed(target()), [2, 0], own, eos=1, **common)
         assert made.tokens == expected.tokens
-
-
-SIZES: dict[str, Any] = {"d_model": 8, "vocab_size": VOCAB, "decoder_start_token_id": 3, "pad_token_id": 0}
-ENDLESS: dict[str, Any] = {"eos_token_id": None, "forced_eos_token_id": None}
-BART: dict[str, Any] = {
-    "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": 16, "init_std": 1.0,
-}  # fmt: skip
-
-
-def t5() -> Any:
-    torch.manual_seed(1)
-    config = T5Config(**SIZES, **ENDLESS, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
-    return T5ForConditionalGeneration(config).double().eval()
-
-
-def bart() -> Any:
-    torch.manual_seed(2)
-    return BartForConditionalGeneration(BartConfig(**SIZES, **ENDLESS, **BART)).double().eval()
-
-
-@pytest.mark.parametrize("make", [t5, bart])
-def test_encoder_decoders(make: Callable[[], PreTrainedModel], any_device: Any, steps: list[Log]) -> None:
-    model = make()
-    for drafter in (near_copy(model, 0.2), PromptLookupDrafter(VOCAB, shortest=1)):
-        expected = on_the_cpu(model, PROMPTS, drafter, gamma=2, **COMMON)
-        steps.clear()
-        own = placed(drafter) if isinstance(drafter, PreTrainedModel) else drafter
-        require_equal(generate(placed(model), PROMPTS, own, gamma=2, **COMMON), expected)
-        assert kinds(steps) == {"launch"}
 
 
 def test_costs_are_measured_on_captured_passes(device: SimulatedCuda) -> None:
@@ -390,7 +372,7 @@ def test_a_pair_is_loaded_to_the_device(any_device: Any) -> None:
     assert len(generate(pair.target, [[1, 2]], pair.draft, max_new_tokens=3, progress=False).tokens[0]) == 3
 
 
-LAUNCHES = {None: 190, "table": 290, "model": 660, "tree of a model": 660}
+LAUNCHES = {None: 190, "table": 290, "prompt lookup, recent": 265, "model": 660, "tree of a model": 660}
 """The most operations of an eager step, 5% above what there were: models of two layers, gamma 3, a tree of 5 nodes."""
 
 
@@ -416,6 +398,19 @@ def test_the_host_calls_few_operations_and_reads_once_a_step(
     log = device.log[before:]
     start = next(at for at in range(len(log)) if log[at : at + len(steps[0])] == steps[0])
     assert log[start : start + len(expected)] == expected
+
+
+def test_a_copy_of_more_tokens_needs_no_more_operations(device: SimulatedCuda) -> None:
+    context, drafter = (
+        Context(torch.tensor([[1, 2, 1, 0]]).to("cuda"), torch.tensor([3]).to("cuda")),
+        drafter_kinds.lookup(),
+    )
+    counts = []
+    for gamma in (2, 16):
+        before = len(device.log)
+        drafter.propose(context, torch.zeros(1, gamma, device="cuda"))
+        counts.append(len(device.log) - before)
+    assert counts[0] == counts[1] < 45
 
 
 # Faults
@@ -607,7 +602,7 @@ def test_every_line_about_cuda_is_executed(device: SimulatedCuda, monkeypatch: p
         for compile in (False, "graph"):
             study = Study(timed=bool(compile))
             generate(model, PROMPTS, drafter, gamma=2, compile=compile, study=study, **COMMON)
-        generate(model, PROMPTS, placed(draft()), **COMMON)
+        generate(model, PROMPTS, placed(draft()), gamma=Auto(), **COMMON)
         pair = without_tokenizer(placed(pair.target), placed(pair.draft))
         measure_costs(pair, context=3, largest=1, repetitions=3, compile="graph", progress=False)
         machine(model.device)

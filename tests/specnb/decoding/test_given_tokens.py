@@ -28,7 +28,7 @@ def padding(token: int = 0) -> Any:
 
 
 def tokens(prompts: Any, target: Any = None, **more: Any) -> list[list[int]]:
-    return generate(target or llama(), prompts, max_new_tokens=4, progress=False, **more).tokens
+    return generate(target or llama(), prompts, None, max_new_tokens=4, progress=False, **more).tokens
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drafter_kinds import TWO_DRAFTS, TableTreeDrafter, chain, table
+from drafter_kinds import TWO_DRAFTS, TableDrafter, TableTreeDrafter, chain, table
 from implementation_distribution import PROMPTS, SHARP, VOCAB
 from tiny import LIMIT, gpt2, llama
 from torch import Tensor
@@ -22,10 +22,8 @@ from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context
 from specnb.drafting.model import ModelDrafter, TreeDrafter
-from specnb.rules import exact_match, recursive_rejection, token_verification
+from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
 from specnb.trees import distinct_children, independent_children
-from studies.drafters.stopping_rules import TableDrafter
-from studies.rules.selection import k_sequential_tree
 
 TARGET, DRAFT = refusing(llama()), refusing(llama(seed=2))
 CHAIN, TREE = chain(), TableTreeDrafter(TWO_DRAFTS)
@@ -40,6 +38,9 @@ class Bare:
 
 class Restarting(ModelDrafter):
     can_refill = False
+
+
+FOR_INDEPENDENT = PlannedRule(recursive_rejection.plan, schemes=(independent_children,))
 
 
 class Deep(TableDrafter):
@@ -94,7 +95,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": TableTreeDrafter((1, -1)), "gamma": 2}, "node 0 has the parent 1; it must be an earlier node"),
     ({"rule": "token"}, "rule is 'token'; it must be an acceptance rule of specnb.rules, or such a function"),
     (
-        {"draft": TreeDrafter(DRAFT, TWO_DRAFTS, scheme=distinct_children), "gamma": 2, "rule": k_sequential_tree},
+        {"draft": TreeDrafter(DRAFT, TWO_DRAFTS, scheme=distinct_children), "gamma": 2, "rule": FOR_INDEPENDENT},
         "exact",
     ),
 ]
@@ -164,7 +165,7 @@ def test_the_default_rule_is_the_exact_one_for_the_kind_of_draft_tokens() -> Non
         for rule in (exact_match, recursive_rejection):
             assert request_for(drafter=drafter, gamma=0, rule=rule).rule is rule
     independent = TreeDrafter(DRAFT, TWO_DRAFTS, scheme=independent_children)
-    assert request_for(drafter=independent, gamma=2, rule=k_sequential_tree).rule is k_sequential_tree
+    assert request_for(drafter=independent, gamma=2, rule=FOR_INDEPENDENT).rule is FOR_INDEPENDENT
 
 
 def test_there_are_no_more_rows_than_prompts() -> None:
@@ -207,4 +208,4 @@ def test_what_does_not_fit_is_refused_before_any_model_runs(monkeypatch: pytest.
     monkeypatch.setattr(checks, "free_memory", lambda device: 100)
     for compiled in (False, True):
         with pytest.raises(MemoryError, match="two rows do not fit, which the model is checked with; ask"):
-            generate(TARGET, [[1]], max_new_tokens=9, compile=compiled, progress=False)
+            generate(TARGET, [[1]], None, max_new_tokens=9, compile=compiled, progress=False)

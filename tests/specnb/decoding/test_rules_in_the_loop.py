@@ -5,21 +5,19 @@ That the comparison finds bugs is shown in audit/tests/test_known_bugs_in_the_lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from implementation_distribution import FALSE_ALARMS, PROMPTS, completions_p_value, eager, refilled
+from rule_checks import Loop
 from tape import taped
 from tiny import llama, near_copy
-from transformers import PreTrainedModel
 
 from specnb.decoding.generate import Study, generate
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
-from specnb.drafting.base import Drafter
-from specnb.drafting.model import ModelDrafter, TreeDrafter
+from specnb.drafting.model import TreeDrafter
 from specnb.rules import (
     Rule,
     block_verification,
@@ -28,31 +26,10 @@ from specnb.rules import (
     recursive_rejection,
     traversal_verification,
 )
-from specnb.trees import Scheme, distinct_children, hub_children, independent_children, top_children
-from studies.rules.best_draft import best_path_block
-from studies.rules.selection import k_sequential_tree
-from studies.rules.spechub import spechub_tree
+from specnb.trees import independent_children, top_children
 
 ROWS = 2_400
 TREE = (-1, -1, 0, 0, 1)
-TWO_CHAINS = (-1, -1, 0, 1)
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A rule, and the drafter that it is used with."""
-
-    rule: Rule
-    parents: tuple[int, ...] | None = TREE
-    scheme: Scheme = distinct_children
-
-    def drafter(self, target: PreTrainedModel) -> Drafter:
-        model = near_copy(target, 0.2)
-        return ModelDrafter(model) if self.parents is None else TreeDrafter(model, self.parents, scheme=self.scheme)
-
-    @property
-    def gamma(self) -> int:
-        return 3 if self.parents is None else len(self.parents)
 
 
 LOOPS = {
@@ -61,11 +38,8 @@ LOOPS = {
     "recursive, without replacement": Loop(recursive_rejection),
     "recursive, top-k": Loop(recursive_rejection, TREE, top_children),
     "q = 1": Loop(exact_match, TREE, top_children),
-    "k-sequential": Loop(k_sequential_tree, (-1, -1, -1, 0), independent_children),
-    "SpecHub": Loop(spechub_tree, (-1, -1, 0, 0), hub_children),
     "traversal": Loop(traversal_verification),
     "traversal, top-k": Loop(traversal_verification, (-1, -1, 0, 0), top_children),
-    "best path": Loop(best_path_block, TWO_CHAINS, independent_children),
     "exact match": Loop(exact_match),
 }
 LEVEL = FALSE_ALARMS / len(LOOPS)
@@ -80,7 +54,7 @@ def test_completions_have_the_target_s_joint_distribution(name: str) -> None:
     assert made.record.accepted.max() >= 2
 
 
-@pytest.mark.parametrize("name", ["traversal", "best path", "SpecHub", "exact match"])
+@pytest.mark.parametrize("name", ["traversal", "exact match"])
 def test_a_step_is_static(name: str) -> None:
     """Its operations, replayed without Python, give the same tokens."""
     target, case = llama(dtype=torch.float64), LOOPS[name]

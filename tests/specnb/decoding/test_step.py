@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drafter_kinds import DEPTH_2, TableTreeDrafter, chain, table
+from drafter_kinds import DEPTH_2, TableDrafter, TableTreeDrafter, chain, table
 from implementation_distribution import PROMPTS, SHARP, VOCAB
 from tape import Tape, taped
 from tiny import gpt2, llama, near_copy, neox, qwen2
@@ -38,7 +38,6 @@ from specnb.rules import (
     rejection_sampling,
     token_verification,
 )
-from studies.drafters.stopping_rules import TableDrafter
 
 # A device of which torch knows nothing but that it is another one.
 _setup_privateuseone_for_python_backend("elsewhere")

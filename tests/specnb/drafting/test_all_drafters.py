@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from distributions_for_tests import distribution_pair
-from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, chain, gamma_of, near, table
+from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, TableDrafter, chain, gamma_of, table
 from implementation_distribution import FALSE_ALARMS, PROMPTS, acceptance_p_value, completions_p_value, eager, refilled
 from numpy.typing import NDArray
 from tiny import ARCHITECTURES, LIMIT, llama
@@ -25,9 +25,6 @@ from specnb.drafting.length import LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
 from specnb.rules import Outcome
-from studies.drafters.bandit import BanditDrafter
-from studies.drafters.fallback import FallbackDrafter
-from studies.drafters.stopping_rules import TableDrafter
 
 ALL = CHAINS | HIERARCHICAL | TREES
 IN_THE_LOOP = [*HIERARCHICAL, *TREES, "bandit, stopped", "copy and an attention head", "copy, otherwise another model"]
@@ -115,7 +112,7 @@ class ByHistory(AutoGamma):
     def learn(self, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         self.history = (3 * self.history + accepted + 1) % len(self.widths)
 
-    def choose(self) -> NDArray[np.int64]:
+    def choose(self, matched: object = None) -> NDArray[np.int64]:
         return np.take(self.widths, self.history)
 
 
@@ -150,8 +147,6 @@ class Told(TableDrafter):
         lambda told: MixtureDrafter(told, chain()),
         lambda told: MixtureDrafter(chain(), told),
         lambda told: StoppingDrafter(told, LowConfidence(0.4)),
-        lambda told: BanditDrafter(told, (1, 2), 0.1),
-        lambda told: FallbackDrafter(told, near("llama")),
     ],
 )
 def test_the_parts_of_a_drafter_are_told_what_became_of_its_tokens(around: Callable[[Drafter], Drafter]) -> None:

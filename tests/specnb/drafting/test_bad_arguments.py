@@ -6,20 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from drafter_kinds import VOCAB, WIDTH, attending, near_model, recurrent
+from drafter_kinds import VOCAB
 from tiny import llama
 from torch import Tensor
 from unsupported_models import convolving
 
 from specnb.decoding.generate import generate
-from specnb.drafting.base import Context
-from specnb.drafting.heads import FeatureDrafter, ParallelHeads, RecurrentHead
+from specnb.drafting.base import Context, Drafter
 from specnb.drafting.length import LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
-from studies.drafters.skip_gram import SkipGramDrafter
-from studies.drafters.suffix import SuffixDrafter
 
 FOUR = UniformDrafter(VOCAB)
 
@@ -39,36 +35,22 @@ FOUR = UniformDrafter(VOCAB)
         (PromptLookupDrafter, (4, 1, 2), "shortest is 2 and longest 1"),
         (PromptLookupDrafter, (4, 2.5), "longest is 2.5"),
         (PromptLookupDrafter, (4, 2, 1, "best"), "choose is 'best'; it must be one of recent, frequent, proportional"),
-        (SuffixDrafter, ([[]], 4), "no tokens"),
-        (SuffixDrafter, ([[1, 7]], 4), "token 7; the vocabulary has the tokens 0 to 3"),
-        (SuffixDrafter, ("12", 4), "document 0 is '1'"),
         (ModelDrafter, (convolving().eval(),), "Lfm2ForCausalLM .* LinearAttentionLayer"),
         (ModelDrafter, (llama(), None), "sampling is None; it must be a specnb.distributions.Sampling"),
         (TreeDrafter, (llama(), (0, -1)), "it must be an earlier node"),
         (MixtureDrafter, (FOUR, UniformDrafter(5)), "4 tokens and UniformDrafter 5"),
         (MixtureDrafter, (FOUR, FOUR, 1.5), "weight is 1.5"),
         (MixtureDrafter, (llama(), FOUR), "first is a LlamaForCausalLM; .* ChainDrafter: give ModelDrafter"),
-        (MixtureDrafter, (FOUR, SkipGramDrafter([0, 1, 2], 1, 4)), "second is a SkipGramDrafter"),
+        (MixtureDrafter, (FOUR, Drafter()), "second is a Drafter"),
         (MixtureDrafter, (FOUR, TreeDrafter(llama(), (-1,))), "second is a TreeDrafter, which proposes a tree"),
         (StoppingDrafter, (FOUR, LowConfidence(0.1), -1), "at_least is -1"),
         (StoppingDrafter, (UniformDrafter, LowConfidence(0.1)), "drafter is the class UniformDrafter"),
         (StoppingDrafter, (FOUR, 0.1), "stop is 0.1; it must be a stopping rule, such as"),
-        (FeatureDrafter, (near_model("llama"), ParallelHeads(WIDTH, 16, 2)), "give one of the class RecurrentHead"),
-        (type(attending()), (near_model("llama"), RecurrentHead(WIDTH, 16)), "give one of the class AttentionHead"),
-        (FeatureDrafter, (near_model("llama"), RecurrentHead(4, 16)), "width 4, and LlamaForCausalLM has 8; give the"),
-        (FeatureDrafter, (near_model("llama"), RecurrentHead(WIDTH, 16).double()), "torch.float64 on cpu, and the"),
     ],
 )
 def test_bad_arguments_are_refused(make: Callable[..., Any], arguments: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make(*arguments)
-
-
-def test_heads_need_the_target_s_hidden_states() -> None:
-    context = Context(torch.tensor([[1, 2]]), torch.tensor([2]))
-    for call in (lambda: attending().start(context), lambda: recurrent().propose(context, torch.rand(1, 1))):
-        with pytest.raises(ValueError, match="there are no hidden states; give this drafter to generate"):
-            call()
 
 
 @pytest.mark.parametrize("inside", [lambda drafter: drafter, lambda drafter: MixtureDrafter(drafter, FOUR)])

@@ -8,11 +8,20 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specnb.distributions import Sampling, standardise_probs
 from specnb.drafting.base import Context
-from specnb.drafting.ngram import DISCOUNT, NgramDrafter, NgramModel, match_lengths
-from studies.drafters.suffix import SuffixAutomaton
+from specnb.drafting.ngram import (
+    DISCOUNT,
+    PER_MATCH,
+    NgramDrafter,
+    NgramModel,
+    PromptLookupDrafter,
+    latest_match,
+    match_lengths,
+)
 
 VOCAB = 5
 
@@ -90,24 +99,6 @@ def test_the_drafter_has_the_distributions_of_its_table(sampling: Sampling) -> N
         assert torch.equal(proposal.q[:, position], expected)
 
 
-def test_the_automaton_counts_as_a_search_does() -> None:
-    documents = [np.random.default_rng(seed).integers(0, 3, 30).tolist() for seed in range(3)]
-    automaton = SuffixAutomaton(documents)
-    for seed in range(20):
-        recent = np.random.default_rng([seed, 1]).integers(0, 3, 6).tolist()
-        for length in range(6, -1, -1):
-            suffix = recent[6 - length :]
-            after = [
-                document[at + length]
-                for document in documents
-                for at in range(len(document) - length)
-                if document[at : at + length] == suffix
-            ]
-            if after:
-                break
-        assert automaton.continuations(recent) == (length, {token: after.count(token) for token in set(after)})
-
-
 def test_match_lengths_are_those_of_a_search() -> None:
     for seed in range(20):
         sequence = np.random.default_rng(seed).integers(0, 2, 12).tolist()
@@ -118,3 +109,43 @@ def test_match_lengths_are_those_of_a_search() -> None:
                 length += 1
             assert matched[slot] == length
         assert matched[12:] == [0, 0]
+
+
+SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+
+
+@given(row=SEQUENCES, longest=st.integers(1, 5))
+def test_the_latest_match_is_that_of_all_lengths(row: list[int], longest: int) -> None:
+    matched = match_lengths(torch.tensor([row]), torch.tensor([len(row)]), longest)[0]
+    best = int(matched.max())
+    place = int((matched == best).nonzero()[-1]) if best else 0
+    assert latest_match(np.array(row), longest) == (place, best)
+
+
+@given(rows=st.lists(SEQUENCES, min_size=1, max_size=3), gamma=st.integers(0, 9), shortest=st.integers(1, 3))
+def test_a_copy_is_what_follows_the_place_again_and_again(rows: list[list[int]], gamma: int, shortest: int) -> None:
+    """In each row as if it were alone; -1 stands in slots without a token."""
+    tokens = torch.full((len(rows), 15), -1)
+    for row, sequence in zip(tokens, rows, strict=True):
+        row[: len(sequence)] = torch.tensor(sequence)
+    context = Context(tokens, torch.tensor(list(map(len, rows))))
+    drafter = PromptLookupDrafter(3, shortest=shortest)
+    draft_tokens, q = drafter.propose(context, torch.zeros(len(rows), gamma))
+    counts = drafter.matched(context)
+    assert counts is not None
+    for sequence, drafted, count in zip(rows, draft_tokens.tolist(), counts.tolist(), strict=True):
+        place, matched = latest_match(np.array(sequence), drafter.longest)
+        matched = matched if matched >= shortest else 0
+        assert count == matched
+        copied = (sequence[place:] * gamma)[: min(gamma, PER_MATCH * matched)]
+        assert drafted == copied + [-1] * (len(drafted) - len(copied))
+    assert draft_tokens.shape[1] == min(gamma, PER_MATCH * max(counts))
+    assert torch.equal(q, torch.nn.functional.one_hot(draft_tokens + 1, 4)[..., 1:].float())
+
+
+def test_a_place_whose_copy_was_rejected_is_not_taken_next() -> None:
+    """The token in the place of the rejected one is another, so nothing agrees there."""
+    drafter = PromptLookupDrafter(9)
+    tokens = torch.tensor([[1, 2, 3, 4, 1, 2, 7]])
+    assert drafter.propose(Context(tokens, torch.tensor([6])), torch.zeros(1, 1)).draft_tokens.tolist() == [[3]]
+    assert drafter.propose(Context(tokens, torch.tensor([7])), torch.zeros(1, 1)).draft_tokens.tolist() == [[]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from distributions_for_tests import distribution_pair
-from tiny import gpt2, llama, near_copy, next_distributions
+from tiny import llama, near_copy, next_distributions
 from torch import Tensor
 
 from specnb.decoding.generate import generate
@@ -13,12 +13,8 @@ from specnb.distributions import Sampling
 from specnb.drafting.base import Context, Proposal
 from specnb.drafting.model import TreeDrafter
 from specnb.enumeration import completed, joint_distribution, step_distribution
-from specnb.rules import exact_match, recursive_rejection, traversal_verification
-from specnb.trees import SCHEMES, Scheme, distinct_children, hub_children, independent_children, top_children
-from studies.rules.best_draft import best_path_block
-from studies.rules.optimal_acceptance import prefix_of
-from studies.rules.selection import k_sequential_tree
-from studies.rules.spechub import spechub_tree
+from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification, traversal_verification
+from specnb.trees import SCHEMES, Scheme, distinct_children, independent_children, top_children
 
 SHAPES = [(-1, -1), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 1, 2, 1)]
 PROMPTS = ((0,), (3, 1), (2, 0, 1, 3))
@@ -34,7 +30,7 @@ class Checked(TreeDrafter):
         for row, length in enumerate(context.lengths.tolist()):
             known, tokens = context.tokens[row, :length].tolist(), proposal.draft_tokens[row].tolist()
             for node, parent in enumerate(self.parents):
-                prefix = prefix_of(parent, self.parents, tokens)
+                prefix = tuple(tokens[i] for i in self.tree.paths[parent + 1].tolist() if i >= 0)
                 if length + len(prefix) > 16:
                     continue
                 siblings = [torch.tensor(tokens[i]) for i in range(node) if self.parents[i] == parent]
@@ -61,13 +57,6 @@ def test_the_cache_follows_the_accepted_path(parents: tuple[int, ...], scheme: S
     assert drafter.checked > 50
 
 
-def test_hub_children_of_a_model() -> None:
-    target = gpt2(dtype=torch.float64)
-    drafter = Checked(near_copy(target, 0.1), (-1, -1, 0, 0), scheme=hub_children)
-    generate(target, PROMPTS, drafter, gamma=4, max_new_tokens=8, rule=spechub_tree, progress=False)
-    assert drafter.checked > 20
-
-
 def proposal_of(parents: tuple[int, ...], scheme: Scheme, sampling: Sampling = Sampling(), vocab: int = 4) -> Proposal:
     drafter = TreeDrafter(llama(vocab), parents, sampling, scheme)
     context = Context(torch.zeros(5, 12, dtype=torch.int64).random_(vocab), torch.full((5,), 3))
@@ -91,9 +80,8 @@ def test_at_temperature_0_only_the_top_children_are_several() -> None:
     assert (q.amax(-1) == 1).all()
 
 
-RULES = (
-    recursive_rejection, traversal_verification, exact_match, best_path_block, k_sequential_tree, spechub_tree,
-)  # fmt: skip
+FOR_INDEPENDENT = PlannedRule(token_verification.plan, schemes=(independent_children,))
+RULES = (recursive_rejection, traversal_verification, exact_match)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -116,4 +104,4 @@ def test_a_rule_is_refused_for_the_schemes_that_the_enumeration_finds_it_wrong_f
 
 def test_a_tree_that_is_a_chain_fits_rules_for_every_scheme() -> None:
     drafter = TreeDrafter(llama(), (-1, 0), scheme=distinct_children)
-    generate(llama(), [[0, 1]], drafter, gamma=2, max_new_tokens=2, rule=best_path_block, progress=False)
+    generate(llama(), [[0, 1]], drafter, gamma=2, max_new_tokens=2, rule=FOR_INDEPENDENT, progress=False)

@@ -146,7 +146,7 @@ def test_at_temperature_0_the_tokens_are_those_without_a_draft(own: int, make: C
     target, draft = llama(dtype=torch.float64), make(own, dtype=torch.float64)
     prompts = [[0], [3, 1], [3, 3, 2, 1]]
     asked: dict[str, Any] = {"max_new_tokens": 10, "progress": False, "sampling": Sampling(0)}
-    plain = generate(target, prompts, **asked).tokens
+    plain = generate(target, prompts, None, **asked).tokens
     assert generate(target, prompts, draft, gamma=3, **asked).tokens == plain
     assert generate(target, prompts, draft, **asked).tokens == plain
     tree = TreeDrafter(draft, DEPTH_2, scheme=top_children, vocab=VOCAB)
@@ -251,7 +251,7 @@ def test_a_head_of_another_size_needs_its_map() -> None:
     with pytest.raises(ValueError, match=r"head of LlamaForCausalLM gives 2 logits, and its vocabulary has 4 tokens"):
         ModelDrafter(trimmed([3, 1]), vocab=VOCAB)
     with pytest.raises(ValueError, match=r"gives 2 logits, .* only a draft may have fewer"):
-        generate(trimmed([3, 1]), [[0]], progress=False)
+        generate(trimmed([3, 1]), [[0]], None, progress=False)
 
 
 def test_a_combined_drafter_says_how_to_bring_a_model_to_the_target_s_vocabulary() -> None:

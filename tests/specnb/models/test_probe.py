@@ -109,7 +109,7 @@ def test_a_model_that_differs_is_refused_with_the_reason(make: Callable[[], PreT
     model = make()
     reason = rf"{type(model).__name__} would be decoded from wrong distributions.*{WRONG[make]}"
     with pytest.raises(TypeError, match=reason):
-        generate(model, [[3, 4]], max_new_tokens=40, progress=False)
+        generate(model, [[3, 4]], None, max_new_tokens=40, progress=False)
     with pytest.raises(TypeError, match=reason):
         beam_search(model, [3, 4], width=2, max_new_tokens=30)
 
@@ -134,7 +134,7 @@ def test_rounding_in_16_bits_hides_nothing(
 def test_a_model_that_fails_in_the_loop_is_refused() -> None:
     model = FalconForCausalLM(FalconConfig(**{**SIZES, "alibi": True})).eval()
     with pytest.raises(TypeError, match=r"FalconForCausalLM fails where it gets positions, a mask and a cache"):
-        generate(model, [[3, 4]], max_new_tokens=4, progress=False)
+        generate(model, [[3, 4]], None, max_new_tokens=4, progress=False)
 
 
 @pytest.mark.parametrize("make", [llama, gpt2, neox, qwen2, mistral])

@@ -47,7 +47,7 @@ def test_at_temperature_0_the_tokens_are_the_target_s_own(name: str, architectur
     drafter = made(name)
     how: dict[str, Any] = {"max_new_tokens": 12, "sampling": Sampling(0), "progress": False}
     found = generate(target, PROMPTS, drafter, **asked(drafter, **how))
-    assert found.tokens == generate(target, PROMPTS, **how).tokens
+    assert found.tokens == generate(target, PROMPTS, None, **how).tokens
     assert found.record.target_passes.sum() < 12 * len(PROMPTS)
 
 
@@ -137,7 +137,7 @@ def test_vectors_of_another_target_and_other_drafters_are_refused() -> None:
     with pytest.raises(ValueError, match="give gamma=2, or 0"):
         generate(llama(), [[1]], PassDrafter(VOCAB, 2), gamma=3, max_new_tokens=4)
     with pytest.raises(TypeError, match="needs a OnePassDrafter and gamma > 0, and the drafter is NoneType"):
-        generate(llama(), [[1]], max_new_tokens=4, study=ONE_PASS)
+        generate(llama(), [[1]], None, max_new_tokens=4, study=ONE_PASS)
 
 
 def test_typical_acceptance_changes_the_distribution() -> None:

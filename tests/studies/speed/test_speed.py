@@ -8,8 +8,8 @@ from tiny import roomy_pair
 
 from specnb.decoding.record import PARTS
 from specnb.measure.cost import CostMeter
-from specnb.measure.speed import Speeds, measure_speeds
 from specnb.models.loading import Pair
+from studies.speed.speeds import Speeds, measure_speeds
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,7 @@ def _normalised(values: Tensor) -> Tensor:
 def require_head(target: PreTrainedModel, head: object, kind: type) -> None:
     """Raises `TypeError` or `ValueError` unless `head` is one of `kind` that fits `target`."""
     if not isinstance(head, kind):
-        raise TypeError(f"head is {shown(head)}; give one of the class {kind.__name__} of specnb.drafting.heads")
+        raise TypeError(f"head is {shown(head)}; give one of the class {kind.__name__} of studies.drafters.heads")
     width = head.settings["width"]  # type: ignore[attr-defined]  # every head has it
     wanted = decoder_config(target).hidden_size
     if width != wanted:

