@@ -200,9 +200,8 @@ class Batch:
         always = self.drafter is None or self.drafter.draft_model is not None or bool(self.drafter.hidden_layers)
         self.narrows = self.tree is None and request.target.device.type == "cpu" and not (self.compiled and always)
         self.auto: AutoGamma | None = None  # chooses how many tokens each row drafts in the next step
-        self.widths: tuple[int, ...] = (
-            (0, request.gamma) if self.narrows else (request.gamma,)
-        )  # draft tokens that a step can ask for
+        # How many draft tokens a step can ask for.
+        self.widths: tuple[int, ...] = (0, request.gamma) if self.narrows else (request.gamma,)
         if request.auto is not None and self.drafter is not None:
             self.widths = widths(request.gamma, request.target, self.drafter, request.compile)
             costs = request.auto.costs_of(self.widths, request.target, self.drafter)
