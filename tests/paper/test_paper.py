@@ -113,7 +113,7 @@ PLANTED: dict[str, tuple[str, str, object]] = {
     "the-audit-sees-more": ("audit/03_bug_suite", "vLLM V1", 0),
     "the-shortest-may-decide": ("10_truncation", "gamma 1", 0.1),
     "bugs-of-beam-search-show": ("06_every_tree", "different: A.4", 1),
-    "nothing-ran-on-a-gpu": ("beam_speeds", "machine", "NVIDIA H200"),
+    "one-gpu-was-used": ("beam_speeds", "machine", "NVIDIA H200"),
 }
 HOLDS = "(((name, holds)) => (name, holds()))"
 
