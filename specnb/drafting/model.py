@@ -88,6 +88,11 @@ class ModelDrafter(ChainDrafter):
         if rows is None:
             sizes = (*tokens.shape, self.model.dtype, self.model.device)
             if self.allocated != sizes:  # the cache is kept for later batches: compiled functions belong to it
+                if self.allocated and self.capturable:
+                    raise ValueError(
+                        f"a graph may hold the cache of this capturable drafter, of {self.allocated[:2]} rows and "
+                        f"slots; make another drafter for {sizes[:2]}"
+                    )
                 self.allocated = sizes
                 self.allocate(tokens.shape[1])
             self.runner.clear()

@@ -94,13 +94,13 @@ def own_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, modes
         )  # fmt: skip
         return sum(map(len, made.tokens)), int(made.record.target_passes.sum())
 
-    made = {name: make(sampling) for name, (make, _) in given.drafters.items()}
     drafted = [(name, gamma) for name, (_, gammas) in given.drafters.items() for gamma in gammas]
     ways: dict[str, Way] = {}
     for mode, compile in modes.items():
         ways[f"plain, {mode}"] = partial(call, None, 0, compile)
         for name, gamma in drafted[:1] if mode == "compiled" else drafted:
-            ways[f"{name} {gamma}, {mode}"] = partial(call, made[name], gamma, compile)
+            drafter = given.drafters[name][0](sampling)  # a graph holds its tensors, so each way has its own
+            ways[f"{name} {gamma}, {mode}"] = partial(call, drafter, gamma, compile)
     return ways
 
 

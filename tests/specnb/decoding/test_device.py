@@ -42,7 +42,7 @@ from specnb.decoding.scheduler import STARTED, ProgressReader
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context
-from specnb.drafting.model import TreeDrafter
+from specnb.drafting.model import ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import measure_costs
@@ -324,6 +324,14 @@ def test_parts_of_steps_are_timed(compile: bool | str, any_device: Any, monkeypa
     made = generate(placed(target()), PROMPTS, drafter, compile=compile, **common)
     require_equal(made, expected)
     assert all(len(seconds) >= made.record.target_passes.max() for seconds in made.record.seconds.values())
+
+
+def test_a_graph_keeps_its_drafter(any_device: Any) -> None:
+    """With another cache in the drafter, the graph would go on with memory that is somebody else's."""
+    drafter = ModelDrafter(placed(draft()), capturable=True)
+    generate(placed(target()), PROMPTS, drafter, gamma=2, compile="graph", **COMMON)
+    with pytest.raises(ValueError, match="make another drafter"):
+        generate(placed(target()), PROMPTS, drafter, gamma=2, **COMMON)
 
 
 # Everything else that runs on a device
