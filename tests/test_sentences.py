@@ -53,21 +53,13 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "10", f"give {six[1]} with the large target, {six[16]} with 16 rows"
     real = {key: "{:.2f} [{:.2f}, {:.2f}]".format(*gpu.loc[("smollm2", *key)]) for key in gpu.loc["smollm2"].index}
     yield "10", f"{real['edit', 1, 'copies 4, graph']} for edited text with copies"
-    yield (
-        "10",
-        f"copies lose ({real['chat', 1, 'copies 4, graph']}) and the head gains ({real['chat', 1, 'head 4, graph']})",
-    )
-    eager = [gpu.loc[(*key, 1, "plain, eager")].speed_up for key in (("6b", ""), ("smollm2", "chat"))]
-    yield (
-        "10",
-        "takes {:.2f} of the time of an eager one with 6 billion weights, and {:.2f} with 135 million".format(*eager),
-    )
-    eager = [
-        1 / gpu.loc[(*key, 1, "plain, eager")].speed_up
-        for key in (("6b", ""), ("smollm2", "edit"), ("smollm2", "chat"))
-    ]
-    said = "is then {:.1f} times as fast as without for a target of 6 billion weights, and {:.1f} to {:.1f} times for SmolLM2"
-    yield "docs/decode.md", said.format(*eager)
+    lost, gained = (real["chat", 1, f"{way} 4, graph"] for way in ("copies", "head"))
+    yield "10", f"copies lose ({lost}) and the head gains ({gained})"
+    eager = (("6b", ""), ("smollm2", "edit"), ("smollm2", "chat"))
+    large, edit, chat = (gpu.loc[(*key, 1, "plain, eager")].speed_up for key in eager)
+    yield "10", f"takes {large:.2f} of the time of an eager one with 6 billion weights, and {chat:.2f} with 135 million"
+    gains = f"for a target of 6 billion weights, and {1 / edit:.1f} to {1 / chat:.1f} times for SmolLM2"
+    yield "docs/decode.md", f"is then {1 / large:.1f} times as fast as without {gains}"
     at_ridge = [float(best_improvement(alpha, 0.05, lambda n: (1 + np.asarray(n)) / 2)) for alpha in (0.7, 0.8)]
     assert at_ridge[0] < 1.1
     yield "13", f"gains less than a tenth below an acceptance of 0.7, and {at_ridge[1] - 1:.0%} at 0.8"
