@@ -200,6 +200,7 @@ class MixtureDrafter(ChainDrafter):
         self.hidden_layers = tuple(one or other)
         self.can_refill = first.can_refill and second.can_refill
         self.every_step = first.every_step or second.every_step
+        self.capturable = first.capturable and second.capturable
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         self.first.start(context, rows)

@@ -42,7 +42,7 @@ from specnb.decoding.scheduler import STARTED, ProgressReader
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context
-from specnb.drafting.model import ModelDrafter, TreeDrafter
+from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import measure_costs
@@ -332,6 +332,18 @@ def test_a_graph_keeps_its_drafter(any_device: Any) -> None:
     generate(placed(target()), PROMPTS, drafter, gamma=2, compile="graph", **COMMON)
     with pytest.raises(ValueError, match="make another drafter"):
         generate(placed(target()), PROMPTS, drafter, gamma=2, **COMMON)
+
+
+def test_a_mixture_is_captured_if_both_parts_can_be(any_device: Any, steps: list[Log]) -> None:
+    def mixture(model: Any, capturable: bool) -> MixtureDrafter:
+        return MixtureDrafter(PromptLookupDrafter(VOCAB, shortest=1), ModelDrafter(model, capturable=capturable), 0.5)
+
+    assert not mixture(draft(), False).capturable
+    expected = on_the_cpu(target(), PROMPTS, mixture(draft(), False), gamma=2, **COMMON)
+    steps.clear()
+    made = generate(placed(target()), PROMPTS, mixture(placed(draft()), True), gamma=2, compile="graph", **COMMON)
+    require_equal(made, expected)
+    assert kinds(steps[1:]) == {"replay"}
 
 
 # Everything else that runs on a device
