@@ -9,10 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 from distributions_for_tests import PAIRS, distribution_pair
-from tiny import near_copy
+from implementation_distribution import PROMPTS, completions_p_value, eager, refilled
+from tape import taped
+from tiny import llama, near_copy
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.decoding.generate import Study, generate
+from specnb.decoding.step import Batch
 from specnb.distributions import Conditional
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import ModelDrafter, TreeDrafter
@@ -160,3 +164,21 @@ class Loop:
     @property
     def gamma(self) -> int:
         return 3 if self.parents is None else len(self.parents)
+
+
+def require_the_joint_distribution(case: Loop, number: int, level: float, rows: int = 2_400) -> None:
+    """The completions of `case` in the loop, rows refilled, have the distribution of a target chosen by `number`."""
+    architecture, eos = [("llama", None), ("gpt2", 1)][number % 2]
+    target = eager(architecture)
+    made = refilled(target, case.drafter(target), rows, gamma=case.gamma, rule=case.rule, seed=11, eos=eos)
+    assert completions_p_value(made, architecture, eos) > level
+    assert made.record.accepted.max() >= 2
+
+
+def require_a_static_step(case: Loop) -> None:
+    """The operations of a step, replayed without Python, give the same tokens."""
+    target = llama(dtype=torch.float64)
+    asked: dict[str, Any] = {"gamma": case.gamma, "max_new_tokens": 8, "seed": 4, "rule": case.rule, "progress": False}
+    plain = generate(target, PROMPTS, case.drafter(target), **asked)
+    replayed = generate(target, PROMPTS, case.drafter(target), **asked, study=Study(batch_class=taped(Batch)))
+    assert replayed.tokens == plain.tokens

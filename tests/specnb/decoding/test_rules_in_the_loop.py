@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from implementation_distribution import FALSE_ALARMS, PROMPTS, completions_p_value, eager, refilled
-from rule_checks import Loop
-from tape import taped
+from implementation_distribution import FALSE_ALARMS, PROMPTS
+from rule_checks import Loop, require_a_static_step, require_the_joint_distribution
 from tiny import llama, near_copy
 
-from specnb.decoding.generate import Study, generate
-from specnb.decoding.step import Batch
+from specnb.decoding.generate import generate
 from specnb.distributions import Sampling
 from specnb.drafting.model import TreeDrafter
 from specnb.rules import (
@@ -28,7 +26,6 @@ from specnb.rules import (
 )
 from specnb.trees import independent_children, top_children
 
-ROWS = 2_400
 TREE = (-1, -1, 0, 0, 1)
 
 
@@ -47,21 +44,12 @@ LEVEL = FALSE_ALARMS / len(LOOPS)
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_completions_have_the_target_s_joint_distribution(name: str) -> None:
-    architecture, eos = [("llama", None), ("gpt2", 1)][list(LOOPS).index(name) % 2]
-    target, case = eager(architecture), LOOPS[name]
-    made = refilled(target, case.drafter(target), ROWS, gamma=case.gamma, rule=case.rule, seed=11, eos=eos)
-    assert completions_p_value(made, architecture, eos) > LEVEL
-    assert made.record.accepted.max() >= 2
+    require_the_joint_distribution(LOOPS[name], list(LOOPS).index(name), LEVEL)
 
 
 @pytest.mark.parametrize("name", ["traversal", "exact match"])
 def test_a_step_is_static(name: str) -> None:
-    """Its operations, replayed without Python, give the same tokens."""
-    target, case = llama(dtype=torch.float64), LOOPS[name]
-    asked: dict[str, Any] = {"gamma": case.gamma, "max_new_tokens": 8, "seed": 4, "rule": case.rule, "progress": False}
-    plain = generate(target, PROMPTS, case.drafter(target), **asked)
-    replayed = generate(target, PROMPTS, case.drafter(target), **asked, study=Study(batch_class=taped(Batch)))
-    assert replayed.tokens == plain.tokens
+    require_a_static_step(LOOPS[name])
 
 
 @pytest.mark.parametrize("rule", [greedy_verification, recursive_rejection, exact_match, traversal_verification])
