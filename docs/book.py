@@ -41,7 +41,7 @@ GUIDES = (
 AUDIT = ("any-engine", "litgpt", "on-transformers", "export-token-ids", "engines", "kernels")
 LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
 
-# ("data/results/01_joint.csv", "") for a table, (module, name) for code; and how many assignments away it was used.
+# ("data/results/02_joint.csv", "") for a table, (module, name) for code; and how many assignments away it was used.
 Labels = dict[tuple[str, str], int]
 # What notebooks use everywhere, which decides no claim by itself.
 GENERAL = (

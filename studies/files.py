@@ -24,15 +24,15 @@ def out() -> Path:
 def located(folder: str, name: str) -> str:
     """The path of the file `name` of a folder, in the checkout and under `out()`; names of the audit begin with audit/.
 
-    >>> located("figures", "04_sampling.svg"), located("figures", "audit/02_rows.svg")
-    ('figures/04_sampling.svg', 'audit/figures/02_rows.svg')
+    >>> located("figures", "05_sampling.svg"), located("figures", "audit/02_rows.svg")
+    ('figures/05_sampling.svg', 'audit/figures/02_rows.svg')
     """
     inside = name.removeprefix("audit/")
     return f"{name.removesuffix(inside)}{folder}/{inside}"
 
 
 def notebooks() -> dict[str, Path]:
-    """The notebooks of the checkout by name: 04_acceptance, audit/02_engines."""
+    """The notebooks of the checkout by name: 05_acceptance, audit/02_engines."""
     files = [(home, path) for home in ("", "audit/") for path in (ROOT / home / "notebooks").glob("[0-9]*.ipynb")]
     return {f"{home}{path.stem}": path for home, path in sorted(files)}
 

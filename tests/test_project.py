@@ -76,8 +76,8 @@ def test_calls_say_what_a_notebook_reads() -> None:
     def read(code: str) -> list[str]:
         return dependencies.reads(ast.parse(code))
 
-    assert read('read_table("results/08_sampled", dtype=str), data_file("workloads.jsonl")') == [
-        "data/results/08_sampled.csv", "data/workloads.jsonl",
+    assert read('read_table("results/09_sampled", dtype=str), data_file("workloads.jsonl")') == [
+        "data/results/09_sampled.csv", "data/workloads.jsonl",
     ]  # fmt: skip
     pair = ["data/results/drafters.csv", "data/results/drafters.record.json"]
     assert read('for name in ("drafters", "drafted"): made_on(name)') == read('pooled("drafters")') == pair
@@ -206,8 +206,8 @@ def test_readme_says_how_fast_the_real_model_and_a_gpu_were_measured_to_be() -> 
 
 def test_the_guide_says_how_well_published_speeds_are_predicted() -> None:
     results = ROOT / "data" / "results"
-    predictors = pd.read_csv(results / "14_predictors.csv").set_index("predictor")
-    sets = pd.read_csv(results / "14_sets.csv").set_index("cases")
+    predictors = pd.read_csv(results / "14b_predictors.csv").set_index("predictor")
+    sets = pd.read_csv(results / "14b_sets.csv").set_index("cases")
     rows = [predictors.loc["specnb.predict"], predictors.loc["one constant"]]
     rows += [sets.loc[f"{name} set, as first predicted"] for name in ("second", "third")]
     own, constant, second, third = (

@@ -29,51 +29,51 @@ def _stored(number: str, claim: str, name: str) -> float:
 
 
 def _sentences() -> Iterator[tuple[str, str]]:
-    choice = _table("02_best_gamma")
-    yield "02", f"choosing $\\gamma$ by Equation 1 loses at most {(1 - choice.there / choice.at_best).max():.1%}"
-    ours = _table("04_table3").query("draft == '0.8M'").set_index("temperature").alpha
-    yield "04", f"is {ours[1]:.2f} at temperature 1 and {ours[0]:.2f} at temperature 0"
-    packed = _table("05_verify_cost").query("layout == 'packed'").groupby("dtype")["v(5)"].agg(["min", "max"])
+    choice = _table("03_best_gamma")
+    yield "03", f"choosing $\\gamma$ by Equation 1 loses at most {(1 - choice.there / choice.at_best).max():.1%}"
+    ours = _table("05_table3").query("draft == '0.8M'").set_index("temperature").alpha
+    yield "05", f"is {ours[1]:.2f} at temperature 1 and {ours[0]:.2f} at temperature 0"
+    packed = _table("12_verify_cost").query("layout == 'packed'").groupby("dtype")["v(5)"].agg(["min", "max"])
     single = "{min:.2f} to {max:.2f}".format(**packed.loc["float32"].to_dict())
-    yield "05", f"five tokens cost {single} of one in float32, and at most {packed['max']['bfloat16']:.2f} in bfloat16"
+    yield "12", f"five tokens cost {single} of one in float32, and at most {packed['max']['bfloat16']:.2f} in bfloat16"
     advised = pooled().query("table == 'recommendation' and not setting.str.contains('stdlib')")
-    yield "05b", f"within ten per cent in {within(advised.ratio).sum()} of {len(advised)} rows"
+    yield "12b", f"within ten per cent in {within(advised.ratio).sum()} of {len(advised)} rows"
     longest = _table("07_texts").query("l == 0.5 and tokens == 40")["from the target's texts"].item().split(" (")[0]
     printed = (ROOT / "notebooks" / "07_lenience.ipynb").read_text()
     (lenient,) = re.findall(r"from lenient sequences: (\S+ \[\S+ \S+\])", printed)
     yield "07", f"variation is {longest}, estimated from the target's sequences, or {lenient}, from the lenient ones"
     timed = _table("block_against_token").set_index("temperature")
     assert list(timed.speed_ratio_low > 1) == list(timed.index == 1)
-    yield "09", f"timed apart, is {timed.speed_ratio[1] - 1:.0%} faster than token verification at temperature 1"
-    cut = [_stored("10", "batch-padding", f"tokens_{name}") for name in ("shortest", "own")]
-    yield "10", "eight rows together then emit {:.2f} tokens per step instead of {:.2f}".format(*cut)
+    yield "08", f"timed apart, is {timed.speed_ratio[1] - 1:.0%} faster than token verification at temperature 1"
+    cut = [_stored("11", "batch-padding", f"tokens_{name}") for name in ("shortest", "own")]
+    yield "11", "eight rows together then emit {:.2f} tokens per step instead of {:.2f}".format(*cut)
     gpu = _table("gpu").query("speed_up.notna()").assign(prompts=lambda rows: rows.prompts.replace("random", ""))
     gpu = gpu.set_index(["models", "prompts", "rows", "way"])[["speed_up", "speed_up_low", "speed_up_high"]]
     six = {rows: "{:.2f} [{:.2f}, {:.2f}]".format(*gpu.loc["6b", "", rows, "model 4, graph"]) for rows in (1, 16)}
-    yield "10", f"give {six[1]} with the large target, {six[16]} with 16 rows"
+    yield "11", f"give {six[1]} with the large target, {six[16]} with 16 rows"
     real = {key: "{:.2f} [{:.2f}, {:.2f}]".format(*gpu.loc[("smollm2", *key)]) for key in gpu.loc["smollm2"].index}
-    yield "10", f"{real['edit', 1, 'copies 4, graph']} for edited text with copies"
+    yield "11", f"{real['edit', 1, 'copies 4, graph']} for edited text with copies"
     lost, gained = (real["chat", 1, f"{way} 4, graph"] for way in ("copies", "head"))
-    yield "10", f"copies lose ({lost}) and the head gains ({gained})"
+    yield "11", f"copies lose ({lost}) and the head gains ({gained})"
     eager = (("6b", ""), ("smollm2", "edit"), ("smollm2", "chat"))
     large, edit, chat = (gpu.loc[(*key, 1, "plain, eager")].speed_up for key in eager)
-    yield "10", f"takes {large:.2f} of the time of an eager one with 6 billion weights, and {chat:.2f} with 135 million"
+    yield "11", f"takes {large:.2f} of the time of an eager one with 6 billion weights, and {chat:.2f} with 135 million"
     gains = f"for a target of 6 billion weights, and {1 / edit:.1f} to {1 / chat:.1f} times for SmolLM2"
     yield "docs/decode.md", f"is then {1 / large:.1f} times as fast as without {gains}"
     at_ridge = [float(best_improvement(alpha, 0.05, lambda n: (1 + np.asarray(n)) / 2)) for alpha in (0.7, 0.8)]
     assert at_ridge[0] < 1.1
-    yield "13", f"gains less than a tenth below an acceptance of 0.7, and {at_ridge[1] - 1:.0%} at 0.8"
-    known = _table("14_reference").query("reference == 'same drafter' and target == 'dense'").set_index("predictor")
+    yield "14", f"gains less than a tenth below an acceptance of 0.7, and {at_ridge[1] - 1:.0%} at 0.8"
+    known = _table("14b_reference").query("reference == 'same drafter' and target == 'dense'").set_index("predictor")
     without, row, repeated = known["median error"][["predict without it", "predict with it", "its speed-up"]]
     said = f"lowers the median error from {without:.0%} to {row:.0%}; that row's own speed-up, repeated, has "
     yield "docs/decode.md", f"{said}{repeated:.0%}"
-    yield "14", f"{said}{repeated:.0%}"
-    cases = _table("14_predictions").assign(error=lambda rows: (rows.predicted / rows.measured - 1).abs())
+    yield "14b", f"{said}{repeated:.0%}"
+    cases = _table("14b_predictions").assign(error=lambda rows: (rows.predicted / rows.measured - 1).abs())
     names = ("A3B|Maverick|mixture", "Q8_0", "Llama-3", "")
     sources = ("", "qwen38", "SGLang", "Leviathan")
     of = [cases[cases.case.str.contains(a) & cases.source.str.contains(b)] for a, b in zip(names, sources, strict=True)]
     experts, amd, dense, leviathan = of
-    yield "14", f"have a median error of {experts.error.median():.0%}, one case {experts.error.max():.0%}"
+    yield "14b", f"have a median error of {experts.error.median():.0%}, one case {experts.error.max():.0%}"
     yield (
         "14",
         (

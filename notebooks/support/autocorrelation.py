@@ -1,4 +1,4 @@
-"""How long acceptance remembers: the autocorrelation that notebook 02 shows."""
+"""How long acceptance remembers: the autocorrelation that notebook 03 shows."""
 
 from __future__ import annotations
 

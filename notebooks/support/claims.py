@@ -1,18 +1,16 @@
-"""A notebook and its claims: each condition and the words that state it are one line, in the notebook itself.
+"""A notebook and its claims: the registry has the rule, and the notebook supplies the numbers.
 
-    nb = notebook("02")
-    with nb.claim("capped-geometric") as claim:
-        claim.needs(worst < 1e-12, f"where enumerated, the largest error is {worst:.0e}")
-        claim.needs(smallest_p > 1e-6, f"{len(fits)} simulations fit, the worst with p = {smallest_p:.2g}")
-        claim.could_fail(wrong_p < 1e-6, f"rejection sampling does not fit: p = {wrong_p:.0e}")
-        claim.number(smallest_p=smallest_p)
+    nb = notebook("03")
+    nb.claim("capped-geometric", worst_error=worst, smallest_p=fits.p.min(), wrong_p=wrong.p)
 
-A claim is judged as its source states it, with thresholds that `data/claims.csv` repeats in words:
+judges the claim by its rule in `data/claims.yml`, prints the verdict with the numbers, and stores both. A claim is
+judged as its source states it:
 
-- `holds`: everything that it needs is true;
-- `refuted`: something that it needs is false;
+- `holds`: its rule is true;
+- `refuted`: its rule is false;
 - `conditional`: so, but true under a condition that the source does not state, and false without it (`only_if`);
-- `open`: something is undecided (`None`), or a check that should have failed did not (`could_fail`).
+- `open`: the numbers leave the rule undecided, a check that should have failed did not (`control`), or the claim is
+  about accelerators or large models, and none was measured.
 """
 
 from __future__ import annotations
@@ -21,15 +19,16 @@ import json
 import os
 import sys
 import textwrap
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 import pandas as pd
 
-from notebooks.support.findings import Number, all_claims, as_number, written
+from notebooks.support.findings import ELSEWHERE, UNCHECKED, Number, all_claims, as_number, written
 from notebooks.support.parameters import mistakes, names_given, of_notebook, unknown
+from notebooks.support.rules import Answer, decide, filled, names, parts
 from studies.files import ROOT, located, notebooks, out, write
-
-Answer = bool | None  # None: not decided
 
 
 def notebook(number: str) -> Notebook:
@@ -79,20 +78,27 @@ class Notebook:
     """The claims and tables of one notebook; `close` at the end writes the verdicts."""
 
     def __init__(self, number: str):
-        claims = all_claims()
-        known = set(claims.notebook) | {name.split("_")[0] for name in notebooks()}
+        known = {name.split("_")[0] for name in notebooks()}
         if number not in known:
             raise ValueError(f"there is no notebook {number!r}; there are {', '.join(sorted(known))}")
         self.number = number
-        self.claims = claims[claims.notebook == number].set_index("id")
-        self.judged: dict[str, Claim] = {}
+        self.claims = {name: claim for name, claim in all_claims().items() if claim["notebook"] == number}
+        self.judged: dict[str, Claim | Verdict] = {}
 
-    def claim(self, name: str) -> Claim:
-        """The claim called `name` of this notebook, to be judged in a `with`. Raises `KeyError` for any other."""
-        if name not in self.claims.index:
-            raise KeyError(f"{name!r} is not a claim of notebook {self.number}; those are {list(self.claims.index)}")
-        self.judged[name] = Claim(name, self.claims.statement[name])
-        return self.judged[name]
+    def claim(self, name: str, **numbers: object) -> Any:
+        """Judges the claim `name` by its rule and prints the verdict; numbers that no rule names are stored only.
+
+        Raises `KeyError` for a claim of another notebook and a missing number, otherwise as `as_number`.
+        """
+        if name not in self.claims:
+            raise KeyError(f"{name!r} is not a claim of notebook {self.number}; those are {list(self.claims)}")
+        if "rule" not in self.claims[name]:
+            self.judged[name] = Claim(name, self.claims[name]["statement"])
+            return self.judged[name]
+        kept = {key: as_number(value, f"{name}: {key}") for key, value in numbers.items()}
+        self.judged[name] = Verdict(name, self.claims[name], kept)
+        print(self.judged[name])
+        return None
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Writes `frame` to `data/results/<number>_<name>.csv`, floats with six digits, and returns it unchanged.
@@ -111,16 +117,76 @@ class Notebook:
         rows = [
             (name, claim.verdict, claim.evidence, self.number)
             if (claim := self.judged.get(name))
-            else (name, "open", "not checked by this run", self.number)
-            for name in self.claims.index
+            else (name, "open", UNCHECKED, self.number)
+            for name in self.claims
         ]
         verdicts = pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
-        numbers = {name: self.judged[name].numbers if name in self.judged else {} for name in self.claims.index}
+        numbers = {name: self.judged[name].numbers if name in self.judged else {} for name in self.claims}
         results = out() / located("data/results", self.number)
         write(results.with_name(f"{results.name}.claims.csv"), verdicts.to_csv(index=False, lineterminator="\n"))
         write(results.with_name(f"{results.name}.numbers.json"), json.dumps(numbers, indent=1, allow_nan=False) + "\n")
         if not os.environ.get("SPECNB_OUT"):
             print(f"Results are in {out()}; SPECNB_OUT names another folder.")
+
+
+class Verdict:
+    """One claim, judged: `verdict`, the `numbers`, and `evidence`, its rule with the numbers filled in."""
+
+    def __init__(self, name: str, claim: Mapping[str, Any], numbers: dict[str, Number]):
+        self.name, self.registered, self.numbers = name, claim, numbers
+        asked = dict.fromkeys(word for rule in self._rules() for word in names(rule))
+        if missing := [word for word in asked if word not in numbers]:
+            raise KeyError(f"the rule of {name!r} needs {', '.join(missing)}; {', '.join(numbers)} were given")
+
+    def _rules(self) -> list[str]:
+        claim, condition = self.registered, self.registered.get("only_if", {})
+        rules = (claim["rule"], claim.get("control"), condition.get("inside"), condition.get("outside"))
+        return [rule for rule in rules if rule]
+
+    def _is(self, rule: str) -> Answer:
+        return decide(rule, self.numbers)
+
+    @property
+    def verdict(self) -> str:
+        """`holds`, `refuted`, `conditional` or `open`."""
+        registered, condition = self.registered, self.registered.get("only_if")
+        answer, control = self._is(registered["rule"]), registered.get("control")
+        if registered["about"] in ELSEWHERE and "measured" not in registered:
+            return "open"
+        if answer is None or (control and not self._is(control)):
+            return "open"
+        if answer:
+            return "holds"
+        limited = condition and self._is(condition["inside"]) is True and self._is(condition["outside"]) is False
+        return "conditional" if limited else "refuted"
+
+    @property
+    def checks(self) -> list[tuple[str, str]]:
+        """Each part of the rule with its numbers, behind the answer; then the control, and what limits the claim."""
+        answers = {True: "yes", False: "no", None: "undecided"}
+        told = [(answers[self._is(part)], filled(part, self.numbers)) for part in parts(self.registered["rule"])]
+        if control := self.registered.get("control"):
+            told.append(("control" if self._is(control) else "cannot fail", filled(control, self.numbers)))
+        if self.verdict == "conditional":
+            told.append(("only if", self.registered["only_if"]["words"]))
+        if self.registered["about"] in ELSEWHERE and "measured" not in self.registered:
+            told.append(("about", f"{self.registered['about']}, and none was measured"))
+        return told
+
+    @property
+    def evidence(self) -> str:
+        """All checks in one line."""
+        return "; ".join(words if label in ("yes", "no") else f"{label}: {words}" for label, words in self.checks)
+
+    def __str__(self) -> str:
+        """The verdict, the statement and its place, each check below, and what the names mean."""
+        claim, meanings = self.registered, self.registered.get("numbers", {})
+        told = [(self.verdict.upper(), f"{self.name}: {claim['statement']} ({claim['source']}, {claim['place']})")]
+        told += self.checks
+        told += [("", f"{name}: {meaning}") for name, meaning in meanings.items()]
+        return "\n".join(
+            textwrap.fill(f"{label:>11}  {words}", 118, subsequent_indent=" " * 13) for label, words in told
+        )
 
 
 class Claim:

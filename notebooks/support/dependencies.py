@@ -40,7 +40,7 @@ def reads(code: ast.Module) -> list[str]:
 
 
 def writes(name: str, code: ast.Module) -> list[str]:
-    """The tables and figures that the notebook `name` writes, such as 04_acceptance or audit/02_engines."""
+    """The tables and figures that the notebook `name` writes, such as 05_acceptance or audit/02_engines."""
     number = name.partition("_")[0]
     results, figures = [f"{number}.claims.csv", f"{number}.numbers.json"], []
     for function, texts in _calls(code):

@@ -7,23 +7,27 @@ import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import yaml
 
 from studies.files import ROOT, out, write
 
-CLAIMS = ROOT / "data" / "claims.csv"
+CLAIMS = ROOT / "data" / "claims.yml"
 VERDICTS = ("holds", "refuted", "conditional", "open")
-UNCHECKED = "no check has been run"  # the evidence for a claim whose notebook is still to come
+UNCHECKED = "not checked by this run"
+ELSEWHERE = ("accelerators", "large models")  # what a claim may be about that nothing measures on two cores
 DIGITS = 6  # significant digits in tables; the last bits of a sum differ between processors
 
 Number = bool | int | float | str | dict[str, "Number"]
 """A value in a file of numbers: a scalar, or an estimate as `{"value": ..., "low": ..., "high": ..., "n": ...}`."""
 
 
-def all_claims() -> pd.DataFrame:
-    """The claims in `data/claims.csv`, every column as text."""
-    return pd.read_csv(CLAIMS, dtype=str)
+def all_claims() -> dict[str, dict[str, Any]]:
+    """The claims in `data/claims.yml` by their names, in its order."""
+    claims: dict[str, dict[str, Any]] = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
+    return claims
 
 
 def written(value: float) -> str:
@@ -62,14 +66,13 @@ def as_number(value: object, name: str) -> Number:
 
 
 def collect(files: Sequence[str | Path]) -> pd.DataFrame:
-    """One row for every claim in `data/claims.csv`, in its order; a claim without a verdict in `files` is `open`."""
+    """One row for every claim in `data/claims.yml`, in its order; a claim without a verdict in `files` is `open`."""
     found = {row["id"]: row for file in files for row in pd.read_csv(file, dtype=str).to_dict("records")}
-    claims = all_claims()
-    rows = [
-        {"id": claim, "verdict": "open", "evidence": UNCHECKED, "notebook": notebook} | found.get(claim, {})
-        for claim, notebook in zip(claims.id, claims.notebook, strict=True)
-    ]
-    return pd.DataFrame(rows, columns=["id", "verdict", "evidence", "notebook"])
+    unchecked = {"verdict": "open", "evidence": UNCHECKED}
+    rows = [{"id": name, **claim, **unchecked, **found.get(name, {})} for name, claim in all_claims().items()]
+    return pd.DataFrame(
+        rows, columns=["id", "source", "place", "about", "statement", "verdict", "evidence", "notebook"]
+    )
 
 
 def main() -> None:

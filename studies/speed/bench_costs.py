@@ -1,6 +1,6 @@
 """Milliseconds of target forward passes over 1 to 17 tokens and of a draft forward pass, at several contexts.
 
-Notebook 05 reads it. `ms_low` and `ms_high` are quartiles. Cache slots are those half-way through a generation of 128
+Notebook 12 reads it. `ms_low` and `ms_high` are quartiles. Cache slots are those half-way through a generation of 128
 tokens; compiled passes are timed over the lengths that `bench_walltime` compiles, at its context only.
 """
 

@@ -1,4 +1,4 @@
-"""Improvement at gamma = 4 over alpha, size of the draft model, temperature and batch size, for notebook 05.
+"""Improvement at gamma = 4 over alpha, size of the draft model, temperature and batch size, for notebook 12.
 
 Batches are decoded with continuous batching. `x` is alpha, the parameters of the draft model over those of the target,
 the temperature, or the rows of the batch.

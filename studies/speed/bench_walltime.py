@@ -1,6 +1,6 @@
 """Predicted and measured improvement of speculative over plain decoding, for each gamma, of both pairs.
 
-Notebook 05 reads it. Times of forward passes and of generations alternate, so that both are measured under equal
+Notebook 12 reads it. Times of forward passes and of generations alternate, so that both are measured under equal
 conditions. `draft`, `target` and `rest` are fractions of a step; `own` is the fraction beyond the draft and target
 forward passes as they were timed alone.
 """

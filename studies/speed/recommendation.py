@@ -1,4 +1,4 @@
-"""The choice of `recommend_gamma` beside timed decoding, for notebook 05.
+"""The choice of `recommend_gamma` beside timed decoding, for notebook 12.
 
 Plain decoding and gamma 1 to `largest` are timed in turn on prompts that the recommendation did not see: held-out files
 of the corpus, and files of Python's standard library, which is not in the corpus (the synthetic pair: random tokens).

@@ -47,7 +47,7 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_verdict_follows_from_its_checks(
     needs: list[Any], noticed: list[Any], only_if: tuple[Answer, Answer] | None, verdict: str
 ) -> None:
-    with Notebook("01").claim("unbiasedness") as claim:
+    with Notebook("02").claim("unbiasedness") as claim:
         for answer in needs:
             claim.needs(answer, "9 passes")
         for found in noticed:
@@ -60,14 +60,14 @@ def test_a_verdict_follows_from_its_checks(
 
 @pytest.mark.parametrize("other", [7, float("nan"), np.float64(1), [True], "yes", torch.tensor(1.0), np.array([True])])
 def test_nothing_else_is_a_boolean(other: Any) -> None:
-    claim = Notebook("01").claim("unbiasedness")
+    claim = Notebook("02").claim("unbiasedness")
     for judge in (claim.needs, claim.could_fail, lambda value, words: claim.only_if(value, None, words)):
         with pytest.raises(TypeError, match=f"decided by {re.escape(repr(other))}; give True, False"):
             judge(other, "words")
 
 
 def test_what_is_judged_is_printed_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    nb = Notebook("02")
+    nb = Notebook("03")
     with nb.claim("expected-tokens") as claim:
         claim.needs(True, "44 of\n  45")
         claim.could_fail(True, "a wrong formula is off by 0.1")
@@ -98,8 +98,8 @@ def test_where_results_are_is_said_in_plain_output(
 
 
 def test_what_cannot_be_judged_is_refused() -> None:
-    nb = Notebook("01")
-    with pytest.raises(KeyError, match="not a claim of notebook 01; those are"):
+    nb = Notebook("02")
+    with pytest.raises(KeyError, match="not a claim of notebook 02; those are"):
         nb.claim("expected-tokens")
     with pytest.raises(ValueError, match="nothing was needed"), nb.claim("unbiasedness"):
         pass
@@ -135,7 +135,7 @@ def test_wrong_parameters_are_named(given: dict[str, Any], says: str, monkeypatc
     for name, value in given.items():
         monkeypatch.setitem(globals(), name, value)
     with pytest.raises(ValueError, match=says):
-        notebook("02")
+        notebook("03")
 
 
 CLAIMS = all_claims().set_index("id")

@@ -111,7 +111,7 @@ PLANTED: dict[str, tuple[str, str, object]] = {
     "both-readings-keep-the-bound": ("07_readings", "breaks_bound", 1),
     "narrowing-depends-on-the-draft": ("07_diversity", "high", -1),
     "the-audit-sees-more": ("audit/03_bug_suite", "vLLM V1", 0),
-    "the-shortest-may-decide": ("10_truncation", "gamma 1", 0.1),
+    "the-shortest-may-decide": ("11_truncation", "gamma 1", 0.1),
     "bugs-of-beam-search-show": ("06_every_tree", "different: A.4", 1),
     "one-gpu-was-used": ("beam_speeds", "machine", "NVIDIA H200"),
 }
@@ -169,9 +169,9 @@ def test_the_committed_paper_is_made_of_the_committed_results_and_is_the_same_ea
     ("name", "old", "new", "says"),
     [
         ("data/results/06_speedup.csv", "", None, "06_speedup.csv"),
-        ("figures/05b_ratios.pdf", "", None, "05b_ratios.pdf"),
+        ("figures/12b_ratios.pdf", "", None, "12b_ratios.pdf"),
         ("data/results/03.numbers.json", "gain_limit", "lost", 'stores no number "gain_limit" for oracle-gamma'),
-        ("data/results/01_wrong_rules.csv", "stale_bonus", "bonus", r"01_wrong_rules.csv has 0 rows with (rule: "),
+        ("data/results/02_wrong_rules.csv", "stale_bonus", "bonus", r"02_wrong_rules.csv has 0 rows with (rule: "),
         ("data/results/06_every_tree.csv", ",0,0,39", ",1,0,39", "no longer true: “two plausible bugs” (bugs-of-beam"),
     ],
 )

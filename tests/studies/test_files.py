@@ -20,7 +20,7 @@ def test_results_go_elsewhere_unless_asked(unset: bool, tmp_path: Path, monkeypa
     assert files.out() == files.ROOT / "build" / "own"
 
 
-@pytest.mark.parametrize("name", ["results/04_sweep", "audit/results/03_power"])
+@pytest.mark.parametrize("name", ["results/05_sweep", "audit/results/03_power"])
 def test_a_table_of_this_run_is_read_before_the_committed_one(name: str, tmp_path: Path) -> None:
     committed = files.read_table(name)
     made = files.write(tmp_path / files.located("data", f"{name}.csv"), "x\n0.333333\n2\n")

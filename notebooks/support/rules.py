@@ -1,0 +1,139 @@
+"""The rule of a claim: an expression over named numbers that is true, false, or undecided.
+
+    worst_error < 1e-12 and smallest_p > 1e-6
+
+A number with an interval is compared by its interval: `speed_up > 1` is true if all of the interval lies above 1, false
+if all of it lies below, and undecided (`None`) if it contains 1. `and`, `or` and `not` are Kleene's: an undecided part
+decides nothing unless another part does.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from notebooks.support.findings import Number, written
+
+Answer = bool | None  # None: undecided
+
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+}  # fmt: skip
+_COMPARISONS: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+}  # fmt: skip
+
+
+def names(rule: str) -> list[str]:
+    """The numbers that a rule is about, in order.
+
+    >>> names("worst < 1e-12 and cases == right")
+    ['worst', 'cases', 'right']
+    """
+    found = (node.id for node in ast.walk(_parsed(rule)) if isinstance(node, ast.Name))
+    return list(dict.fromkeys(found))
+
+
+def parts(rule: str) -> list[str]:
+    """What a rule asks for, one condition each: the operands of its outermost `and`.
+
+    >>> parts("worst < 1e-12 and (p > 1e-6 or n == 0)")
+    ['worst < 1e-12', 'p > 1e-06 or n == 0']
+    """
+    tree = _parsed(rule)
+    every = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+    return [ast.unparse(one) for one in every]
+
+
+def decide(rule: str, numbers: Mapping[str, Number]) -> Answer:
+    """Whether `rule` is true of `numbers`; `None` where intervals leave it undecided.
+
+    Raises `KeyError` for a number that is missing, and `ValueError` for anything but comparisons of arithmetic joined
+    by `and`, `or` and `not`.
+
+    >>> decide("speed > 1", {"speed": {"value": 1.1, "low": 1.05, "high": 1.2}}), decide("n == 3", {"n": 4})
+    (True, False)
+    >>> decide("speed > 1 or n == 3", {"speed": {"value": 1.1, "low": 0.9, "high": 1.2}, "n": 4}) is None
+    True
+    """
+    return _decided(_parsed(rule), numbers)
+
+
+def filled(rule: str, numbers: Mapping[str, Number]) -> str:
+    """`rule` with the value of each number behind its name.
+
+    >>> filled("error < 1e-12", {"error": 2e-16})
+    'error (2e-16) < 1e-12'
+    """
+
+    class Values(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.Name:
+            return ast.Name(f"{node.id} ({shown(numbers[node.id])})")
+
+    return ast.unparse(Values().visit(_parsed(rule)))
+
+
+def shown(number: Number) -> str:
+    """A number as a reader wants it: three digits, and its interval.
+
+    >>> shown(0.03125), shown(7056), shown({"value": 1.23456, "low": 1.2, "high": 1.25, "n": 9})
+    ('0.0312', '7,056', '1.23 [1.2, 1.25]')
+    """
+    if isinstance(number, dict):
+        return f"{shown(number['value'])} [{shown(number['low'])}, {shown(number['high'])}]"
+    if isinstance(number, bool | str):
+        return str(number)
+    return f"{number:,}" if isinstance(number, int) else written(float(f"{number:.3g}"))
+
+
+def _parsed(rule: str) -> ast.expr:
+    try:
+        return ast.parse(rule, mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"the rule {rule!r} is no expression: {error.msg}") from error
+
+
+def _decided(node: ast.expr, numbers: Mapping[str, Number]) -> Answer:
+    match node:
+        case ast.BoolOp(op, values):
+            answers = [_decided(value, numbers) for value in values]
+            deciding = isinstance(op, ast.Or)
+            return deciding if deciding in answers else None if None in answers else not deciding
+        case ast.UnaryOp(ast.Not(), operand):
+            answer = _decided(operand, numbers)
+            return None if answer is None else not answer
+        case ast.Compare(left, ops, comparators):
+            sides = [_interval(side, numbers) for side in (left, *comparators)]
+            pairs = zip(ops, sides, sides[1:], strict=False)
+            answers = [_compared(_COMPARISONS[type(op)], *pair) for op, *pair in pairs]
+            return False if False in answers else None if None in answers else True
+        case ast.Name(name) if isinstance(numbers[name], bool):
+            return bool(numbers[name])
+    raise ValueError(f"{ast.unparse(node)!r} is neither true nor false; compare numbers")
+
+
+def _compared(holds: Callable[[Any, Any], bool], left: tuple[Any, Any], right: tuple[Any, Any]) -> Answer:
+    """Whether a comparison is true of all values of both intervals, or of none; ends decide, as it is monotone."""
+    answers = {bool(holds(one, other)) for one in left for other in right}
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _interval(node: ast.expr, numbers: Mapping[str, Number]) -> tuple[Any, Any]:
+    match node:
+        case ast.Constant(value):
+            return value, value
+        case ast.Name(name):
+            number = numbers[name]
+            return (number["low"], number["high"]) if isinstance(number, dict) else (number, number)
+        case ast.UnaryOp(ast.USub(), operand):
+            low, high = _interval(operand, numbers)
+            return -high, -low
+        case ast.BinOp(left, op, right) if type(op) in _ARITHMETIC:
+            ends = (_interval(left, numbers), _interval(right, numbers))
+            values = [_ARITHMETIC[type(op)](one, other) for one in ends[0] for other in ends[1]]
+            return (min(values), max(values)) if all(map(math.isfinite, values)) else (values[0], values[0])
+    raise ValueError(f"{ast.unparse(node)!r} is no number; a rule has names, numbers, + - * / and comparisons")
