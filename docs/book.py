@@ -180,15 +180,15 @@ def text_cell(name: str, source: str) -> dict:
 
 
 def claims_page(judged: dict[str, str]) -> str:
-    verdicts = pd.read_csv(ROOT / "data/results/claims.csv", dtype=str)[["id", "verdict", "evidence"]]
-    claims = pd.read_csv(ROOT / "data/claims.csv", dtype=str).merge(verdicts, on="id").fillna("")
+    claims = pd.read_csv(ROOT / "data/results/claims.csv", dtype=str)
+    errata = pd.read_csv(ROOT / "data/errata.csv", dtype=str)
     counts = claims.verdict.value_counts()
 
     def plain(text: str) -> str:
         return re.sub(r"([\\`*_\[\]<>|$#{}])", r"\\\1", text)
 
     rows = [
-        f"| **{row.id}**<br>{plain(row.statement)} | {row.source}, {plain(row.locus)} | {row.verdict} "
+        f"| **{row.id}**<br>{plain(row.statement)} | {row.source}, {plain(row.place)} | {row.verdict} "
         f"| {plain(row.evidence)} | {judged.get(row.id, 'no notebook yet')} |" for row in claims.itertuples()
     ]  # fmt: skip
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in counts.index)
@@ -196,9 +196,12 @@ def claims_page(judged: dict[str, str]) -> str:
         "# Claims and verdicts", "",
         f"{len(claims)} claims: {said}. The last column leads to the cell that decides, and to its code. "
         "A claim *holds* if it is true as its source states it; *conditional* means: only under a condition that the "
-        "source does not state; a *refuted* one is false as stated, misprints among them; an *open* one is unsettled. "
-        "[Verdicts](data/results/claims.csv) and [claims with their thresholds](data/claims.csv) as tables.", "",
+        "source does not state; a *refuted* one is false as stated; an *open* one is unsettled, or about accelerators or "
+        "large models. [As a table](data/results/claims.csv), and [the rules](data/claims.yml).", "",
         "{.claims}", "| claim | source | verdict | evidence | decided in |", "| --- " * 5 + "|", *rows, "",
+        "## Misprints of the sources", "", "| source | printed | right | shown in |", "| --- " * 4 + "|",
+        *(f"| {row.source}, {plain(row.place)} | {plain(row.printed)} | {plain(row.right)} | {row.notebook} |"
+          for row in errata.itertuples()), "",
     ])  # fmt: skip
 
 

@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-import pandas as pd
 import pytest
 from script_files import script
 
-from studies.files import notebooks
+from notebooks.support.findings import all_claims
 
 ROOT = Path(__file__).parent.parent
 
@@ -47,10 +46,8 @@ def test_every_link_leads_somewhere(pages: dict[Path, str]) -> None:
 
 
 def test_the_table_of_claims_leads_to_every_cell_that_decides(pages: dict[Path, str]) -> None:
-    claims = pd.read_csv(ROOT / "data/claims.csv", dtype=str)
-    run = {name.split("_")[0] for name in notebooks()}
     (table,) = (text for path, text in pages.items() if path.name == "claims.md")
-    assert re.findall(r"\(#claim-([\w-]+)\)", table) == list(claims.id[claims.notebook.isin(run)])
+    assert re.findall(r"\(#claim-([\w-]+)\)", table) == list(all_claims())
 
 
 def test_what_is_behind_a_name_is_followed_through_assignments(book: ModuleType) -> None:

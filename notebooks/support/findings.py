@@ -55,7 +55,7 @@ def as_number(value: object, name: str) -> Number:
     if hasattr(value, "value") and hasattr(value, "low") and hasattr(value, "high"):
         parts = {part: getattr(value, part) for part in ("value", "low", "high", "n") if hasattr(value, part)}
         return {part: as_number(number, f"{name}, {part}") for part, number in parts.items()}
-    value = value.item() if hasattr(value, "item") and getattr(value, "size", None) == 1 else value
+    value = value.item() if hasattr(value, "item") and math.prod(getattr(value, "shape", (2,))) == 1 else value
     if isinstance(value, bool | int | str):
         return value
     if not isinstance(value, float | Fraction):

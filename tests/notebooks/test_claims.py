@@ -1,24 +1,20 @@
 """Verdicts come from what a claim needs and from checks that could have failed; parameters are checked first."""
 
-import ast
 import json
 import math
-import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-import sympy
 import torch
 
-from notebooks.support.claims import Answer, Notebook, notebook
-from notebooks.support.findings import all_claims
+from notebooks.support import rules as rules_of
+from notebooks.support.claims import Notebook, Verdict, notebook
+from notebooks.support.findings import ELSEWHERE, all_claims, as_number
 from specnb.measure.statistics import Estimate
-from studies.files import notebooks
 
 
 @pytest.fixture(autouse=True)
@@ -26,64 +22,62 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
 
 
+HOLDS: dict[str, Any] = {
+    "notebook": "02", "source": "leviathan", "place": "3.1", "about": "mathematics", "statement": "it is so",
+    "rule": "error < 1e-12 and right == cases", "control": "other > 0.1",
+    "only_if": {"words": "the paper's pair", "inside": "pair < 1e-12", "outside": "rest < 1e-12"},
+    "numbers": {"error": "of the enumerated mean"},
+}  # fmt: skip
+TRUE: dict[str, Any] = {"error": 1e-16, "right": 9, "cases": 9, "other": 0.2, "pair": 0.0, "rest": 1.0}
+UNSURE = Estimate(0.0, -1.0, 1.0, 5)
+
+
 @pytest.mark.parametrize(
-    ("needs", "noticed", "only_if", "verdict"),
+    ("changes", "numbers", "verdict"),
     [
-        ([True, True], [True], None, "holds"),
-        ([np.bool_(True), np.array(True), torch.tensor(True), sympy.true], [np.bool_(True)], None, "holds"),
-        ([True, False], [True], None, "refuted"),
-        ([True, None], [True], None, "open"),
-        ([None, False], [], None, "refuted"),
-        ([True], [True, False], None, "open"),
-        ([False], [False], (True, False), "open"),
-        ([True], [], (True, False), "holds"),
-        ([False], [], (True, False), "conditional"),
-        ([False], [], (True, True), "refuted"),
-        ([False], [], (False, False), "refuted"),
-        ([False], [], (True, None), "refuted"),
-        ([None], [], (True, False), "open"),
+        ({}, {}, "holds"),
+        ({}, {"error": np.float64(1e-16), "right": torch.tensor(9)}, "holds"),
+        ({}, {"right": 8}, "conditional"),
+        ({}, {"right": 8, "pair": 1.0}, "refuted"),
+        ({}, {"right": 8, "rest": 0.0}, "refuted"),
+        ({}, {"right": 8, "rest": UNSURE}, "refuted"),
+        ({}, {"error": UNSURE}, "open"),
+        ({}, {"error": UNSURE, "right": 8, "pair": 1.0}, "refuted"),
+        ({}, {"other": 0.1}, "open"),
+        ({}, {"other": UNSURE}, "open"),
+        ({"about": "accelerators"}, {}, "open"),
+        ({"about": "large models"}, {"right": 8}, "open"),
+        ({"about": "accelerators", "measured": "one H200"}, {}, "holds"),
     ],
 )
-def test_a_verdict_follows_from_its_checks(
-    needs: list[Any], noticed: list[Any], only_if: tuple[Answer, Answer] | None, verdict: str
-) -> None:
-    with Notebook("02").claim("unbiasedness") as claim:
-        for answer in needs:
-            claim.needs(answer, "9 passes")
-        for found in noticed:
-            claim.could_fail(found, "15 would be too many")
-        if only_if:
-            claim.only_if(*only_if, "the paper's pair")
-    assert claim.verdict == verdict
-    assert ("Condition: the paper's pair" in claim.evidence) == (verdict == "conditional")
-
-
-@pytest.mark.parametrize("other", [7, float("nan"), np.float64(1), [True], "yes", torch.tensor(1.0), np.array([True])])
-def test_nothing_else_is_a_boolean(other: Any) -> None:
-    claim = Notebook("02").claim("unbiasedness")
-    for judge in (claim.needs, claim.could_fail, lambda value, words: claim.only_if(value, None, words)):
-        with pytest.raises(TypeError, match=f"decided by {re.escape(repr(other))}; give True, False"):
-            judge(other, "words")
+def test_a_verdict_follows_from_the_rule(changes: dict[str, str], numbers: dict[str, Any], verdict: str) -> None:
+    given = {name: as_number(value, name) for name, value in (TRUE | numbers).items()}
+    judged = Verdict("so", HOLDS | changes, given)
+    assert judged.verdict == verdict
+    assert ("only if: the paper's pair" in judged.evidence) == (verdict == "conditional")
 
 
 def test_what_is_judged_is_printed_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    nb = Notebook("03")
-    with nb.claim("expected-tokens") as claim:
-        claim.needs(True, "44 of\n  45")
-        claim.could_fail(True, "a wrong formula is off by 0.1")
-        claim.number(alpha=Estimate(2 / 3, 0.5, 0.75, 10), n=np.int64(3), found=np.True_, c=Fraction(1, 4), by="x")
+    nb = Notebook("02")
+    nb.claims = {"so": HOLDS, "another": HOLDS}
+    share = Estimate(2 / 3, 0.5, 0.75, 10)
+    nb.claim("so", **TRUE, share=share, c=Fraction(1, 4), by="x", found=np.True_)
     nb.table("sweep", pd.DataFrame({"x": [1 / 3, 2.0]}))
     nb.close()
-    printed = capsys.readouterr().out
-    assert printed.startswith("      HOLDS  expected-tokens: ")
-    assert "\n        yes  44 of 45\n could fail  a wrong formula is off by 0.1\n" in printed
+    assert capsys.readouterr().out.splitlines()[:5] == [
+        "      HOLDS  so: it is so (leviathan, 3.1)",
+        "        yes  error (1e-16) < 1e-12",
+        "        yes  right (9) == cases (9)",
+        "    control  other (0.2) > 0.1",
+        "             error: of the enumerated mean",
+    ]
     results = tmp_path / "data" / "results"
     table = pd.read_csv(results / "02.claims.csv").set_index("id")
-    assert table.evidence["expected-tokens"] == "44 of 45; a wrong formula is off by 0.1"
-    assert set(table.drop("expected-tokens").verdict) == {"open"}
-    stored = json.loads((results / "02.numbers.json").read_text())
-    alpha = {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10}
-    assert stored["expected-tokens"] == {"alpha": alpha, "n": 3, "found": True, "c": 0.25, "by": "x"}
+    assert table.evidence["so"] == "error (1e-16) < 1e-12; right (9) == cases (9); control: other (0.2) > 0.1"
+    assert tuple(table.loc["another", ["verdict", "evidence"]]) == ("open", "not checked by this run")
+    stored = json.loads((results / "02.numbers.json").read_text())["so"]
+    assert stored["share"] == {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10}
+    assert (stored["right"], stored["c"], stored["by"], stored["found"]) == (9, 0.25, "x", True)
     assert (results / "02_sweep.csv").read_text() == "x\n0.333333\n2\n"
 
 
@@ -101,14 +95,12 @@ def test_what_cannot_be_judged_is_refused() -> None:
     nb = Notebook("02")
     with pytest.raises(KeyError, match="not a claim of notebook 02; those are"):
         nb.claim("expected-tokens")
-    with pytest.raises(ValueError, match="nothing was needed"), nb.claim("unbiasedness"):
-        pass
-    with pytest.raises(ZeroDivisionError), nb.claim("unbiasedness"):
-        raise ZeroDivisionError
-    assert nb.judged["unbiasedness"].verdict == "open"
+    nb.claims = {"so": HOLDS}
+    with pytest.raises(KeyError, match="the rule of 'so' needs right, other, pair; error, cases, rest were given"):
+        nb.claim("so", error=0.0, cases=3, rest=1.0)
     for number in (math.nan, math.inf, [1], None):
-        with pytest.raises((ValueError, TypeError), match="unbiasedness: x is"):
-            nb.claim("unbiasedness").number(x=number)
+        with pytest.raises((ValueError, TypeError), match="so: error is"):
+            nb.claim("so", **TRUE | {"error": number})
     with pytest.raises(ValueError, match="its name may have letters"):
         nb.table("../../evil", pd.DataFrame())
     with pytest.raises(ValueError, match="no notebook '99'; there are 00, "):
@@ -138,20 +130,21 @@ def test_wrong_parameters_are_named(given: dict[str, Any], says: str, monkeypatc
         notebook("03")
 
 
-CLAIMS = all_claims().set_index("id")
-CODE = {
-    name.split("_")[0]: [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    for name, path in notebooks().items()
-}
+CLAIMS = all_claims()
+FIELDS = {"source", "place", "about", "notebook", "statement", "rule", "control", "only_if", "numbers"}
+SUBJECTS = {"mathematics", "algorithm", "this code", "accelerators", "large models"}
 
 
-THRESHOLD = re.compile(r"[<>]=? (\d[\d.]*(?:e[+-]?\d+)?)(%?)")
-
-
-@pytest.mark.parametrize("name", CLAIMS.index[CLAIMS.notebook.isin(CODE)])
-def test_the_thresholds_of_a_claim_are_in_the_cell_that_judges_it(name: str) -> None:
-    """What `data/claims.csv` says in words, since before the measurement, is what the code compares with."""
-    (cell,) = [cell for cell in CODE[CLAIMS.notebook[name]] if f'nb.claim("{name}")' in cell]
-    numbers = [node.value for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Constant)]
-    wanted = [float(number) / (100 if percent else 1) for number, percent in THRESHOLD.findall(CLAIMS.threshold[name])]
-    assert set(wanted) <= {float(value) for value in numbers if isinstance(value, int | float)}
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_registered_claim_has_a_rule_that_could_fail_and_that_the_source_itself_would_pass(name: str) -> None:
+    claim = CLAIMS[name]
+    assert set(claim) <= FIELDS | {"source_numbers", "measured"}
+    assert claim["about"] in SUBJECTS
+    condition = claim.get("only_if", {"inside": "", "outside": ""})
+    rules = [claim["rule"], claim.get("control"), condition["inside"], condition["outside"]]
+    asked = {word for rule in rules if rule for word in rules_of.names(rule)}
+    assert asked == set(claim["numbers"]), "each number of a rule is explained, and no other"
+    assert claim.get("control") or claim["about"] in ELSEWHERE, "nothing shows that the check could fail"
+    assert "measured" not in claim or claim["about"] in ELSEWHERE
+    if "source_numbers" in claim:
+        assert rules_of.decide(claim["rule"], claim["source_numbers"]) is True

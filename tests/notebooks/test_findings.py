@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from notebooks.support import findings
-from notebooks.support.claims import Notebook
 
 
 @pytest.fixture(autouse=True)
@@ -18,17 +17,16 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_collected_table_has_every_claim_and_only_the_verdicts_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number, name in (("03", "expected-tokens"), ("02", "unbiasedness")):
-        nb = Notebook(number)
-        nb.judged[name] = nb.claim(name)
-        nb.judged[name].needs(True, "9 runs")
-        nb.close()
-    monkeypatch.setattr(sys, "argv", ["findings", str(tmp_path / "data" / "results" / "02.claims.csv")])
+    header = "id,verdict,evidence,notebook\n"
+    judged = tmp_path / "02.claims.csv"
+    judged.write_text(header + "unbiasedness,holds,9 cases,02\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["findings", str(judged)])
     findings.main()
     table = pd.read_csv(tmp_path / "data" / "results" / "claims.csv", dtype=str).set_index("id")
-    assert list(table.index) == list(findings.all_claims().id)
-    assert tuple(table.loc["expected-tokens", ["verdict", "evidence"]]) == ("holds", "9 runs")
-    assert (table.drop("expected-tokens").verdict == "open").all()
+    assert list(table.index) == list(findings.all_claims())
+    wanted = ["source", "place", "verdict", "evidence", "notebook"]
+    assert tuple(table.loc["unbiasedness", wanted]) == ("leviathan", "2.3 and A.1", "holds", "9 cases", "02")
+    assert (table.drop("unbiasedness").verdict == "open").all()
     assert f"{len(table)} claims: 1 holds, 0 refuted, 0 conditional, {len(table) - 1} open" in capsys.readouterr().out
 
 
