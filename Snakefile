@@ -29,7 +29,7 @@ SHARED = [
     str(file)
     for folder, names in (("specnb", "**/*.py"), ("audit/specnb_audit", "**/*.py"), ("audit/audit_studies", "**/*.py"), ("studies", "**/*.py"), ("notebooks/support", "*.py"), ("data/pair", "**/*.safetensors"))
     for file in sorted(Path(folder).glob(names))
-] + ["data/claims.csv", "data/corpus.csv"]
+] + ["data/claims.yml", "data/corpus.csv"]
 
 
 def code(notebook):
@@ -98,7 +98,7 @@ for name, entry in NOTEBOOKS.items():
 
 rule claims:
     input:
-        "data/claims.csv",
+        "data/claims.yml",
         verdicts=[file for file in RESULTS if file.endswith(".claims.csv")],
     output:
         f"{OUT}/data/results/claims.csv",

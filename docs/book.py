@@ -159,7 +159,7 @@ def dressed(name: str) -> tuple[dict, dict[str, str]]:
             cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "hide-input"]
         statements = next(traced)
         for code, labels in statements:
-            for claim in re.findall(r"nb\.claim\('([\w-]+)'\)", code):
+            for claim in re.findall(r"nb\.claim\('([\w-]+)'", code):
                 judged[claim] = f"[{number}](#claim-{claim})<br>{said_of_code(labels)}"
                 cells.append(text_cell(f"claim-{claim}", f"(claim-{claim})="))
         figures = {Path(figure).name: figure for figure in re.findall(r'save\(\w+, "([\w/]+)"', cell["source"])}
@@ -196,8 +196,8 @@ def claims_page(judged: dict[str, str]) -> str:
         "# Claims and verdicts", "",
         f"{len(claims)} claims: {said}. The last column leads to the cell that decides, and to its code. "
         "A claim *holds* if it is true as its source states it; *conditional* means: only under a condition that the "
-        "source does not state; a *refuted* one is false as stated; an *open* one is unsettled, or about accelerators or "
-        "large models. [As a table](data/results/claims.csv), and [the rules](data/claims.yml).", "",
+        "source does not state; a *refuted* one is false as stated; an *open* one is unsettled, or about accelerators "
+        "or large models. [As a table](data/results/claims.csv), and [the rules](data/claims.yml).", "",
         "{.claims}", "| claim | source | verdict | evidence | decided in |", "| --- " * 5 + "|", *rows, "",
         "## Misprints of the sources", "", "| source | printed | right | shown in |", "| --- " * 4 + "|",
         *(f"| {row.source}, {plain(row.place)} | {plain(row.printed)} | {plain(row.right)} | {row.notebook} |"

@@ -28,7 +28,7 @@ def assembled(folder: Path, results: Path) -> dict[str, str]:
     for pattern in ("*.typ", "*.bib"):
         for source in (ROOT / "paper").glob(pattern):
             shutil.copy(source, folder)
-    parts = [(ROOT, "data/claims.csv")]
+    parts = [(ROOT, "data/errata.csv")]
     for home in ("", "audit/"):
         of_notebooks = [(results, f"{home}data/results/[0-9]*.*"), (results, f"{home}figures/*.pdf")]
         parts += [(ROOT, f"{home}data/results/[a-z]*.*"), *of_notebooks]

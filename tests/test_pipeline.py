@@ -30,7 +30,7 @@ COPIED = (
     "notebooks/support/parameters.py",
     "studies/__init__.py",
     "studies/files.py",
-    "data/claims.csv",
+    "data/claims.yml",
     "data/corpus.csv",
 )
 SECOND = "audit/01_second"
