@@ -273,7 +273,9 @@ def stage(out: Path) -> None:
     (out / "docs/package.md").unlink()  # for the package index
     (out / "docs/dependencies.md").write_text(dependencies_page(), encoding="utf-8")
     (out / "claims.md").write_text(claims_page(judged), encoding="utf-8")
-    (out / "paper/paper.md").write_text("# The paper\n\nTypeset from the committed results: [PDF](paper.pdf).\n")
+    (out / "paper/paper.md").write_text(
+        "# The paper\n\nTypeset from the committed results: [paper](paper.pdf), [supplement](supplement.pdf) with all claims.\n"
+    )
     api_pages(out / "api")
     with (out / "README.md").open("a", encoding="utf-8") as readme:
         readme.write(contents(order))
