@@ -33,6 +33,12 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "03", f"choosing $\\gamma$ by Equation 1 loses at most {(1 - choice.there / choice.at_best).max():.1%}"
     ours = _table("05_table3").query("draft == '0.8M'").set_index("temperature").alpha
     yield "05", f"is {ours[1]:.2f} at temperature 1 and {ours[0]:.2f} at temperature 0"
+    here = _table("05_table3").pivot(index=["target", "draft"], columns="temperature", values="alpha")
+    change = here[0] - here[1]
+    paper = change.drop(ours_named := [key for key in here.index if key[0].startswith("this pair")])
+    assert (len(paper), (paper > 0).sum(), (paper == 0).sum(), (paper < 0).sum()) == (16, 12, 3, 1)
+    rise, fall = (change[ours_named].droplevel("target")[name] for name in ("0.8M", "unigram"))
+    yield "05", f"alpha of the draft model rises by {rise:.3f}, and alpha of the unigram falls by {-fall:.3f}"
     packed = _table("12_verify_cost").query("layout == 'packed'").groupby("dtype")["v(5)"].agg(["min", "max"])
     single = "{min:.2f} to {max:.2f}".format(**packed.loc["float32"].to_dict())
     yield "12", f"five tokens cost {single} of one in float32, and at most {packed['max']['bfloat16']:.2f} in bfloat16"
