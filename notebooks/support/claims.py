@@ -27,7 +27,7 @@ import pandas as pd
 
 from notebooks.support.findings import ELSEWHERE, UNCHECKED, Number, all_claims, as_number, written
 from notebooks.support.parameters import mistakes, names_given, of_notebook, unknown
-from notebooks.support.rules import Answer, decide, filled, names, parts
+from notebooks.support.rules import Answer, decide, filled, names, parts, rounding
 from studies.files import ROOT, located, notebooks, out, write
 
 
@@ -133,10 +133,12 @@ class Verdict:
     """One claim, judged: `verdict`, the `numbers`, and `evidence`, its rule with the numbers filled in."""
 
     def __init__(self, name: str, claim: Mapping[str, Any], numbers: dict[str, Number]):
-        self.name, self.registered, self.numbers = name, claim, numbers
+        self.name, self.registered = name, claim
         asked = dict.fromkeys(word for rule in self._rules() for word in names(rule))
         if missing := [word for word in asked if word not in numbers]:
             raise KeyError(f"the rule of {name!r} needs {', '.join(missing)}; {', '.join(numbers)} were given")
+        nothing = {word for rule in self._rules() for word in rounding(rule, numbers)}
+        self.numbers = numbers | dict.fromkeys(nothing, 0.0)  # rounding errors differ between processors
 
     def _rules(self) -> list[str]:
         claim, condition = self.registered, self.registered.get("only_if", {})

@@ -63,16 +63,32 @@ def decide(rule: str, numbers: Mapping[str, Number]) -> Answer:
     return _decided(_parsed(rule), numbers)
 
 
-def filled(rule: str, numbers: Mapping[str, Number]) -> str:
-    """`rule` with the value of each number behind its name.
+def rounding(rule: str, numbers: Mapping[str, Number]) -> list[str]:
+    """The numbers that are only rounding errors: below the 1e-9, or less, that the rule allows.
 
-    >>> filled("error < 1e-12", {"error": 2e-16})
-    'error (2e-16) < 1e-12'
+    >>> rounding("error < 1e-12 and p < 1e-6 and worst < 1e-12", {"error": 2e-16, "p": 1e-40, "worst": 0.1})
+    ['error']
     """
+    found = []
+    for node in ast.walk(_parsed(rule)):
+        match node:
+            case ast.Compare(ast.Name(name), [ast.Lt()], [ast.Constant(float() as bound)]) if bound <= 1e-9:
+                value = numbers[name]
+                found += [name] if isinstance(value, int | float) and abs(value) < bound else []
+    return found
+
+
+def filled(rule: str, numbers: Mapping[str, Number]) -> str:
+    """`rule` with the value of each number behind its name; rounding errors differ between machines and have none.
+
+    >>> filled("error < 1e-12 and gain > 0", {"error": 2e-16, "gain": 0.25})
+    'error (rounding) < 1e-12 and gain (0.25) > 0'
+    """
+    nothing = rounding(rule, numbers)
 
     class Values(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.Name:
-            return ast.Name(f"{node.id} ({shown(numbers[node.id])})")
+            return ast.Name(f"{node.id} ({'rounding' if node.id in nothing else shown(numbers[node.id])})")
 
     return ast.unparse(Values().visit(_parsed(rule)))
 

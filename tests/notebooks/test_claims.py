@@ -66,14 +66,14 @@ def test_what_is_judged_is_printed_and_stored(tmp_path: Path, capsys: pytest.Cap
     nb.close()
     assert capsys.readouterr().out.splitlines()[:5] == [
         "      HOLDS  so: it is so (leviathan, 3.1)",
-        "        yes  error (1e-16) < 1e-12",
+        "        yes  error (rounding) < 1e-12",
         "        yes  right (9) == cases (9)",
         "    control  other (0.2) > 0.1",
         "             error: of the enumerated mean",
     ]
     results = tmp_path / "data" / "results"
     table = pd.read_csv(results / "02.claims.csv").set_index("id")
-    assert table.evidence["so"] == "error (1e-16) < 1e-12; right (9) == cases (9); control: other (0.2) > 0.1"
+    assert table.evidence["so"] == "error (rounding) < 1e-12; right (9) == cases (9); control: other (0.2) > 0.1"
     assert tuple(table.loc["another", ["verdict", "evidence"]]) == ("open", "not checked by this run")
     stored = json.loads((results / "02.numbers.json").read_text())["so"]
     assert stored["share"] == {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10}
