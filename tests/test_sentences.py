@@ -50,6 +50,9 @@ def _sentences() -> Iterator[tuple[str, str]]:
     first = _table("10_lookahead_vectors").set_index("depth").loc[1]
     told = "of {:.2f} at the first vector, the trained ones reach {:.2f}, and three vectors of zeros {:.2f}"
     yield "10", told.format(*first[["mean embedding", "trained", "zero"]])
+    three = _table("10_several_drafts").set_index("drafts").loc[3]
+    told = "greedy token at {:.2f} of the positions, three of thirds at {:.2f}"
+    yield "10", told.format(*three[["in sequence", "of thirds"]])
     t5 = _table("encoder_decoder_speeds").query("gamma > 0")
     c = {at: "{min:.2f} to {max:.2f}".format(**rows.agg(["min", "max"])) for at, rows in t5.groupby("drafter").c}
     small = t5[t5.drafter.isin(["small", "tiny"])].c.agg(["min", "max"])
