@@ -44,6 +44,27 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "12", f"five tokens cost {single} of one in float32, and at most {packed['max']['bfloat16']:.2f} in bfloat16"
     advised = pooled().query("table == 'recommendation' and not setting.str.contains('stdlib')")
     yield "12b", f"within ten per cent in {within(advised.ratio).sum()} of {len(advised)} rows"
+    gain = _table("distillation").set_index(["temperature", "draft", "along"]).over_shipped[1]
+    names = ("total variation", "reverse KL", "forward KL")
+    text, own = ([f"{gain[name][along]:.3f}" for name in names] for along in ("held-out text", "samples of the target"))
+    yield "10", f"total variation adds {text[0]} along text and {own[0]} along samples, reverse KL {text[1]}"
+    yield "10", f"reverse KL {text[1]} and {own[1]}, forward KL {text[2]} and {own[2]}, and more text nothing"
+    heads = _table("feature_drafts").query("along == 'held-out text'").set_index(["draft", "depth"]).alpha
+    reached = heads["attention", "all"], heads["of tokens", "all"], heads["parallel", "1"]
+    told = "reaches {:.2f}, a small model of tokens {:.2f}, and a drafter of one call at most {:.2f}"
+    yield "10", told.format(*reached)
+    first = _table("10_lookahead_vectors").set_index("depth").loc[1]
+    told = "of {:.2f} at the first vector, the trained ones reach {:.2f}, and three vectors of zeros {:.2f}"
+    yield "10", told.format(*first[["mean embedding", "trained", "zero"]])
+    three = _table("10_several_drafts").set_index("drafts").loc[3]
+    told = "greedy token at {:.2f} of the positions, three of thirds at {:.2f}"
+    yield "10", told.format(*three[["in sequence", "of thirds"]])
+    t5 = _table("encoder_decoder_speeds").query("gamma > 0")
+    c = {at: "{min:.2f} to {max:.2f}".format(**rows.agg(["min", "max"])) for at, rows in t5.groupby("drafter").c}
+    small = t5[t5.drafter.isin(["small", "tiny"])].c.agg(["min", "max"])
+    yield "10", f"{c['large']} for `large`, {c['base']} for `base`, and then stays at"
+    yield "10", "and then stays at {min:.2f} to {max:.2f}".format(**small)
+    yield "10", f"in {(t5.speed_up < t5.predicted).sum()} of {len(t5)} rows smaller than predicted"
     longest = _table("07_texts").query("l == 0.5 and tokens == 40")["from the target's texts"].item().split(" (")[0]
     printed = (ROOT / "notebooks" / "07_lenience.ipynb").read_text()
     (lenient,) = re.findall(r"from lenient sequences: (\S+ \[\S+ \S+\])", printed)
