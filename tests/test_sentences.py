@@ -65,6 +65,13 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "10", f"{c['large']} for `large`, {c['base']} for `base`, and then stays at"
     yield "10", "and then stays at {min:.2f} to {max:.2f}".format(**small)
     yield "10", f"in {(t5.speed_up < t5.predicted).sum()} of {len(t5)} rows smaller than predicted"
+    share = {u: [_stored("06", "beam-identical", f"first_level_{u}_{end}") for end in ("least", "most")] for u in ("u_w", "u_4w")}
+    narrow, wide = ([f"{end:.0%}" for end in share[u]] for u in ("u_w", "u_4w"))
+    yield "06", f"{narrow[0]} (w = 8) to {narrow[1]} (w = 1) of first levels, with $u=4w$ for {wide[0]} to {wide[1]}"
+    beams = _table("beam_speeds")
+    (faster,) = beams[beams.measured_low > 1].itertuples()
+    assert (len(beams), faster.u / faster.w) == (5, 2) and (beams.measured < beams.predicted).all()
+    yield "06", f"one was faster than plain beam search, {faster.measured:.2f} times: a small tree with $u=2w$"
     longest = _table("07_texts").query("l == 0.5 and tokens == 40")["from the target's texts"].item().split(" (")[0]
     printed = (ROOT / "notebooks" / "07_lenience.ipynb").read_text()
     (lenient,) = re.findall(r"from lenient sequences: (\S+ \[\S+ \S+\])", printed)
