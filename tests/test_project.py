@@ -200,8 +200,8 @@ def test_readme_says_how_fast_the_real_model_and_a_gpu_were_measured_to_be() -> 
 
 def test_the_guide_says_how_well_published_speeds_are_predicted() -> None:
     results = ROOT / "data" / "results"
-    predictors = pd.read_csv(results / "14b_predictors.csv").set_index("predictor")
-    sets = pd.read_csv(results / "14b_sets.csv").set_index("cases")
+    predictors = pd.read_csv(results / "14_predictors.csv").set_index("predictor")
+    sets = pd.read_csv(results / "14_sets.csv").set_index("cases")
     rows = [predictors.loc["specnb.predict"], predictors.loc["one constant"]]
     rows += [sets.loc[f"{name} set, as first predicted"] for name in ("second", "third")]
     own, constant, second, third = (

@@ -167,7 +167,7 @@ def test_the_committed_paper_is_made_of_the_committed_results_and_is_the_same_ea
     ("name", "old", "new", "says"),
     [
         ("data/results/06_speedup.csv", "", None, "06_speedup.csv"),
-        ("figures/12b_ratios.pdf", "", None, "12b_ratios.pdf"),
+        ("figures/12_ratios.pdf", "", None, "12_ratios.pdf"),
         ("data/results/04.numbers.json", "gain_limit", "lost", 'stores no number "gain_limit" for oracle-gamma'),
         ("data/results/02_wrong_rules.csv", "stale_bonus", "bonus", r"02_wrong_rules.csv has 0 rows with (rule: "),
         ("data/results/06_every_tree.csv", ",0,0,39", ",1,0,39", "no longer true: “two plausible bugs” (bugs-of-beam"),
