@@ -41,7 +41,7 @@ def _sentences() -> Iterator[tuple[str, str]]:
     longest = _table("07_texts").query("l == 0.5 and tokens == 40")["from the target's texts"].item().split(" (")[0]
     half = Estimate(**_stored("07", "lenience-diversity", "half_from_lenient"))  # type: ignore[arg-type]
     lenient = str(half).split(" (")[0]
-    yield "07", f"of 40 tokens is then {longest}, estimated from the target's sequences, or {lenient}, from the lenient ones"
+    yield "07", f"is then {longest}, estimated from the target's sequences, or {lenient}, from the lenient ones"
     front = _table("07_front").set_index("l").alpha
     yield "07", f"$l=0.5$ raises acceptance from {front[1]:.3f} to {front[0.5]:.3f}"
     exact = _table("08_rules").exact
