@@ -27,7 +27,7 @@ Maker = tuple[str | None, str | None]  # home and number of a notebook; of what 
 MADE = re.compile(
     r"((?:audit/)?)(?:notebooks|data/results|figures)/(\d\d[a-z]?)"
     r"(?:_\w+\.(?:ipynb|csv|svg|pdf)|\.claims\.csv|\.numbers\.json)"
-    r"|data/results/claims\.csv|paper/(?:paper\.pdf|tables/.*)"
+    r"|data/results/claims\.csv|paper/(?:(?:paper|supplement)\.pdf|tables/.*)"
 )
 WIDGET = "application/vnd.jupyter.widget-view+json"
 EDITED = "the code was edited after this run; run it again"

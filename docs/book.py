@@ -273,7 +273,8 @@ def stage(out: Path) -> None:
     (out / "docs/package.md").unlink()  # for the package index
     (out / "docs/dependencies.md").write_text(dependencies_page(), encoding="utf-8")
     (out / "claims.md").write_text(claims_page(judged), encoding="utf-8")
-    (out / "paper/paper.md").write_text("# The paper\n\nTypeset from the committed results: [PDF](paper.pdf).\n")
+    said = "the [paper](paper.pdf), and the [supplement](supplement.pdf) with all claims, misprints and engines"
+    (out / "paper/paper.md").write_text(f"# The paper\n\nTypeset from the committed results: {said}.\n")
     api_pages(out / "api")
     with (out / "README.md").open("a", encoding="utf-8") as readme:
         readme.write(contents(order))
@@ -308,6 +309,21 @@ def linked(page: Path, out: Path) -> None:
         if not file.exists() and committed.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(committed, file)
+
+
+def forwarded(to: str) -> str:
+    """A page that leads to the address `to`."""
+    return (
+        '<!DOCTYPE html><meta charset="utf-8"><title>specnb</title>'
+        f'<meta http-equiv="refresh" content="0; url={to}"><a href="{to}">This page has moved.</a>\n'
+    )
+
+
+def redirect(site: Path) -> None:
+    """Pages at the addresses that notebooks had, in `docs/moved.csv`, which lead to where they are."""
+    for old, new in pd.read_csv(ROOT / "docs/moved.csv").itertuples(index=False):
+        (site / f"{old}.html").write_text(forwarded(f"../{new}.html"), encoding="utf-8")
+    (site / "index.html").write_text(forwarded("README.html"), encoding="utf-8")
 
 
 def broken_links(site: Path) -> list[str]:
@@ -345,8 +361,7 @@ def main() -> None:
     options = [*quiet, "-n", "-W", "--keep-going", "-j", "2", "-d", ROOT / "build/book-cache"]
     status = subprocess.run([sys.executable, "-m", "sphinx", *options, source, site], cwd=ROOT).returncode
     site.mkdir(exist_ok=True)
-    (site / "index.html").write_text('<!DOCTYPE html><meta charset="utf-8"><title>specnb</title>'
-                                     '<meta http-equiv="refresh" content="0; url=README.html">\n')  # fmt: skip
+    redirect(site)
     broken = broken_links(site)
     for line in broken:
         print(line, file=sys.stderr)

@@ -28,7 +28,7 @@ def assembled(folder: Path, results: Path) -> dict[str, str]:
     for pattern in ("*.typ", "*.bib"):
         for source in (ROOT / "paper").glob(pattern):
             shutil.copy(source, folder)
-    parts = [(ROOT, "data/errata.csv")]
+    parts = [(ROOT, "data/errata.csv"), (ROOT, "audit/data/engines/kernels.csv")]
     for home in ("", "audit/"):
         of_notebooks = [(results, f"{home}data/results/[0-9]*.*"), (results, f"{home}figures/*.pdf")]
         parts += [(ROOT, f"{home}data/results/[a-z]*.*"), *of_notebooks]
@@ -41,19 +41,19 @@ def assembled(folder: Path, results: Path) -> dict[str, str]:
     return {"tables": ",".join(sorted(name.replace("data/results/", "").removesuffix(".csv") for name in tables))}
 
 
-def compiled(folder: Path, inputs: dict[str, str]) -> bytes:
-    """The PDF of `paper.typ` in `folder`, with the fonts that come with the compiler only.
+def compiled(folder: Path, inputs: dict[str, str], name: str = "paper") -> bytes:
+    """The PDF of the text `name` in `folder`, with the fonts that come with the compiler only.
 
     Raises `RuntimeError` for an error and for a warning.
     """
     try:
         pdf, warnings = typst.compile_with_warnings(
-            folder / "paper.typ", root=folder, ignore_system_fonts=True, sys_inputs=inputs
+            folder / f"{name}.typ", root=folder, ignore_system_fonts=True, sys_inputs=inputs
         )
     except typst.TypstError as error:
-        raise RuntimeError(f"the paper does not compile: {error.diagnostic}") from error
+        raise RuntimeError(f"the {name} does not compile: {error.diagnostic}") from error
     if warnings:
-        raise RuntimeError(f"the paper compiles with warnings: {'; '.join(warning.message for warning in warnings)}")
+        raise RuntimeError(f"the {name} compiles with warnings: {'; '.join(warning.message for warning in warnings)}")
     assert isinstance(pdf, bytes)
     return pdf
 
@@ -67,9 +67,10 @@ def latex(rows: list[dict[str, str]]) -> str:
 
 def build(results: Path) -> dict[str, bytes]:
     """All files of the paper by name, made from `results`. Raises `RuntimeError` with what is missing or untrue."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        made = {"paper.pdf": compiled(folder, assembled(folder, results))}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        inputs = assembled(folder, results)
+        made = {f"{name}.pdf": compiled(folder, inputs, name) for name in ("paper", "supplement")}
         tables = typst.query(folder / "tables.typ", "<tables>", field="value", one=True, root=folder)
     return made | {f"tables/{name}.tex": latex(rows).encode() for name, rows in json.loads(tables).items()}
 

@@ -33,11 +33,45 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "03", f"choosing $\\gamma$ by Equation 1 loses at most {(1 - choice.there / choice.at_best).max():.1%}"
     ours = _table("05_table3").query("draft == '0.8M'").set_index("temperature").alpha
     yield "05", f"is {ours[1]:.2f} at temperature 1 and {ours[0]:.2f} at temperature 0"
+    here = _table("05_table3").pivot_table("alpha", ["target", "draft"], "temperature")
+    change = here[0] - here[1]
+    paper = change.drop(ours_named := [key for key in here.index if key[0].startswith("this pair")])
+    assert (len(paper), (paper > 0).sum(), (paper == 0).sum(), (paper < 0).sum()) == (16, 12, 3, 1)
+    rise, fall = (change[ours_named].droplevel("target")[name] for name in ("0.8M", "unigram"))
+    yield "05", f"alpha of the draft model rises by {rise:.3f}, and alpha of the unigram falls by {-fall:.3f}"
     packed = _table("12_verify_cost").query("layout == 'packed'").groupby("dtype")["v(5)"].agg(["min", "max"])
     single = "{min:.2f} to {max:.2f}".format(**packed.loc["float32"].to_dict())
     yield "12", f"five tokens cost {single} of one in float32, and at most {packed['max']['bfloat16']:.2f} in bfloat16"
     advised = pooled().query("table == 'recommendation' and not setting.str.contains('stdlib')")
     yield "12b", f"within ten per cent in {within(advised.ratio).sum()} of {len(advised)} rows"
+    gain = _table("distillation").set_index(["temperature", "draft", "along"]).over_shipped[1]
+    names = ("total variation", "reverse KL", "forward KL")
+    text, own = ([f"{gain[name][along]:.3f}" for name in names] for along in ("held-out text", "samples of the target"))
+    yield "10", f"total variation adds {text[0]} along text and {own[0]} along samples, reverse KL {text[1]}"
+    yield "10", f"reverse KL {text[1]} and {own[1]}, forward KL {text[2]} and {own[2]}, and more text nothing"
+    heads = _table("feature_drafts").query("along == 'held-out text'").set_index(["draft", "depth"]).alpha
+    reached = heads["attention", "all"], heads["of tokens", "all"], heads["parallel", "1"]
+    told = "reaches {:.2f}, a small model of tokens {:.2f}, and a drafter of one call at most {:.2f}"
+    yield "10", told.format(*reached)
+    first = _table("10_lookahead_vectors").set_index("depth").loc[1]
+    told = "of {:.2f} at the first vector, the trained ones reach {:.2f}, and three vectors of zeros {:.2f}"
+    yield "10", told.format(*first[["mean embedding", "trained", "zero"]])
+    three = _table("10_several_drafts").set_index("drafts").loc[3]
+    told = "greedy token at {:.2f} of the positions, three of thirds at {:.2f}"
+    yield "10", told.format(*three[["in sequence", "of thirds"]])
+    t5 = _table("encoder_decoder_speeds").query("gamma > 0")
+    c = {at: "{min:.2f} to {max:.2f}".format(**rows.agg(["min", "max"])) for at, rows in t5.groupby("drafter").c}
+    small = t5[t5.drafter.isin(["small", "tiny"])].c.agg(["min", "max"])
+    yield "10", f"{c['large']} for `large`, {c['base']} for `base`, and then stays at"
+    yield "10", "and then stays at {min:.2f} to {max:.2f}".format(**small)
+    yield "10", f"in {(t5.speed_up < t5.predicted).sum()} of {len(t5)} rows smaller than predicted"
+    levels = [[f"first_level_{u}_{end}" for end in ("least", "most")] for u in ("u_w", "u_4w")]
+    narrow, wide = ([f"{_stored('06', 'beam-identical', name):.0%}" for name in names] for names in levels)
+    yield "06", f"{narrow[0]} (w = 8) to {narrow[1]} (w = 1) of first levels, with $u=4w$ for {wide[0]} to {wide[1]}"
+    beams = _table("beam_speeds")
+    (faster,) = beams[beams.measured_low > 1].itertuples()
+    assert (len(beams), faster.u / faster.w) == (5, 2)
+    yield "06", f"one was faster than plain beam search, {faster.measured:.2f} times: a small tree with $u=2w$"
     longest = _table("07_texts").query("l == 0.5 and tokens == 40")["from the target's texts"].item().split(" (")[0]
     half = Estimate(**_stored("07", "lenience-diversity", "half_from_lenient"))  # type: ignore[arg-type]
     lenient = str(half).split(" (")[0]

@@ -72,7 +72,7 @@ def rounding(rule: str, numbers: Mapping[str, Number]) -> list[str]:
     found = []
     for node in ast.walk(_parsed(rule)):
         match node:
-            case ast.Compare(ast.Name(name), [ast.Lt()], [ast.Constant(bound)]) if bound <= 1e-9:
+            case ast.Compare(ast.Name(name), [ast.Lt()], [ast.Constant(float() as bound)]) if bound <= 1e-9:
                 value = numbers[name]
                 found += [name] if isinstance(value, int | float) and abs(value) < bound else []
     return found

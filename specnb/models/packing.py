@@ -24,10 +24,12 @@ from torch.nn.functional import linear
 Array = NDArray[np.float64]
 Module = TypeVar("Module", bound=nn.Module)
 Product = Callable[[Tensor], Tensor]
-PACKED = 3  # the last of the four products
+TRANSPOSED, PACKED = 1, 3  # the second and the last of the four products
+TIMED = 8  # layers of a shape that are timed, of which the others take the same product
 ROWS = (1, 2, 5, 16)  # of the states that are timed; a choice holds from that number of rows on
 MARGIN = 0.95  # another product is used if it takes less than this fraction of the usual one's time
-LEAST, ROUNDS, SECONDS = 3, 9, 0.3  # rounds of timing; after the least number, none begins later than that
+LEAST, ROUNDS, SECONDS = 3, 9, 0.3  # rounds of timing; after the least number, none begins later than that,
+BUSY = 2.0  # and after the first none begins later than so many seconds, as where other programs use the processor
 SMALLEST = 2**14  # elements of a weight; smaller ones take hardly longer than the call
 LAYOUT_ROWS = 8  # rows for which oneDNN chooses its layout; it is good for 1 to hundreds of rows
 packed_linear = torch.ops.mkldnn._linear_pointwise.default
@@ -55,11 +57,11 @@ class PackedLinear(nn.Linear):
         rows = input.numel() // self.in_features
         return products[rows - 1 if rows < len(products) else -1](input)
 
-    def all_products(self) -> list[Product]:
-        """The four products, with the copies that they need."""
+    def product(self, at: int) -> Product:
+        """One of the four products, with the copy that it needs."""
         weight, bias = self.weight.detach(), self.bias
-        transposed = weight.t().contiguous()
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, LAYOUT_ROWS)
+        copy = weight.t().contiguous() if at == TRANSPOSED else weight
+        copy = torch.ops.mkldnn._reorder_linear_weight(weight, LAYOUT_ROWS) if at == PACKED else copy
 
         def plus_bias(found: Tensor) -> Tensor:
             return found if bias is None else found + bias
@@ -68,12 +70,13 @@ class PackedLinear(nn.Linear):
             found = linear(weight, states.reshape(-1, states.shape[-1])).t().contiguous()
             return plus_bias(found.view(*states.shape[:-1], len(weight)))
 
-        return [
+        products: list[Product] = [
             lambda states: linear(states, weight, bias),
-            lambda states: plus_bias(torch.matmul(states, transposed)),
+            lambda states: plus_bias(torch.matmul(states, copy)),
             swapped,
-            lambda states: packed_linear(states, packed, bias, "none", [], ""),
+            lambda states: packed_linear(states, copy, bias, "none", [], ""),
         ]
+        return products[at]
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedLinear:
         self.products = []
@@ -87,9 +90,9 @@ class PackedLinear(nn.Linear):
 def pack(model: Module) -> Module:
     """`model`, changed in place: its linear layers use another product where that is faster on this CPU.
 
-    Passes over all layers are timed for 0.3 seconds, or three times if that takes longer. A layer keeps up to two
-    copies of its weight. Nothing changes on other devices, in other dtypes than float32 and bfloat16, without oneDNN,
-    and where memory is short. Pack again after weights were changed, or with another number of threads.
+    Passes over eight layers of each shape are timed for 0.3 seconds, or three times if that takes longer. A layer
+    keeps up to two copies of its weight. Nothing changes on other devices, in other dtypes than float32 and bfloat16,
+    without oneDNN, and where memory is short. Pack again after weights were changed, or with another number of threads.
 
     >>> pack(nn.Linear(8, 8))
     Linear(in_features=8, out_features=8, bias=True)
@@ -100,20 +103,32 @@ def pack(model: Module) -> Module:
         return model
     try:
         made = {name: PackedLinear(layer) for name, layer in found.items()}
-        products = [layer.all_products() for layer in made.values()]
-        seconds = least_seconds([layer.weight for layer in made.values()], products)
+        timed = _sample(list(made.values()))
+        products = [[layer.product(at) for at in range(PACKED + 1)] for layer in timed]
+        seconds = least_seconds([layer.weight for layer in timed], products)
     except RuntimeError as error:
         names = {str(layer.weight.dtype).removeprefix("torch.") for layer in found.values()}
         what = f"oneDNN cannot pack {', '.join(names)} weights on this processor, so they are used as saved: "
         remedy = "the results are right, products may take longer. Load with packed=False to avoid this warning. "
         warnings.warn(f"{what}{remedy}oneDNN says: {str(error).splitlines()[0]}", RuntimeWarning, stacklevel=2)
         return model
-    shapes = [layer.weight.shape for layer in made.values()]
-    for (name, layer), shape, own in zip(made.items(), shapes, products, strict=True):
-        chosen = fastest(seconds[[other == shape for other in shapes]].sum(axis=0))
+    del products
+    shapes = [layer.weight.shape for layer in timed]
+    for name, layer in made.items():
+        chosen = fastest(seconds[[shape == layer.weight.shape for shape in shapes]].sum(axis=0))
+        own = {at: layer.product(at) for at in set(chosen)}
         layer.products = [own[at] for at in chosen]
         model.set_submodule(name, layer)
     return model
+
+
+def _sample(layers: list[PackedLinear]) -> list[PackedLinear]:
+    """Up to `TIMED` layers of each shape, spread over all of its layers, in their order."""
+    chosen = []
+    for shape in {layer.weight.shape for layer in layers}:
+        same = [at for at, layer in enumerate(layers) if layer.weight.shape == shape]
+        chosen += same[:: -(-len(same) // TIMED)]
+    return [layers[at] for at in sorted(chosen)]
 
 
 def _can_be_packed(weight: Tensor) -> bool:
@@ -125,9 +140,9 @@ def least_seconds(weights: Sequence[Tensor], products: Sequence[Sequence[Product
     """The least seconds `(weights, products, ROWS)`, of several passes over all weights, as a model makes them."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter  # without other programs' time
     least = np.full((len(weights), PACKED + 1, len(ROWS)), np.inf)
-    until = clock() + SECONDS
+    start = clock()
     for number in range(ROUNDS):
-        if number >= LEAST and clock() > until:
+        if number and clock() > start + (SECONDS if number >= LEAST else BUSY):
             break
         for at in range(PACKED + 1):
             for column in reversed(range(len(ROWS))):  # most rows first, while these copies are not in the caches

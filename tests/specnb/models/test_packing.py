@@ -89,6 +89,20 @@ def test_each_number_of_rows_takes_the_product_that_is_fastest_for_it(times: np.
     assert taken == [(1, 1), (2, 2), (2, 4), (PACKED, 5), (PACKED, 15), (0, 16), (0, 500)]
 
 
+@NEEDS_ONEDNN
+def test_a_few_layers_of_each_shape_are_timed_for_all(times: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[torch.Size] = []
+
+    def noted(weights: list[Tensor], products: object) -> np.ndarray:
+        timed.extend(weight.shape for weight in weights)
+        return np.stack([times] * len(weights))
+
+    monkeypatch.setattr(packing, "least_seconds", noted)
+    model = pack(nn.Sequential(*[layer() for _ in range(20)], layer(256)))
+    assert timed == [torch.Size([192, 128])] * 7 + [torch.Size([192, 256])]
+    assert all(isinstance(one, PackedLinear) and len(one.products) == ROWS[-1] for one in model)
+
+
 def test_a_tie_keeps_the_usual_product() -> None:
     seconds = np.ones((len(PRODUCTS), len(ROWS)))
     seconds[1:] = 0.96
@@ -111,6 +125,7 @@ def test_the_least_time_of_each_product_is_kept(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(time, "thread_time", lambda: ticks[0])
     monkeypatch.setattr(time, "perf_counter", lambda: ticks[0])
     monkeypatch.setattr(packing, "SECONDS", 2000.0)
+    monkeypatch.setattr(packing, "BUSY", 2000.0)
     own = [product(9), product(9), product(9), product(7)]
     seconds = least_seconds([torch.zeros(2, 3)] * 2, [own, own])
     assert seconds.shape == (2, len(PRODUCTS), len(ROWS))
