@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from notebooks.support.predictions import pooled, within
 from specnb.measure.statistics import Estimate
 from specnb.theory import best_improvement
 from studies.files import located
