@@ -118,9 +118,11 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "docs/decode.md", f"{said}{repeated:.0%}"
     yield "14", f"{said}{repeated:.0%}"
     cases = _table("14_predictions").assign(error=lambda rows: (rows.predicted / rows.measured - 1).abs())
-    names = ("A3B|Maverick|mixture", "Q8_0", "Llama-3", "")
+    systems = ("A3B|Maverick|mixture", "Q8_0", "Llama-3", "")
     sources = ("", "qwen38", "SGLang", "Leviathan")
-    of = [cases[cases.case.str.contains(a) & cases.source.str.contains(b)] for a, b in zip(names, sources, strict=True)]
+    of = [
+        cases[cases.case.str.contains(a) & cases.source.str.contains(b)] for a, b in zip(systems, sources, strict=True)
+    ]
     experts, amd, dense, leviathan = of
     yield "14", f"have a median error of {experts.error.median():.0%}, one case {experts.error.max():.0%}"
     yield (

@@ -20,7 +20,6 @@ import os
 import sys
 import textwrap
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import pandas as pd
@@ -56,24 +55,6 @@ def notebook(number: str) -> Notebook:
     return found
 
 
-def above(low: float, high: float, bound: float = 0) -> Answer:
-    """Whether a value with this interval is above `bound`; `None` if the interval contains `bound`.
-
-    >>> above(0.1, 0.3), above(-0.3, -0.1), above(-0.1, 0.3)
-    (True, False, None)
-    """
-    return True if low > bound else False if high < bound else None
-
-
-def _decided(answer: object) -> Answer:
-    """`answer`, a Boolean of any library, as Python's. Raises `TypeError` for a number, which may be NaN, or a list."""
-    value = answer.item() if getattr(answer, "shape", None) == () and hasattr(answer, "item") else answer
-    value = bool(value) if type(value).__name__ in ("BooleanTrue", "BooleanFalse") else value  # of sympy
-    if value is None or isinstance(value, bool):
-        return value
-    raise TypeError(f"a claim is decided by {answer!r}; give True, False, or None where nothing decides it")
-
-
 class Notebook:
     """The claims and tables of one notebook; `close` at the end writes the verdicts."""
 
@@ -83,22 +64,18 @@ class Notebook:
             raise ValueError(f"there is no notebook {number!r}; there are {', '.join(sorted(known))}")
         self.number = number
         self.claims = {name: claim for name, claim in all_claims().items() if claim["notebook"] == number}
-        self.judged: dict[str, Claim | Verdict] = {}
+        self.judged: dict[str, Verdict] = {}
 
-    def claim(self, name: str, **numbers: object) -> Any:
+    def claim(self, name: str, **numbers: object) -> None:
         """Judges the claim `name` by its rule and prints the verdict; numbers that no rule names are stored only.
 
         Raises `KeyError` for a claim of another notebook and a missing number, otherwise as `as_number`.
         """
         if name not in self.claims:
             raise KeyError(f"{name!r} is not a claim of notebook {self.number}; those are {list(self.claims)}")
-        if "rule" not in self.claims[name]:
-            self.judged[name] = Claim(name, self.claims[name]["statement"])
-            return self.judged[name]
         kept = {key: as_number(value, f"{name}: {key}") for key, value in numbers.items()}
         self.judged[name] = Verdict(name, self.claims[name], kept)
         print(self.judged[name])
-        return None
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Writes `frame` to `data/results/<number>_<name>.csv`, floats with six digits, and returns it unchanged.
@@ -189,65 +166,3 @@ class Verdict:
         return "\n".join(
             textwrap.fill(f"{label:>11}  {words}", 118, subsequent_indent=" " * 13) for label, words in told
         )
-
-
-class Claim:
-    """One claim: what it needs, whether the check could have failed, and the numbers behind it. Printed when judged."""
-
-    def __init__(self, name: str, statement: str):
-        self.name, self.statement = name, statement
-        self.needed: list[tuple[Answer, str]] = []
-        self.failing: list[tuple[bool, str]] = []
-        self.condition: tuple[bool, str] | None = None
-        self.numbers: dict[str, Number] = {}
-
-    def needs(self, answer: Answer, words: str) -> None:
-        """Something that the claim says: a Boolean, or `None` where nothing decides it; `TypeError` for all else."""
-        self.needed.append((_decided(answer), " ".join(words.split())))
-
-    def could_fail(self, noticed: bool, words: str) -> None:
-        """Whether the same check noticed a case in which the claim is false; if not, it decides nothing."""
-        self.failing.append((bool(_decided(noticed)), " ".join(words.split())))
-
-    def only_if(self, inside: Answer, outside: Answer, words: str) -> None:
-        """A condition that the source does not state: whether the claim is true under it, and without it."""
-        self.condition = (_decided(inside) is True and _decided(outside) is False, words)
-
-    def number(self, **values: object) -> None:
-        """Numbers behind the verdict: scalars, or estimates with `value`, `low` and `high`. Raises as `as_number`."""
-        self.numbers |= {name: as_number(value, f"{self.name}: {name}") for name, value in values.items()}
-
-    @property
-    def verdict(self) -> str:
-        """`holds`, `refuted`, `conditional` or `open`."""
-        answers = [answer for answer, _ in self.needed]
-        if not all(noticed for noticed, _ in self.failing):
-            return "open"
-        if False in answers:
-            return "conditional" if self.condition and self.condition[0] else "refuted"
-        return "open" if None in answers else "holds"
-
-    @property
-    def evidence(self) -> str:
-        """All that was stated, in one line."""
-        words = [words for _, words in (*self.needed, *self.failing)]
-        condition = f". Condition: {self.condition[1]}" if self.condition and self.verdict == "conditional" else ""
-        return "; ".join(words) + condition
-
-    def __enter__(self) -> Claim:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.needs(None, "the check ended with an error")  # a part of it is no verdict, whatever runs afterwards
-            return
-        if not self.needed:
-            raise ValueError(f"nothing was needed for {self.name!r}; a claim is judged by what it `needs`")
-        told = [(self.verdict.upper(), f"{self.name}: {self.statement}")]
-        told += [("undecided" if answer is None else "yes" if answer else "no", words) for answer, words in self.needed]
-        told += [("could fail" if noticed else "cannot fail", words) for noticed, words in self.failing]
-        told += [("only if", self.condition[1])] if self.condition and self.verdict == "conditional" else []
-        for label, words in told:
-            print(textwrap.fill(f"{label:>11}  {words}", 118, subsequent_indent=" " * 13))
