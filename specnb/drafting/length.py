@@ -44,8 +44,7 @@ class LowConfidence:
 class HighEntropy:
     """Stop where 1 - sqrt(`scale` H(q)), with the entropy H in nats, is below `threshold`.
 
-    AdaEDL (2410.18351) uses this expression as a lower bound of the acceptance probability; section 6 of the paper
-    mentions a length that depends on the entropy.
+    AdaEDL (2410.18351) uses this expression as a lower bound of the acceptance probability.
 
     >>> HighEntropy(0.5, 0.5)(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.ones(2, 0))
     tensor([ True, False])

@@ -19,6 +19,7 @@ from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter,
 from specnb.trees import distinct_children, independent_children
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.early_exit import early_exit
+from studies.drafters.egag import EntropyGuidedDrafter
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.head_tree import HeadTreeDrafter
 from studies.drafters.heads import (
@@ -153,6 +154,7 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "high entropy": lambda: StoppingDrafter(chain(), HighEntropy(0.3, 0.4), at_least=1),
     "unlikely so far": lambda: StoppingDrafter(chain(), UnlikelySoFar(0.2)),
     "bandit": lambda: BanditDrafter(chain(), (1, 2, 3), cost_ratio=0.1),
+    "entropy-guided": lambda: EntropyGuidedDrafter(chain(), 1, 3),
     "model": lambda: near("llama"),
     "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
     "recurrent head": recurrent,
