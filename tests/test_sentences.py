@@ -94,6 +94,13 @@ def _sentences() -> Iterator[tuple[str, str]]:
     timed = _table("block_against_token").set_index("temperature")
     assert list(timed.speed_ratio_low > 1) == list(timed.index == 1)
     yield "08", f"timed apart, is {timed.speed_ratio[1] - 1:.0%} faster than token verification at temperature 1"
+    lengths = _table("adaptive_lengths").set_index("rule")
+    ends = ["over_best", "over_best_low", "over_best_high"]
+    egag, auto, most = (
+        "{:.2f} [{:.2f}, {:.2f}]".format(*lengths.loc[name, ends]) for name in ("EGAG", "auto", "oracle")
+    )
+    yield "09", f"EGAG reaches {egag} of it, the bandit"
+    yield "09", f"and `auto` {auto}; the oracle has {most}"
     cut = [_stored("11", "batch-padding", f"tokens_{name}") for name in ("shortest", "own")]
     yield "11", "eight rows together then emit {:.2f} tokens per step instead of {:.2f}".format(*cut)
     gpu = _table("gpu").query("speed_up.notna()").assign(prompts=lambda rows: rows.prompts.replace("random", ""))
