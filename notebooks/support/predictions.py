@@ -60,12 +60,6 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[[is_clean(name) for name in rows.table]]
 
 
-def of_chains(rows: pd.DataFrame) -> pd.Series:
-    """Which rows are of chains of draft tokens with token verification, and not of trees, beams or other rules."""
-    others = rows.table.isin(["beam_speeds", "rules_in_the_loop"]) & ~rows.setting.str.endswith("token, chain")
-    return ~others & ~rows.setting.str.contains("tree|lookahead")
-
-
 def _rows(name: str) -> pd.DataFrame:
     table = read_table(f"results/{name}")
     table = table.rename(columns=lambda column: RENAMED.get(column, column.replace("speed_up", "measured")))
