@@ -73,7 +73,7 @@ def test_a_small_run_is_apart_from_committed_tables(made: Made, tmp_path: Path) 
 def test_unknown_names_are_refused_with_those_that_there_are(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="it has no item c; it has a, b"):
         run("it", ["a", "c"])
-    with pytest.raises(ValueError, match="no study is called 'other'; there are audit_comparison, "):
+    with pytest.raises(ValueError, match="no study is called 'other'; there are adaptive_lengths, "):
         find("other")
     with pytest.raises(SystemExit):
         main(["it", "c"])
