@@ -118,6 +118,14 @@ def _sentences() -> Iterator[tuple[str, str]]:
     eager = (("6b", ""), ("smollm2", "edit"), ("smollm2", "chat"))
     large, edit, chat = (gpu.loc[(*key, 1, "plain, eager")].speed_up for key in eager)
     yield "11", f"takes {large:.2f} of the time of an eager one with 6 billion weights, and {chat:.2f} with 135 million"
+    yield "11", f"takes {large:.2f} of the time of an eager one, and replayed speculation is {six[1][:4]} times as fast"
+    expected = _table("gpu").query("predicted.notna()").set_index(["models", "prompts", "rows", "way"]).predicted
+    yield "11", f"The prediction for the large target, {expected['6b', 'random', 1, 'model 4, graph']:.2f}, is too high"
+    yield "11", f"For copies it is {expected['smollm2', 'edit', 1, 'copies 4, graph']:.2f} on edited text"
+    passes = _table("gpu").query("kind == 'pass' and model == 'target' and models == '6b' and way == 'graph'")
+    costs = passes.set_index(["rows", "n"]).cost
+    one, sixteen = (costs[size, 17] - costs[size, 2] for size in (1, 16))
+    yield "11", f"adds {one:.2f} with one row, and {sixteen:.2f} with 16 rows"
     gains = f"for a target of 6 billion weights, and {1 / edit:.1f} to {1 / chat:.1f} times for SmolLM2"
     yield "docs/decode.md", f"is then {1 / large:.1f} times as fast as without {gains}"
     at_ridge = [float(best_improvement(alpha, 0.05, lambda n: (1 + np.asarray(n)) / 2)) for alpha in (0.7, 0.8)]
