@@ -195,13 +195,14 @@ class Batch:
             self.runner.record_hidden_states(self.drafter.hidden_layers, request.rows)
         self.target_pass: Callable[..., Tensor] = partial(target_pass, self.runner, self.tree)
         self.asked = self.width = request.gamma  # draft tokens that the next step asks for; positions that it has
-        # A compiled step has gamma draft tokens, or none if the drafter is no model, which always has some to propose.
+        # A compiled step has gamma draft tokens, or the fewest that its drafter proposes.
         self.compiled = bool(request.compile)
-        always = self.drafter is None or self.drafter.draft_model is not None or bool(self.drafter.hidden_layers)
-        self.narrows = self.tree is None and request.target.device.type == "cpu" and not (self.compiled and always)
+        fewest = request.gamma if self.drafter is None else self.drafter.fewest(request.gamma)
+        fixed = self.compiled and fewest == request.gamma
+        self.narrows = self.tree is None and request.target.device.type == "cpu" and not fixed
         self.auto: AutoGamma | None = None  # chooses how many tokens each row drafts in the next step
         # How many draft tokens a step can ask for.
-        self.widths: tuple[int, ...] = (0, request.gamma) if self.narrows else (request.gamma,)
+        self.widths: tuple[int, ...] = (fewest, request.gamma) if self.narrows else (request.gamma,)
         if request.auto is not None and self.drafter is not None:
             self.widths = widths(request.gamma, request.target, self.drafter, request.compile)
             costs = request.auto.costs_of(self.widths, request.target, self.drafter)
@@ -307,16 +308,19 @@ class Batch:
         if self.auto is not None and self.limits:  # a row keeps as many as it would have alone
             kept = (self.state.offsets[: proposal.q.shape[1]] < self.chosen[:, None])[..., None]
             proposal = Proposal(proposal.draft_tokens.where(kept[..., 0], -1), proposal.q.where(kept, 0.0))
-        return self.narrowed(proposal) if self.narrows else padded(*proposal, self.asked)
+        if self.narrows:
+            return self.narrowed(proposal)
+        draft_tokens, q = proposal
+        return padded(draft_tokens[:, : self.width], q[:, : self.width], self.width)
 
     def narrowed(self, proposal: Proposal) -> Proposal:
-        """`proposal` up to the last position at which some row proposes something; compiled, all of it or nothing."""
+        """`proposal` up to the last position at which some row proposes something; compiled, to one of two widths."""
         draft_tokens, q = proposal
         used = (draft_tokens != -1) | (q.sum(dim=-1) != 0)
         last = used.any(dim=0) * self.state.offsets[1 : used.shape[1] + 1]
         width = int(last.amax()) if len(last) else 0
-        self.width = self.asked if self.compiled and width else width
-        if width == 0:
+        self.width = min(n for n in self.widths if n >= width) if self.compiled else width
+        if self.width == 0:
             return nothing(self.state.lengths, self.vocab)
         return padded(draft_tokens[:, :width], q[:, :width], self.width)
 
@@ -382,7 +386,7 @@ class Batch:
         narrows, self.narrows = self.narrows, False
         with tqdm(total=4 * len(self.widths), desc="compiling (once)", leave=False, disable=not progress) as bar:
             for width in reversed(self.widths):
-                self.asked = self.width = width
+                self.asked, self.width = state.gamma if self.auto is None else width, width
                 self.step_in_parts(lambda part: bar.update())
                 if "step" in self.wrappers:
                     self.step()  # captures it

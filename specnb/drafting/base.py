@@ -172,6 +172,13 @@ class Drafter:
         """
         raise NotImplementedError(f"{type(self).__name__} has no propose(context, uniforms)")
 
+    def fewest(self, gamma: int) -> int:
+        """How many draft tokens a step has at least that asks for `gamma`; compiled, a step has so many or `gamma`.
+
+        0, or `gamma` for a drafter with a model or with the target's hidden states, which propose as many as is asked.
+        """
+        return gamma if self.draft_model is not None or self.hidden_layers else 0
+
     def matched(self, context: Context) -> NDArray[np.int64] | None:
         """For `gamma="auto"`, of a drafter that copies: how many tokens of each row `(rows,)` agree with those before
         the place that it would copy from now, 0 for nothing to copy. Acceptance is then estimated by this number. None,

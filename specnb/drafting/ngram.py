@@ -138,7 +138,7 @@ class NgramDrafter(ChainDrafter):
 
 
 CHOICES = ("recent", "frequent", "proportional")
-PER_MATCH = 2
+PER_MATCH = 3
 """Tokens that are copied for each token that agrees: the longer a match is, the more of what follows is accepted."""
 
 

@@ -29,12 +29,17 @@ class FallbackDrafter(Drafter):
         self.copy.start(context, rows)
         self.model.start(context, rows)
 
+    def fewest(self, gamma: int) -> int:
+        return self.model.fewest(gamma)
+
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        copied = padded(*self.copy.propose(context, uniforms), uniforms.shape[1])
-        copies = copied.draft_tokens[:, 0] >= 0
+        copied = self.copy.propose(context, uniforms)
+        copies = padded(*copied, uniforms.shape[1]).draft_tokens[:, 0] >= 0
         if bool(copies.all()) and not self.hidden_layers:
             return copied
         sampled = self.model.propose(context._replace(waits=True), uniforms)
+        width = max(copied.draft_tokens.shape[1], sampled.draft_tokens.shape[1])
+        copied, sampled = padded(*copied, width), padded(*sampled, width)
         return Proposal(
             copied.draft_tokens.where(copies[:, None], sampled.draft_tokens),
             copied.q.to(sampled.q.dtype).where(copies[:, None, None], sampled.q),

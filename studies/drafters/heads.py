@@ -262,7 +262,8 @@ class HeadDrafter(ChainDrafter):
     """Drafts with `head`, which was trained on the hidden states of `target`, as `sampling` says.
 
     From one `start` to the next either `propose` is called, always with the same gamma, or `distribution`, by a mixture
-    or a stopping rule. `compile` compiles what `propose` computes as one function. Raises `TypeError` for a head of
+    or a stopping rule. It drafts `most` tokens at most, where more are asked for; None for no such limit. `compile`
+    compiles what `propose` computes as one function. Raises `TypeError` for a head of
     another kind than the drafter's, a target that the loop cannot run and a `sampling` that is no `Sampling`, and
     `ValueError` for a head of another width, dtype or device.
     """
@@ -272,13 +273,14 @@ class HeadDrafter(ChainDrafter):
     capturable = True
 
     def __init__(
-        self, target: PreTrainedModel, head: Head, sampling: Sampling = Sampling(), *, compile: bool = False
-    ) -> None:
+        self, target: PreTrainedModel, head: Head, sampling: Sampling = Sampling(), *, compile: bool = False,
+        most: int | None = None,
+    ) -> None:  # fmt: skip
         require_supported(target)
         require_head(target, head, self.kind)
         require_sampling(sampling)
         self.head: Any = head
-        self.sampling, self.compile = sampling, compile
+        self.sampling, self.compile, self.most = sampling, compile, most
         self.vocab = vocabulary(target)
         self.embedding, self.output = target.get_input_embeddings(), target.get_output_embeddings()
         self.proposed: Tensor | None = getattr(head, "proposed", None)
@@ -295,6 +297,9 @@ class HeadDrafter(ChainDrafter):
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         return Proposal(*self.draft(context.tokens, context.lengths, self.recorded(context), uniforms))
 
+    def fewest(self, gamma: int) -> int:
+        return gamma if self.most is None else min(self.most, gamma)
+
     def recorded(self, context: Context) -> Tensor:
         """The target's hidden states, in the head's dtype. Raises `ValueError` where there are none."""
         if context.hidden_states is None:
@@ -303,10 +308,11 @@ class HeadDrafter(ChainDrafter):
 
     def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Draft tokens and q, of the parts of a `Context` and `uniforms` `(rows, gamma)`."""
+        # Another drafter's tokens may have been accepted, as many as were asked for.
         state = self.first_state(Context(tokens, lengths, states), uniforms.shape[1])
         draft_tokens: list[Tensor] = []
         distributions: list[Tensor] = []
-        for position, uniform in enumerate(uniforms.unbind(dim=1)):
+        for position, uniform in enumerate(uniforms[:, : self.most].unbind(dim=1)):
             if position:
                 state = self.next_state(state, draft_tokens[-1], lengths + position - 1)
             distributions.append(self.after(state, position))
@@ -371,9 +377,9 @@ class AttentionDrafter(HeadDrafter):
 
     def __init__(
         self, target: PreTrainedModel, head: Head, sampling: Sampling = Sampling(), *, compile: bool = False,
-        capturable: bool = False,
+        capturable: bool = False, most: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(target, head, sampling, compile=compile)
+        super().__init__(target, head, sampling, compile=compile, most=most)
         self.hidden_layers, self.capturable = self.head.layers, capturable
         self.allocated: tuple[Any, ...] = ()
 

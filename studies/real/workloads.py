@@ -1,7 +1,7 @@
 """Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, with four samplings.
 
 Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in turn on each prompt.
-The drafter copies from the text so far (prompt lookup), with each of `GAMMAS` draft tokens and with `gamma="auto"`; a
+The drafter copies from the text so far (prompt lookup), at most each of `GAMMAS` tokens and with `gamma="auto"`; a
 trained head drafts `OF_HEAD` tokens, alone and where nothing can be copied.
 Beside them transformers' own generation of the same model, plain and with its prompt lookup, with the settings that
 are best for it by the tokens that it drafts and has accepted (`THEIRS`); and compiled code: plain,
@@ -33,7 +33,6 @@ from specnb.decoding.generate import generate
 from specnb.decoding.record import now
 from specnb.demo import smollm2
 from specnb.distributions import Sampling
-from specnb.drafting.model import MixtureDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.cost import measure_costs
 from specnb.measure.statistics import bootstrap
@@ -46,10 +45,11 @@ from studies.study import Study, columns
 
 KINDS = ("chat", "summary", "quotation", "edit", "code")
 SAMPLINGS = {"0": Sampling(0), "0.7": Sampling(0.7), "1": Sampling(1.0), "top_p": Sampling(1.0, top_p=0.9)}
-GAMMAS = (2, 5)
+GAMMAS = (5, 10)
 OF_HEAD = 2
 OF_COMPILED = 1  # where verifying a token costs more of a step
-MIXED = 2  # tokens that agree before a copy is preferred to the head's token
+COPIED, COMPILED_COPIED = 10, 6  # the most copied where the head drafts otherwise
+MIXED = 2  # tokens that agree before a copy is preferred to the head's tokens
 THEIRS = {"max_matching_ngram_size": 4, "prompt_lookup_num_tokens": 3}
 """Of n-grams of 4 tokens with 3 to 8 draft tokens, and of 1 to 3 with 3 to 16, the best above temperature 0 where n
 draft tokens add 0.035 n to the cost of a step; at 0 it is 5 tokens."""
@@ -70,19 +70,20 @@ def prompts_of(tokenizer: Any, kind: str, count: int) -> list[list[int]]:
     return [as_chat(tokenizer, line["prompt"]) for line in lines if line["kind"] == kind][:count]
 
 
-def head_drafter(target: PreTrainedModel, sampling: Sampling, compile: bool = False) -> AttentionDrafter:
+def head_drafter(target: PreTrainedModel, sampling: Sampling, **settings: Any) -> AttentionDrafter:
     """Drafts with the head that was trained for the real model (`studies.training.real_head`)."""
-    return AttentionDrafter(target, load_head(data_file("smollm2-head"), target.dtype), sampling, compile=compile)
+    return AttentionDrafter(target, load_head(data_file("smollm2-head"), target.dtype), sampling, **settings)
 
 
 @cache
 def drafters_of(dtype: str, sampling: Sampling) -> dict[str, Any]:
     """The drafters of the ways: the same in all items of a temperature, so that they are compiled once for a length."""
     target, _ = model_and_tokenizer(dtype)
-    vocab, head = target.config.vocab_size, head_drafter(target, sampling)
-    lookup, longer = PromptLookupDrafter(vocab), PromptLookupDrafter(vocab, shortest=MIXED)
-    compiled = FallbackDrafter(longer, head_drafter(target, sampling, compile=True))
-    return {"lookup": lookup, "head": head, "mixed": MixtureDrafter(longer, head), "compiled": compiled}
+    vocab, most = target.config.vocab_size, {"either": OF_HEAD, "compiled": OF_COMPILED}
+    heads = {name: head_drafter(target, sampling, compile=name == "compiled", most=n) for name, n in most.items()}
+    longer = PromptLookupDrafter(vocab, shortest=MIXED)
+    both = {name: FallbackDrafter(longer, head) for name, head in heads.items()}
+    return {"lookup": PromptLookupDrafter(vocab), "head": head_drafter(target, sampling)} | both
 
 
 def as_chat(tokenizer: Any, words: str) -> list[int]:
@@ -118,12 +119,14 @@ def ways_of(
     theirs_at = THEIRS if sampling.temperature else THEIRS | {"prompt_lookup_num_tokens": 5}
     lookups = {"transformers": {}, "transformers, prompt lookup": theirs_at}
     others = {name: partial(theirs, settings) for name, settings in lookups.items()}
-    heads = {f"head {OF_HEAD}": "head", f"copies or head {OF_HEAD}": "mixed"}
-    drafting = {name: partial(ours, OF_HEAD, by=by) for name, by in heads.items()}
+    drafting = {
+        f"head {OF_HEAD}": partial(ours, OF_HEAD, by="head"),
+        f"copies or head {OF_HEAD}": partial(ours, COPIED, by="either"),
+    }
     fast = {
         "plain": (0, "lookup"),
         "auto": ("auto", "lookup"),
-        f"copies or head {OF_COMPILED}": (OF_COMPILED, "compiled"),
+        f"copies or head {OF_COMPILED}": (COMPILED_COPIED, "compiled"),
     }
     faster = {f"{name}, compiled": partial(ours, gamma, by=by, compile=True) for name, (gamma, by) in fast.items()}
     chosen = faster if compiled else {}

@@ -115,8 +115,8 @@ def recurrent() -> FeatureDrafter:
     return FeatureDrafter(near_model("llama"), random_head(RecurrentHead(WIDTH, 16)))
 
 
-def attending(layers: tuple[int, ...] = (0, -1)) -> AttentionDrafter:
-    return AttentionDrafter(near_model("llama"), random_head(AttentionHead(WIDTH, 16, 2, layers)))
+def attending(layers: tuple[int, ...] = (0, -1), most: int | None = None) -> AttentionDrafter:
+    return AttentionDrafter(near_model("llama"), random_head(AttentionHead(WIDTH, 16, 2, layers)), most=most)
 
 
 def attending_some() -> AttentionDrafter:
@@ -164,6 +164,7 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "copy, otherwise a model": lambda: FallbackDrafter(lookup(shortest=2), near("llama")),
     "copy, otherwise another model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, 1, 1), far("gpt2")),
     "copy, otherwise a head": lambda: FallbackDrafter(lookup(shortest=2), attending()),
+    "copy, otherwise a token of a head": lambda: FallbackDrafter(lookup(shortest=2), attending(most=1)),
     "model until unsure": lambda: StoppingDrafter(near("llama"), LowConfidence(0.4)),
     "stopped twice": lambda: StoppingDrafter(StoppingDrafter(near("gpt2"), LowConfidence(0.4)), UnlikelySoFar(0.3)),
     "bandit, stopped": lambda: StoppingDrafter(BanditDrafter(near("llama"), (1, 3), 0.1), LowConfidence(0.4), 1),
