@@ -23,6 +23,8 @@ TOOLS = ("pytest",)
 GENERATE = """
 import json, sys, specnb
 assert "site-packages" in specnb.__file__, specnb.__file__
+from specnb.drafting import heads
+assert "site-packages" in str(heads.SHIPPED) and heads.load_head(heads.SHIPPED), heads.SHIPPED
 pair = specnb.load_pair()
 prompts = [pair.encode(text) for text in ("def area(", "import ", "class ", "for i in range(")] * 4
 for name, temperature in (("exact", 1.0), ("greedy", 0.0)):

@@ -10,7 +10,7 @@ interface. The files, each of which imports only from those before it:
     rules.py           verification rules: which draft tokens are kept, and which token follows them
     theory.py          closed forms: expected tokens per step, speed-up, the best gamma, lenience
     models/            everything that knows transformers: loading, caches, forward passes, a probe of each model
-    drafting/          drafters: models, n-grams, copies of the text so far, mixtures, lengths
+    drafting/          drafters: models, heads, n-grams, copies of the text so far, mixtures
     enumeration.py     the exact distribution of everything that a step emits
     judging.py         is a rule of one's own exact, and how many tokens do its steps emit
     decoding/          `generate`: the request, the batched step, the scheduler of batch rows, the record

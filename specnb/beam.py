@@ -35,7 +35,8 @@ from transformers import PreTrainedModel
 from specnb.decoding.given_tokens import Tokens, as_list, named_settings, token_lists
 from specnb.decoding.request import require_context, require_models, require_tokens
 from specnb.distributions import Sampling
-from specnb.drafting.model import ModelDrafter, as_drafter
+from specnb.drafting.choice import as_drafter
+from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel
 from specnb.models.probe import require_agreement
 from specnb.models.support import vocabulary

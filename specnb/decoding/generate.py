@@ -24,8 +24,7 @@ from specnb.decoding.request import Request, require_memory
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
-from specnb.drafting.base import Drafter
-from specnb.drafting.model import as_drafter
+from specnb.drafting.choice import Draft, as_drafter
 from specnb.models.compilation import Captured, Compiled
 from specnb.rules import Rule
 
@@ -78,7 +77,7 @@ class Generation:
 def generate(
     target: PreTrainedModel,
     prompts: Collection[Collection[int]] | Mapping[str, Any],
-    draft: PreTrainedModel | Drafter | Literal["auto"] | None = "auto",
+    draft: Draft = "auto",
     *,
     gamma: int | Literal["auto"] | Auto = "auto",
     max_new_tokens: int = 64,
@@ -97,7 +96,9 @@ def generate(
                 tokenizer's attention_mask says so, and refused where there is none
     draft       a model, which is then sampled as `sampling` says, or any `Drafter`. "auto", the default, is a
                 `PromptLookupDrafter`, which copies from the text so far: no model, and nothing is drafted where
-                nothing is to be copied. With None, or `gamma` = 0, the target decodes alone. A model may have more or
+                nothing is to be copied. "head" drafts there with the head that ships for the target, which one does for
+                SmolLM2-135M-Instruct (`specnb.drafting.heads.SHIPPED`): fastest for one prompt at a time, at any
+                temperature. With None, or `gamma` = 0, the target decodes alone. A model may have more or
                 fewer tokens than the target: those of equal numbers should mean the same, as in a family whose
                 embeddings are padded to several sizes
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
@@ -105,8 +106,8 @@ def generate(
                 "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
                 `Auto(costs=...)` by others, such as measured ones. With `compile=True` it is 0 or 4, or as many as
                 there are costs; with "graph" one of 0, 1, 2, 4, 8. Where steps cannot differ in width (a tree, a
-                drafter that reads hidden states, a compiled draft model, a `batch_class`) both stand for 4 or the
-                tree's size.
+                drafter that reads hidden states, a compiled draft model, a `batch_class`) both stand for 4, the
+                tree's size, or what the drafter names (`Drafter.usual`).
                 On a GPU the choice knows all steps but the last, and "auto" is 4 for a draft model: a batch pays for
                 its widest row. `Auto(...)` chooses there, too, at least one token
     rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
@@ -194,9 +195,7 @@ def _run_to_completion(batch: Batch, scheduler: Scheduler, timed: bool, progress
 _kept: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
 
 
-def _compiled(
-    request: Request, draft: PreTrainedModel | Drafter | str | None, make: type[Batch], in_parts: bool, progress: bool
-) -> Batch:
+def _compiled(request: Request, draft: Draft, make: type[Batch], in_parts: bool, progress: bool) -> Batch:
     """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
     sizes = (request.rows, request.gamma, request.slots, len(request.eos))
     key = (make, request.target, draft, request.sampling, request.rule, request.auto, sizes, request.compile, in_parts)

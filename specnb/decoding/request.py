@@ -115,7 +115,8 @@ class Request:
             auto = Auto()
         if not isinstance(auto, Auto):
             return None, self.gamma
-        fixed = FIXED if drafter is None or drafter.parents is None else len(drafter.parents)
+        usual = FIXED if drafter is None else drafter.usual or FIXED
+        fixed = usual if drafter is None or drafter.parents is None else len(drafter.parents)
         if drafter is None or self.one_width or not varies(self.target, drafter, self.compile):
             return None, fixed
         if by_default and drafter.draft_model is not None and self.target.device.type != "cpu":

@@ -130,6 +130,7 @@ class Drafter:
     can_refill     False for a drafter that cannot restart single rows; then `generate` refuses a `batch_size` below
                    the number of prompts
     every_step     True for a drafter that must be asked in every step: `gamma="auto"` is a fixed number for it
+    usual          that number, where steps of a chain cannot be chosen; None is `specnb.decoding.auto_gamma.FIXED`
     capturable     True if `propose` and `update` are a fixed sequence of tensor operations on tensors that stay where
                    they are, and the drafter serves one batch only: then a CUDA graph may hold them
 
@@ -151,6 +152,7 @@ class Drafter:
     draft_model: PreTrainedModel | None = None
     can_refill: bool = True
     every_step: bool = False
+    usual: int | None = None
     capturable: bool = False
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:

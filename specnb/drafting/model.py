@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal, require_equal_vocabularies, require_part
-from specnb.drafting.ngram import PromptLookupDrafter
+from specnb.drafting.base import ChainDrafter, Context, Proposal, require_equal_vocabularies, require_part
 from specnb.drafting.seen import LEAST, SeenTokens
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
-from specnb.models.support import require_supported, vocabulary
+from specnb.models.support import require_supported
 from specnb.models.token_map import TokenMap
 from specnb.number_checks import require_number
 from specnb.rules import Outcome
@@ -147,36 +146,16 @@ class ModelDrafter(ChainDrafter):
         return sample(probs, uniform)
 
 
-def as_drafter(
-    draft: PreTrainedModel | Drafter | Literal["auto"] | None,
-    sampling: Sampling,
-    target: PreTrainedModel,
-    *,
-    compile: bool = False,
-) -> Drafter | None:
-    """`draft` itself if it is a drafter or None; for a model, a new `ModelDrafter` that serves one batch only.
-
-    "auto" is what needs no model and no training, copies from the text. A `target` that is no model is refused later,
-    as it is without a draft.
-    """
-    vocab = vocabulary(target) if isinstance(target, PreTrainedModel) else None
-    if isinstance(draft, str) and draft == "auto":
-        return PromptLookupDrafter(vocab) if vocab else None
-    if not isinstance(draft, PreTrainedModel):
-        return draft
-    return ModelDrafter(draft, sampling, vocab=vocab, compile=compile, capturable=True)
-
-
 class MixtureDrafter(ChainDrafter):
     """Samples from `weight` x first + (1 - `weight`) x second where both propose, and from the one that does elsewhere.
 
     With `weight` 1 the second drafter is used only where the first proposes nothing. Both are evaluated at every draft
-    token, so the cost is the sum of theirs; `studies.drafters.fallback` avoids that.
+    token, so the cost is the sum of theirs; `specnb.drafting.fallback` avoids that.
 
     Raises `ValueError` for a weight outside [0, 1], for different vocabularies and for drafters that read different
     hidden layers, `TypeError` for drafters that are no `ChainDrafter`.
 
-    >>> from specnb.drafting.ngram import UniformDrafter
+    >>> from specnb.drafting.ngram import PromptLookupDrafter, UniformDrafter
     >>> drafter = MixtureDrafter(PromptLookupDrafter(vocab=2, shortest=1), UniformDrafter(2), weight=0.5)
     >>> drafter.distribution(Context(torch.tensor([[0, 1, 0], [0, 0, 0]]), torch.tensor([3, 1])), 0)
     tensor([[0.2500, 0.7500],

@@ -165,7 +165,7 @@ class PromptLookupDrafter(ChainDrafter):
     >>> drafter = PromptLookupDrafter(vocab=9, longest=2)
     >>> context = Context(torch.tensor([[5, 6, 7, 8, 5, 6, 0, 0, 0]]), torch.tensor([6]))
     >>> drafter.propose(context, torch.rand(1, 8)).draft_tokens
-    tensor([[7, 8, 5, 6]])
+    tensor([[7, 8, 5, 6, 7, 8]])
     """
 
     capturable = True  # it keeps nothing

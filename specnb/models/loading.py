@@ -29,7 +29,15 @@ from specnb.models.support import DTYPES
 from specnb.number_checks import reason, shown
 
 _PACKAGE = Path(__file__).parents[1]
-TRAINED_PAIR = _PACKAGE / "_pair" if (_PACKAGE / "_pair" / "target").is_dir() else _PACKAGE.parent / "data" / "pair"
+
+
+def shipped_folder(in_wheel: str, in_checkout: str) -> Path:
+    """The folder of weights that come with this package: in an installed wheel, or in data/ of a checkout."""
+    installed = _PACKAGE / in_wheel
+    return installed if installed.is_dir() else _PACKAGE.parent / "data" / in_checkout
+
+
+TRAINED_PAIR = shipped_folder("_pair", "pair")
 """The folder of the pair of models that this project trained: in an installed wheel, or in a checkout."""
 
 FASTEST, CANDIDATES = "fastest", (torch.float32, torch.bfloat16)

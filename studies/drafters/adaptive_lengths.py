@@ -18,13 +18,13 @@ import torch
 
 from specnb.decoding.generate import generate
 from specnb.drafting.base import ChainDrafter
-from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
 from specnb.drafting.model import ModelDrafter
 from specnb.measure.statistics import Estimate, over_rows
 from specnb.models.loading import Pair, load_pair
 from studies import corpus
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.egag import EntropyGuidedDrafter
+from studies.drafters.length import HighEntropy, LowConfidence, StoppingDrafter
 from studies.files import read_table
 from studies.speed.pairs import PROMPT_TOKENS, prompts_of
 from studies.study import Study, columns

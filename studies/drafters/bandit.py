@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specnb.drafting.base import ChainDrafter, Context, Proposal
-from specnb.drafting.length import ShortenedDrafter
 from specnb.rules import Outcome
+from studies.drafters.length import ShortenedDrafter
 
 
 class BanditDrafter(ShortenedDrafter):

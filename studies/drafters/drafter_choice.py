@@ -25,6 +25,7 @@ import pandas as pd
 
 from specnb.decoding.record import StepRecord
 from specnb.distributions import Sampling
+from specnb.drafting.heads import AttentionDrafter, load_head
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.statistics import Estimate, ratio_of_sums
@@ -33,7 +34,7 @@ from specnb.trees import distinct_children, top_children
 from studies import study
 from studies.drafters.drafters import Entry, table
 from studies.drafters.head_tree import TREE, HeadTreeDrafter, typical_verification
-from studies.drafters.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter, load_head
+from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
 from studies.drafters.lookahead import LookaheadDrafter
 from studies.drafters.lookahead_embeddings import PassDrafter, extended, load_vectors
 from studies.drafters.one_pass import OnePassBatch

@@ -32,7 +32,8 @@ from specnb.decoding.record import StepRecord
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
-from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
+from specnb.drafting.fallback import FallbackDrafter
+from specnb.drafting.heads import AttentionDrafter, load_head
 from specnb.drafting.model import MixtureDrafter, ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
 from specnb.measure.statistics import Estimate, ratio_of_medians, ratio_of_sums
@@ -41,9 +42,9 @@ from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.rules import Rule
 from studies import corpus, study
 from studies.drafters.bandit import BanditDrafter
-from studies.drafters.fallback import FallbackDrafter
-from studies.drafters.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter, load_head
+from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
+from studies.drafters.length import HighEntropy, LowConfidence, StoppingDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 from studies.drafters.suffix import SuffixDrafter
 from studies.study import columns, timed_in_turn

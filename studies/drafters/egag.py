@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specnb.drafting.base import ChainDrafter, Context
-from specnb.drafting.length import ShortenedDrafter
+from studies.drafters.length import ShortenedDrafter
 
 
 class EntropyGuidedDrafter(ShortenedDrafter):

@@ -24,13 +24,13 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
 from specnb.drafting.base import Context, Proposal
+from specnb.drafting.heads import WEIGHTS
 from specnb.models.cache import additive_mask
 from specnb.models.loading import TRAINED_PAIR, load_pair
 from specnb.rules import Outcome
 from specnb.trees import TokenTree, chain
 from studies import corpus
 from studies.drafters.early_exit import shallow
-from studies.drafters.heads import WEIGHTS
 from studies.drafters.one_pass import OnePassDrafter
 from studies.training import training
 from studies.training.distillation import for_acceptance

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from specnb.distributions import Conditional
 from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal
-from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
 from specnb.enumeration import completed, drafter_step_distribution, drafts_of, joint_distribution
 from specnb.rules import Outcome, token_verification
 from studies.drafters.bandit import BanditDrafter
+from studies.drafters.length import HighEntropy, LowConfidence, StoppingDrafter
 
 VOCAB, GAMMA, PREFIX = 3, 2, (0,)
 EXACT = 1e-9  # largest total variation of a rule that is called exact; bisected edges are accurate to 1e-12

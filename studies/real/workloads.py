@@ -33,13 +33,13 @@ from specnb.decoding.generate import generate
 from specnb.decoding.record import now
 from specnb.demo import smollm2
 from specnb.distributions import Sampling
+from specnb.drafting.fallback import FallbackDrafter
+from specnb.drafting.heads import AttentionDrafter, load_head
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.measure.cost import measure_costs
 from specnb.measure.statistics import bootstrap
 from specnb.measure.timing import Job, time_round
 from specnb.models.loading import Pair, load_model
-from studies.drafters.fallback import FallbackDrafter
-from studies.drafters.heads import AttentionDrafter, load_head
 from studies.files import data_file
 from studies.real import llama_cpp
 from studies.study import Study, columns

@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
+from specnb.drafting.heads import AttentionDrafter, load_head
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
 from specnb.models.loading import load_pair
 from specnb.models.shapes import Shape
-from studies.drafters.heads import AttentionDrafter, load_head
 from studies.files import data_file
 from studies.real import workloads
 from studies.speed import pairs

@@ -30,13 +30,14 @@ from numpy.typing import NDArray
 from specnb.decoding.generate import Study, forget_compiled, generate
 from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
+from specnb.drafting.heads import AttentionDrafter, load_head
 from specnb.drafting.model import ModelDrafter
 from specnb.measure.statistics import over_rows, ratio_of_sums
 from specnb.measure.timing import machine
 from specnb.models.loading import TRAINED_PAIR, Pair, load_model, load_pair
 from specnb.models.packing import pack
 from studies import study
-from studies.drafters.heads import AttentionDrafter, FeatureDrafter, load_head
+from studies.drafters.heads import FeatureDrafter
 from studies.speed.pairs import PROMPTS, prompts_of
 from studies.study import columns, timed_in_turn
 

@@ -35,9 +35,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from specnb.distributions import overlap
+from specnb.drafting.heads import AttentionHead, save_head
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from studies import corpus, study
-from studies.drafters.heads import AttentionHead, ParallelHeads, RecurrentHead, save_head
+from studies.drafters.heads import ParallelHeads, RecurrentHead
 from studies.training import training
 from studies.training.distillation import for_acceptance
 from studies.training.evaluation import PROMPT, Files, held_out_windows, means, text_and_samples

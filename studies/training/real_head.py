@@ -32,10 +32,10 @@ from specnb.decoding.generate import Study, generate
 from specnb.decoding.request import Request
 from specnb.decoding.step import IDLE, Batch
 from specnb.distributions import Sampling
+from specnb.drafting.heads import AttentionHead, save_head
 from specnb.measure.statistics import ratio_of_sums
 from specnb.rules import Outcome
 from studies import corpus, study
-from studies.drafters.heads import AttentionHead, save_head
 from studies.files import ROOT
 from studies.real.workloads import KINDS, as_chat, head_drafter, model_and_tokenizer, prompts_of
 from studies.training.distillation import for_acceptance

@@ -15,7 +15,9 @@ from tiny import llama
 from transformers import AutoTokenizer
 
 import specnb
-from specnb import demo
+from specnb import PromptLookupDrafter, demo
+from specnb.drafting import choice
+from specnb.models.support import vocabulary
 from specnb_cli import main
 
 COPIED, NOT_COPIED = [1, 2, 1], [3, 3, 0, 1, 3, 0, 2, 1]  # what the tiny model continues with, or not
@@ -31,6 +33,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[i
     monkeypatch.setattr(demo, "load_model", lambda name, dtype: llama())
     monkeypatch.setattr(specnb, "load_model", lambda name, dtype: llama())
     monkeypatch.setattr(demo, "smollm2", lambda: tmp_path)
+    monkeypatch.setattr(choice, "copies_or_head", lambda target, *_, **__: PromptLookupDrafter(vocabulary(target)))
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda folder: tokenizer)
     monkeypatch.setattr(demo, "run", partial(demo.run, new_tokens=4, rounds=3))
     return given

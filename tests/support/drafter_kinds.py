@@ -13,24 +13,18 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import sample
 from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal
-from specnb.drafting.length import HighEntropy, LowConfidence, StoppingDrafter
+from specnb.drafting.fallback import FallbackDrafter
+from specnb.drafting.heads import AttentionDrafter, AttentionHead
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
 from specnb.trees import distinct_children, independent_children
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.early_exit import early_exit
 from studies.drafters.egag import EntropyGuidedDrafter
-from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.head_tree import HeadTreeDrafter
-from studies.drafters.heads import (
-    AttentionDrafter,
-    AttentionHead,
-    FeatureDrafter,
-    ParallelHeads,
-    ParallelHeadsDrafter,
-    RecurrentHead,
-)
+from studies.drafters.heads import FeatureDrafter, ParallelHeads, ParallelHeadsDrafter, RecurrentHead
 from studies.drafters.hierarchical import HierarchicalDrafter
+from studies.drafters.length import HighEntropy, LowConfidence, StoppingDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 from studies.drafters.stopping_rules import Discarding, UnlikelySoFar
 from studies.drafters.suffix import SuffixDrafter
@@ -263,3 +257,13 @@ BUGS: dict[str, Callable[[], Drafter]] = {
     "greedy tokens, soft q": lambda: GreedySoftQ(table()),
 }
 """Name -> makes a drafter with that bug."""
+
+
+def random_context(slots: int, lengths: list[int], width: int = WIDTH, seed: int = 0) -> Context:
+    random = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCAB, (len(lengths), slots), generator=random)
+    return Context(tokens, torch.tensor(lengths), torch.randn(len(lengths), slots, width, generator=random))
+
+
+def some_uniforms(rows: int, gamma: int) -> Tensor:
+    return torch.rand(rows, gamma, dtype=torch.float64, generator=torch.Generator().manual_seed(gamma))

@@ -306,11 +306,11 @@ def test_each_part_is_compiled_once_for_each_length(compiled: list[str]) -> None
         assert sorted(compiled[before:]) == (parts if "prompts" in call else ["_sample_tokens", "verify_and_emit"])
 
 
-@pytest.mark.parametrize("gamma", [3, "auto"])
-def test_a_compiled_step_has_all_draft_tokens_or_none(
-    gamma: Any, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("gamma", "fewest"), [(3, 0), ("auto", 0), (5, 1)])
+def test_a_compiled_step_has_all_draft_tokens_or_the_fewest(
+    gamma: Any, fewest: int, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a drafter that does not always propose; both widths are compiled before the first step."""
+    """With a drafter that does not always propose so many; both widths are compiled before the first step."""
     widths, run, warm_up = [], Batch.run_target, Batch.warm_up
 
     def counted(self: Batch, draft_tokens: Tensor) -> Tensor:
@@ -323,13 +323,14 @@ def test_a_compiled_step_has_all_draft_tokens_or_none(
 
     monkeypatch.setattr(Batch, "run_target", counted)
     monkeypatch.setattr(Batch, "warm_up", warmed)
+    monkeypatch.setattr(PromptLookupDrafter, "fewest", lambda self, gamma: min(fewest, gamma))
     drafter, common = PromptLookupDrafter(VOCAB), {"max_new_tokens": 12, "sampling": GREEDY, "progress": False}
     made = generate(TARGET, PROMPTS, drafter, gamma=gamma, compile=True, **common)  # type: ignore[arg-type]
     most = made.record.gamma
     assert most == (4 if gamma == "auto" else gamma)
     begun = widths.index(-1)
-    assert {0, most} <= set(widths[:begun])
-    assert set(widths[begun + 1 :]) == {0, most}
+    assert {fewest, most} <= set(widths[:begun])
+    assert set(widths[begun + 1 :]) == {fewest, most}
     assert made.tokens == generate(TARGET, PROMPTS, None, **common).tokens  # type: ignore[arg-type]
 
 

@@ -21,7 +21,6 @@ from specnb.decoding.auto_gamma import Auto, AutoGamma, varies
 from specnb.decoding.generate import generate
 from specnb.distributions import sample
 from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.length import LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
 from specnb.rules import Outcome
@@ -146,7 +145,6 @@ class Told(TableDrafter):
     [
         lambda told: MixtureDrafter(told, chain()),
         lambda told: MixtureDrafter(chain(), told),
-        lambda told: StoppingDrafter(told, LowConfidence(0.4)),
     ],
 )
 def test_the_parts_of_a_drafter_are_told_what_became_of_its_tokens(around: Callable[[Drafter], Drafter]) -> None:

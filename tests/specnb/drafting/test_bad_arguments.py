@@ -13,7 +13,6 @@ from unsupported_models import convolving
 
 from specnb.decoding.generate import generate
 from specnb.drafting.base import Context, Drafter
-from specnb.drafting.length import LowConfidence, StoppingDrafter
 from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
 
@@ -43,9 +42,6 @@ FOUR = UniformDrafter(VOCAB)
         (MixtureDrafter, (llama(), FOUR), "first is a LlamaForCausalLM; .* ChainDrafter: give ModelDrafter"),
         (MixtureDrafter, (FOUR, Drafter()), "second is a Drafter"),
         (MixtureDrafter, (FOUR, TreeDrafter(llama(), (-1,))), "second is a TreeDrafter, which proposes a tree"),
-        (StoppingDrafter, (FOUR, LowConfidence(0.1), -1), "at_least is -1"),
-        (StoppingDrafter, (UniformDrafter, LowConfidence(0.1)), "drafter is the class UniformDrafter"),
-        (StoppingDrafter, (FOUR, 0.1), "stop is 0.1; it must be a stopping rule, such as"),
     ],
 )
 def test_bad_arguments_are_refused(make: Callable[..., Any], arguments: Any, message: str) -> None:

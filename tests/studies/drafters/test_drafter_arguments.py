@@ -13,12 +13,13 @@ from tiny import llama
 
 from specnb.decoding.generate import generate
 from specnb.drafting.base import Context, Drafter
+from specnb.drafting.fallback import FallbackDrafter
 from specnb.drafting.model import MixtureDrafter
 from specnb.drafting.ngram import UniformDrafter
 from specnb.rules import Outcome
 from studies.drafters.bandit import BanditDrafter
-from studies.drafters.fallback import FallbackDrafter
 from studies.drafters.heads import FeatureDrafter, ParallelHeads, RecurrentHead
+from studies.drafters.length import LowConfidence, StoppingDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 from studies.drafters.suffix import SuffixAutomaton, SuffixDrafter
 
@@ -33,6 +34,9 @@ from studies.drafters.suffix import SuffixAutomaton, SuffixDrafter
         (type(attending()), (near_model("llama"), RecurrentHead(WIDTH, 16)), "give one of the class AttentionHead"),
         (FeatureDrafter, (near_model("llama"), RecurrentHead(4, 16)), "width 4, and LlamaForCausalLM has 8; give the"),
         (FeatureDrafter, (near_model("llama"), RecurrentHead(WIDTH, 16).double()), "torch.float64 on cpu, and the"),
+        (StoppingDrafter, (UniformDrafter(VOCAB), LowConfidence(0.1), -1), "at_least is -1"),
+        (StoppingDrafter, (UniformDrafter, LowConfidence(0.1)), "drafter is the class UniformDrafter"),
+        (StoppingDrafter, (UniformDrafter(VOCAB), 0.1), "stop is 0.1; it must be a stopping rule, such as"),
         (MixtureDrafter, (UniformDrafter(VOCAB), SkipGramDrafter([0, 1, 2], 1, 4)), "second is a SkipGramDrafter"),
     ],
 )
@@ -77,7 +81,11 @@ class Told(TableDrafter):
 
 @pytest.mark.parametrize(
     "around",
-    [lambda told: BanditDrafter(told, (1, 2), 0.1), lambda told: FallbackDrafter(told, near("llama"))],
+    [
+        lambda told: BanditDrafter(told, (1, 2), 0.1),
+        lambda told: FallbackDrafter(told, near("llama")),
+        lambda told: StoppingDrafter(told, LowConfidence(0.4)),
+    ],
 )
 def test_the_parts_of_a_drafter_are_told_what_became_of_its_tokens(around: Callable[[Drafter], Drafter]) -> None:
     told = Told(table())

@@ -10,9 +10,10 @@ import torch
 
 from specnb.distributions import overlap
 from specnb.drafting.base import Context
+from specnb.drafting.heads import AttentionDrafter
 from specnb.models.loading import Pair, load_pair
 from studies import corpus
-from studies.drafters.heads import AttentionDrafter, FeatureDrafter, ParallelHeadsDrafter
+from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
 from studies.training import feature_drafts
 from studies.training.feature_drafts import (
     CONTROL,

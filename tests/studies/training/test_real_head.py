@@ -12,8 +12,8 @@ import torch
 from tiny import llama
 
 from specnb.distributions import overlap
+from specnb.drafting.heads import AttentionHead
 from studies import corpus
-from studies.drafters.heads import AttentionHead
 from studies.files import data_file
 from studies.training import real_head
 from studies.training.real_head import ASKED, FOLDER, Drafted, asked, begun, functions_of, loss_of, trained, windows

@@ -1,13 +1,13 @@
-"""Copy where there is a match, run a model otherwise: the model is not run in steps that copy."""
+"""Copy where there is a match, run a model or a head otherwise."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from specnb.drafting.base import Context, Drafter, Proposal, padded
+from specnb.drafting.heads import HeadDrafter
 from specnb.drafting.model import ModelDrafter
 from specnb.rules import Outcome
-from studies.drafters.heads import HeadDrafter
 
 
 class FallbackDrafter(Drafter):
@@ -16,12 +16,14 @@ class FallbackDrafter(Drafter):
     Which of both is decided before anything is sampled, by the sequence alone, so the q of the one that is used is
     exact. When all rows copy, the model's forward passes are saved; its next one also evaluates what its cache lacks. A
     head, which reads the target's hidden states, is run in every step. `copy` has no model. The host reads whether all
-    rows have a match, so on a CUDA device a step waits; with a model the shapes differ between steps, so it cannot be
-    compiled or captured.
+    rows have a match, so on a CUDA device a step waits and cannot be captured; with a model, whose shapes differ
+    between steps, it cannot be compiled.
+
+    `copied` is what `gamma="auto"` stands for: the most tokens that are copied.
     """
 
-    def __init__(self, copy: Drafter, model: ModelDrafter | HeadDrafter) -> None:
-        self.copy, self.model = copy, model
+    def __init__(self, copy: Drafter, model: ModelDrafter | HeadDrafter, copied: int | None = None) -> None:
+        self.copy, self.model, self.usual = copy, model, copied
         self.vocab, self.draft_model, self.hidden_layers = model.vocab, model.draft_model, model.hidden_layers
         self.can_refill, self.every_step = copy.can_refill, copy.every_step
 
