@@ -74,7 +74,7 @@ print(tokenizer.decode(made.tokens[0]), made.record.tokens_per_step)
 
 
 def run(new_tokens: int = 64, rounds: int = 5, questions: dict[str, str] = QUESTIONS) -> int:
-    """Prints the answers of SmolLM2-135M at temperature 0, and how much faster drafts made them: copies, and its head's.
+    """Prints the answers of SmolLM2-135M at temperature 0, and how much faster copies and its head made them.
 
     The model is fetched the first time (93 MB). Returns 0. Raises what `smollm2` raises.
     """
