@@ -27,6 +27,9 @@ LARGEST = 10  # the most draft tokens that are considered
 CAPTURED = (0, 1, 2, 4, 8)  # of these where a step of each number is captured as a graph
 FIXED = 4  # draft tokens of a step where they cannot be chosen; compiled, these or none are
 VERIFY = 0.05  # assumed cost of each draft token for the target: its part of the forward pass, sampling and the rule
+ON_DEVICE = (0.15, 0.01)
+"""The same on a CUDA device for the first draft token and for each further one: v(2) - 1 is 0.11 to 0.22 there for two
+models captured with 1 and 16 rows, and v(9) - v(2) at most 0.14 (data/results/gpu.csv)."""
 MATCH = 6.0
 """m^2 / (m^2 + MATCH) is the prior probability that a token copied after m equal ones is accepted. On the real model
 (`studies.real.workloads`), m = 1, 2, 3, 4, 8: 0.20, 0.51, 0.69, 0.77, 0.93 at temperature 0; 0.12, 0.35, 0.53, 0.58,
@@ -93,7 +96,9 @@ def assumed_costs(target: PreTrainedModel, drafter: Drafter) -> tuple[float, ...
     """
     model = drafter.draft_model
     cost_ratio = 0.0 if model is None else (model.num_parameters() / target.num_parameters()) ** EXPONENT
-    return tuple(1 + (cost_ratio + VERIFY) * drafted for drafted in range(LARGEST + 1))
+    first, further = (VERIFY, VERIFY) if target.device.type == "cpu" else ON_DEVICE
+    verified = [0.0, *(first + further * more for more in range(LARGEST))]
+    return tuple(1 + cost_ratio * drafted + cost for drafted, cost in enumerate(verified))
 
 
 class AutoGamma:

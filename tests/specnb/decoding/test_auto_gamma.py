@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from tiny import llama, near_copy, next_distributions
 
 from specnb import ModelDrafter, PromptLookupDrafter, Sampling, generate
-from specnb.decoding.auto_gamma import Auto, AutoGamma, varies
+from specnb.decoding.auto_gamma import LARGEST, ON_DEVICE, Auto, AutoGamma, assumed_costs, varies
 from specnb.decoding.generate import Study
 from specnb.decoding.step import Batch
 from specnb.drafting.base import Drafter
@@ -244,3 +245,10 @@ def test_where_the_width_cannot_change_it_is_fixed() -> None:
     assert [varies(TARGET, _drafters()["mixture"], compile) for compile in (False, True)] == [True, False]
     with pytest.raises((TypeError, ValueError), match=r"gamma"):
         generate(TARGET, [[1]], DRAFT, gamma="fast")  # type: ignore[arg-type]
+
+
+def test_on_a_device_the_first_draft_token_is_assumed_to_cost_most() -> None:
+    target: Any = SimpleNamespace(device=torch.device("cuda"))
+    costs = assumed_costs(target, PromptLookupDrafter(4))
+    assert np.allclose(costs[:3], [1, 1 + ON_DEVICE[0], 1 + sum(ON_DEVICE)])
+    assert len(costs) == LARGEST + 1
