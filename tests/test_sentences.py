@@ -164,9 +164,7 @@ def _sentences() -> Iterator[tuple[str, str]]:
     said = f"above 1 in {(ahead > 1).sum()} of {len(ahead)}"
     yield "13", f"it is {ahead.min():.2f} to {ahead.max():.2f} times as fast: {said}"
     chosen = real.loc[["auto", "auto, compiled"]]
-    said = (
-        f"{(chosen.speed_up_low >= 0.97).sum()} lie above 0.97 entirely and {(chosen.speed_up_high < 0.97).sum()} below"
-    )
+    above, below = (chosen.speed_up_low >= 0.97).sum(), (chosen.speed_up_high < 0.97).sum()
     yield "13", f"Of the {len(chosen)} intervals, eager and compiled, {above} lie above 0.97 entirely and {below} below"
     at_ridge = [float(best_improvement(alpha, 0.05, lambda n: (1 + np.asarray(n)) / 2)) for alpha in (0.7, 0.8)]
     assert at_ridge[0] < 1.1
