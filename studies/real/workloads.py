@@ -1,4 +1,4 @@
-"""Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, with four samplings.
+"""Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, with three samplings.
 
 Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in turn on each prompt.
 The drafter copies from the text so far (prompt lookup), at most `GAMMAS` tokens and with `gamma="auto"`; a
@@ -45,7 +45,7 @@ from studies.real import llama_cpp
 from studies.study import Study, columns
 
 KINDS = ("chat", "summary", "quotation", "edit", "code")
-SAMPLINGS = {"0": Sampling(0), "1": Sampling(1.0), "top_p": Sampling(1.0, top_p=0.9), "0.7": Sampling(0.7)}
+SAMPLINGS = {"0": Sampling(0), "1": Sampling(1.0), "top_p": Sampling(1.0, top_p=0.9)}
 GAMMAS = (10,)
 OF_HEAD = 2
 OF_COMPILED = 1  # where verifying a token costs more of a step
