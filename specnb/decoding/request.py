@@ -151,7 +151,7 @@ class Request:
 
 
 def slots_for(prompt: int, new_tokens: int, gamma: int, compile: bool | str = False) -> int:
-    """The number of cache slots of each row, given the longest prompt. Every forward pass attends to all of them.
+    """The number of cache slots of each row, given the longest prompt.
 
     >>> slots_for(10, 64, 4), slots_for(10, 64, 4, compile=True)
     (79, 128)

@@ -358,7 +358,8 @@ class AttentionDrafter(HeadDrafter):
     def _read(self, state: Tensor, tokens: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """The head's states `(rows, n, width)` of `tokens` `(rows, n)` in `slots`, which are in the cache from now."""
         self.cache.write_at(slots, rows)
-        bias = self.head.bias(slots[..., None] - torch.arange(self.cache.capacity, device=slots.device))
+        self.cache.see(slots)
+        bias = self.head.bias(slots[..., None] - torch.arange(self.cache.seen, device=slots.device))
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = self.cache.update(key, value, 0)

@@ -16,6 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+SEEN_MULTIPLE = 64
+"""The slots that a pass reads are a multiple of this many, as kernels are prepared for each size."""
+
 
 class RaggedLayer(CacheLayerMixin):
     """Keys and values of one layer, `(batch, heads, capacity, head_dim)`, written at the cache's slots."""
@@ -40,11 +43,12 @@ class RaggedLayer(CacheLayerMixin):
         assert self.keys is not None
         assert self.values is not None
         # By index and not by scatter, for which compiled code would copy the whole cache.
-        rows, slots = self.cache.index
-        self.keys[rows, :, slots] = key_states.transpose(1, 2)
-        self.values[rows, :, slots] = value_states.transpose(1, 2)
-        subset = self.cache.rows
-        return (self.keys, self.values) if subset is None else (self.keys[subset], self.values[subset])
+        written, slots = self.cache.index
+        self.keys[written, :, slots] = key_states.transpose(1, 2)
+        self.values[written, :, slots] = value_states.transpose(1, 2)
+        rows = slice(None) if self.cache.rows is None else self.cache.rows
+        seen = slice(self.cache.seen)
+        return self.keys[rows, :, seen], self.values[rows, :, seen]
 
     def clear(self) -> None:
         """Zeros everywhere: hidden values must be finite, because 0 * NaN is NaN."""
@@ -55,7 +59,7 @@ class RaggedLayer(CacheLayerMixin):
             self.values.zero_()
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.capacity, 0
+        return self.cache.seen, 0
 
     def get_seq_length(self) -> int:
         return 0  # rows differ; positions and mask are always given explicitly
@@ -65,21 +69,36 @@ class RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache(Cache):
-    """A cache whose rows have different lengths: `write_at` sets the slots of the next tokens of each row."""
+    """A cache whose rows have different lengths: `write_at` sets the slots of the next tokens of each row.
+
+    A forward pass reads the first `seen` slots, those that one of its tokens sees: attention to hidden slots would change
+    nothing and take time. Where the host would have to wait for a device to know them, and in compiled code, whose sizes
+    must stay, it reads all; `shortens` is false for that on the CPU.
+    """
+
+    shortens = True
 
     index: tuple[Tensor, Tensor]
     rows: Tensor | None
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
+        self.seen = capacity
         self.batch: int | None = None  # its rows, where the first tokens are of some rows only
         self.ragged = [RaggedLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self.ragged))
 
     def write_at(self, slots: Tensor, rows: Tensor | None = None) -> None:
-        """The next tokens are written to `slots` `(batch, n)` of all rows, or of `rows` `(batch,)`."""
+        """The next tokens are written to `slots` `(batch, n)` of all rows, or of `rows` `(batch,)`, and see all."""
+        self.seen = self.capacity
         written = torch.arange(len(slots), device=slots.device) if rows is None else rows
         self.rows, self.index = rows, (written[:, None], slots)
+
+    def see(self, slots: Tensor, visible: Tensor | None = None) -> None:
+        """The next tokens see their own `slots` `(batch, n)` and those before, or what is true in `visible`."""
+        if self.shortens and slots.device.type == "cpu" and not torch.compiler.is_compiling():
+            highest = slots.max() if visible is None else visible.flatten(0, 1).any(dim=0).nonzero().max()
+            self.seen = min(self.capacity, (int(highest) // SEEN_MULTIPLE + 1) * SEEN_MULTIPLE)
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copies the entries at slots `source` `(batch, n)` to slots `destination` `(batch, n)` of the same row."""

@@ -73,8 +73,12 @@ class CachedModel:
         cache rows of these tokens, if not all.
         """
         self.cache.write_at(slots, rows)
+        self.cache.see(slots, visible)
         positions = slots if positions is None else positions
-        mask: Any = self.mask(slots) if visible is None else additive_mask(visible, self.model.dtype)
+        if visible is None:
+            mask: Any = self.mask(slots)
+        else:
+            mask = additive_mask(visible[..., : self.cache.seen], self.model.dtype)
         if self.window:
             mask = self.windowed(mask, positions, rows)
         more: dict[str, Any] = {"output_hidden_states": True} if self.hidden_layers else {}
@@ -110,15 +114,15 @@ class CachedModel:
             self.run(tokens[:, : longest - 1], slots, keep=1, rows=rows)
 
     def mask(self, slots: Tensor) -> Tensor:
-        """The additive mask `(batch, 1, n, capacity)` of tokens at `slots` `(batch, n)` that form a chain."""
-        return ragged_mask(slots, self.capacity, self.model.dtype)
+        """The additive mask `(batch, 1, n, seen)` of tokens at `slots` `(batch, n)` that form a chain."""
+        return ragged_mask(slots, self.cache.seen, self.model.dtype)
 
     def windowed(self, mask: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor | dict[str, Tensor]:
         """`mask` as a model with a `window` in some layers takes it: one mask, or one for each type of layer."""
         if self.places is None:
             self.places = torch.arange(self.capacity, device=mask.device).repeat(self.cache.batch or len(mask), 1)
         self.places[self.cache.index] = positions
-        behind = self.places if rows is None else self.places[rows]
+        behind = (self.places if rows is None else self.places[rows])[:, : self.cache.seen]
         far = positions[..., None] - behind[:, None] >= self.window
         near = mask.masked_fill(far[:, None], torch.finfo(mask.dtype).min)
         several = getattr(self.config, "layer_types", None)

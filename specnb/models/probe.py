@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.distributions import total_variation
-from specnb.models.cache import decoder_config, free_memory
+from specnb.models.cache import SEEN_MULTIPLE, decoder_config, free_memory
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.support import context_limit, require_supported, sliding_window, vocabulary
 from specnb.trees import TokenTree
@@ -100,7 +100,8 @@ def difference_from_itself(model: PreTrainedModel, slots: int, kind: str = "chai
     large as what some models do wrongly. NaN is no difference; the loop reports it. Raises `TypeError` if the model
     fails in the cache.
     """
-    difference = mean_difference(*_compared(model, slots, kind))
+    sizes = {min(slots, SEEN_MULTIPLE), slots}  # the fewest and the most that a pass of the loop reads
+    difference = max(mean_difference(*_compared(model, size, kind)) for size in sizes)
     if not difference > LOWEST or torch.finfo(model.dtype).bits > 16:
         return Difference(difference, LOWEST)
     if not _copy_fits(model):
@@ -194,11 +195,17 @@ def _alone(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     return model(input_ids=tokens, use_cache=False).logits  # type: ignore[no-any-return]
 
 
+def _seeing_all(model: PreTrainedModel, slots: int) -> CachedModel:
+    runner = CachedModel(model, slots)
+    runner.cache.shortens = False
+    return runner
+
+
 def _chain(model: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> tuple[Tensor, Tensor]:
     """Logits in rows of different lengths, after a prompt pass that also saw tokens beyond the shorter row."""
     lengths = torch.tensor([half + 1, max(half - 1, 1)], device=tokens.device)
     at = lengths[:, None] - 1 + torch.arange(half, device=tokens.device)
-    runner = CachedModel(model, max(slots, 2 * half))
+    runner = _seeing_all(model, max(slots, 2 * half))
     beyond = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
     prefill(runner, tokens.masked_fill(beyond, int(tokens[0, 0])), lengths)
     there = runner.run(tokens.gather(1, at), at, keep=half)
@@ -209,7 +216,7 @@ def _tree(model: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> tupl
     """Logits of both sequences as branches of one tree after their common first half."""
     branch = [*range(-1, half - 1)]
     tree = TokenTree([*branch, *[-1 if parent < 0 else parent + half for parent in branch]], tokens.device)
-    runner = CachedModel(model, max(slots, 3 * half))
+    runner = _seeing_all(model, max(slots, 3 * half))
     first = torch.tensor([half - 1], device=tokens.device)
     prefill(runner, tokens[:1], first + 1)
     entries = torch.cat([tokens[:1, half - 1 :], tokens[1:, half:]], dim=1)

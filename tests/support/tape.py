@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from specnb.decoding.step import Batch
+from specnb.models.cache import RaggedCache
 from studies.batching.operations import Operation, OperationRecorder
 
 WAITS = {"nonzero", "masked_select", "_unique2"}
@@ -40,7 +42,7 @@ class Tape:
 
     def __call__(self) -> None:
         if not self.operations:
-            with OperationRecorder(self.record):
+            with OperationRecorder(self.record), patch.object(RaggedCache, "shortens", False):
                 self.function()
             return
         for again, new in self.operations:

@@ -46,6 +46,21 @@ def test_each_row_goes_on_from_where_it_stands_whatever_is_hidden_behind(archite
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_slots_that_no_token_sees_are_not_read_and_change_nothing(architecture: str) -> None:
+    """Before and beyond the first multiple, and in a tree, whose tokens may see slots above their own."""
+    few, every = (CachedModel(ARCHITECTURES[architecture](dtype=torch.float64), 200) for _ in range(2))
+    every.cache.shortens = False
+    branches = torch.zeros(2, LENGTH, 200, dtype=torch.bool)
+    branches[..., :4] = branches[..., 150] = True
+    ahead = torch.arange(LENGTH).expand(2, -1)
+    for start, visible, seen in ((0, None, 64), (60, None, 128), (64, branches, 192)):
+        there, expected = (one.run(TOKENS, ahead + start, 3, visible=visible) for one in (few, every))
+        torch.testing.assert_close(there, expected, rtol=0, atol=1e-12)
+        assert (few.cache.seen, every.cache.seen) == (seen, 200)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_nan_in_a_hidden_slot_is_loud(attention: str) -> None:
     """A mask cannot hide NaN, since 0 times NaN is NaN; then the whole row is NaN, which the loop reports."""
