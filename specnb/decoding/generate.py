@@ -222,7 +222,7 @@ def _compile(batch: Batch) -> None:
     if same:
         batch.runner, batch.target_pass = same[0].runner, same[0].target_pass
     elif shareable:
-        batch.target_pass = Compiled(batch.target_pass)
+        batch.target_pass = Compiled(batch.target_pass, growing=True)
 
 
 def _pass(batch: Batch) -> tuple[Any, ...]:

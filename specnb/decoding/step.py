@@ -326,7 +326,9 @@ class Batch:
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
         """The target's logits `(rows, width + 1, vocab)` at the newest token and at each draft token."""
-        return self.target_pass(self.state.tokens, self.state.lengths, draft_tokens)
+        tokens, lengths = self.state.tokens, self.state.lengths
+        used = self.runner.in_use(tokens, lengths + draft_tokens.shape[1] - 1)
+        return self.target_pass(used, lengths, draft_tokens)
 
     def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:
         """Applies the rule, appends what it accepts, and records the step."""
@@ -397,15 +399,18 @@ class Batch:
 def target_pass(
     runner: CachedModel, tree: TokenTree | None, tokens: Tensor, lengths: Tensor, draft_tokens: Tensor
 ) -> Tensor:
-    """See `Batch.run_target`. It reads nothing but its arguments, so several batches can share it compiled."""
+    """See `Batch.run_target`. It reads nothing but its arguments, so several batches can share it compiled.
+
+    The slots of `tokens` are those that the pass reads.
+    """
     first, width = lengths - 1, draft_tokens.shape[1] + 1
     slots = first[:, None] + torch.arange(width, device=first.device)
     newest = tokens.gather(1, slots[:, :1])
     entries = torch.cat([newest, draft_tokens.clamp(0, runner.vocab - 1)], dim=1)
     if tree is None:
-        return runner.run(entries, slots, keep=width)
+        return runner.run(entries, slots, keep=width, seen=tokens.shape[1])
     positions, visible = tree.positions(first), tree.visible(first, runner.capacity)
-    return runner.run(entries, slots, keep=width, positions=positions, visible=visible)
+    return runner.run(entries, slots, keep=width, positions=positions, visible=visible, seen=tokens.shape[1])
 
 
 def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorter: bool = False) -> None:

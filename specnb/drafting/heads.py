@@ -357,8 +357,7 @@ class AttentionDrafter(HeadDrafter):
 
     def _read(self, state: Tensor, tokens: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """The head's states `(rows, n, width)` of `tokens` `(rows, n)` in `slots`, which are in the cache from now."""
-        self.cache.write_at(slots, rows)
-        self.cache.see(slots)
+        self.cache.write_at(slots, rows, self.cache.least(slots))
         bias = self.head.bias(slots[..., None] - torch.arange(self.cache.seen, device=slots.device))
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class ModelDrafter(ChainDrafter):
         self.runner = self.runner_class(self.model, slots)
         self.seen = SeenTokens(slots, self.model.device)
         self.runner.token_map = self.token_map
-        self.draft_tokens = Compiled(self._sample_tokens) if self.compile else self._sample_tokens
+        self.draft_tokens = Compiled(self._sample_tokens, growing=True) if self.compile else self._sample_tokens
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         """Fills the cache with the prompts."""
@@ -101,7 +101,8 @@ class ModelDrafter(ChainDrafter):
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         tokens, lengths, count = context.tokens, context.lengths, self._unseen(context)
         draft = self.draft_tokens if count == LEAST else partial(self._sample_tokens, count=count)
-        proposal = Proposal(*draft(tokens, lengths, uniforms))
+        used = self.runner.in_use(tokens, lengths + uniforms.shape[1] - 1)
+        proposal = Proposal(*draft(used, lengths, uniforms))
         if context.readable:
             evaluated = proposal.draft_tokens[:, :-1]
             after = lengths[:, None] + torch.arange(evaluated.shape[1], device=lengths.device)
@@ -119,7 +120,7 @@ class ModelDrafter(ChainDrafter):
         newest, slots = self._newest(tokens, lengths, count)
         draft_tokens, distributions = [], []
         for uniform in uniforms.unbind(dim=1):
-            distributions.append(self._after(newest, slots))
+            distributions.append(self._after(newest, slots, tokens.shape[1]))
             draft_tokens.append(self.sample(distributions[-1], uniform))
             newest, slots = draft_tokens[-1][:, None], slots[:, -1:] + 1
         return torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1)
@@ -137,8 +138,8 @@ class ModelDrafter(ChainDrafter):
         slots = (lengths[:, None] - back).clamp_min(0)
         return tokens.gather(1, slots), slots
 
-    def _after(self, newest: Tensor, slots: Tensor) -> Tensor:
-        logits = self.runner.run(newest, slots, keep=1)[:, -1]
+    def _after(self, newest: Tensor, slots: Tensor, seen: int | None = None) -> Tensor:
+        logits = self.runner.run(newest, slots, keep=1, seen=seen)[:, -1]
         return standardise(logits, self.sampling, check=False)
 
     def sample(self, probs: Tensor, uniform: Tensor) -> Tensor:

@@ -71,9 +71,9 @@ class RaggedLayer(CacheLayerMixin):
 class RaggedCache(Cache):
     """A cache whose rows have different lengths: `write_at` sets the slots of the next tokens of each row.
 
-    A forward pass reads the first `seen` slots, those that one of its tokens sees: attention to hidden slots would change
-    nothing and take time. Where the host would have to wait for a device to know them, and in compiled code, whose sizes
-    must stay, it reads all; `shortens` is false for that on the CPU.
+    A forward pass reads the first `seen` slots: attention to slots that none of its tokens sees would change nothing
+    and take time. On the CPU `least` says how many they are; on another device, where the host would have to wait to
+    know, and where `shortens` is false, it is all.
     """
 
     shortens = True
@@ -88,17 +88,22 @@ class RaggedCache(Cache):
         self.ragged = [RaggedLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self.ragged))
 
-    def write_at(self, slots: Tensor, rows: Tensor | None = None) -> None:
-        """The next tokens are written to `slots` `(batch, n)` of all rows, or of `rows` `(batch,)`, and see all."""
-        self.seen = self.capacity
+    def write_at(self, slots: Tensor, rows: Tensor | None = None, seen: int | None = None) -> None:
+        """The next tokens are written to `slots` `(batch, n)` of all rows, or of `rows` `(batch,)`."""
+        self.seen = self.capacity if seen is None else seen
         written = torch.arange(len(slots), device=slots.device) if rows is None else rows
         self.rows, self.index = rows, (written[:, None], slots)
 
-    def see(self, slots: Tensor, visible: Tensor | None = None) -> None:
-        """The next tokens see their own `slots` `(batch, n)` and those before, or what is true in `visible`."""
-        if self.shortens and slots.device.type == "cpu" and not torch.compiler.is_compiling():
-            highest = slots.max() if visible is None else visible.flatten(0, 1).any(dim=0).nonzero().max()
-            self.seen = min(self.capacity, (int(highest) // SEEN_MULTIPLE + 1) * SEEN_MULTIPLE)
+    def least(self, slots: Tensor, visible: Tensor | None = None) -> int:
+        """How many slots tokens need that see up to their own `slots`, or what is true in `visible` `(.., capacity)`.
+
+        >>> RaggedCache(1, capacity=200).least(torch.tensor([70]))
+        128
+        """
+        if not self.shortens or slots.device.type != "cpu" or torch.compiler.is_compiling():
+            return self.capacity
+        highest = slots.max() if visible is None else visible.flatten(0, -2).any(dim=0).nonzero().max()
+        return min(self.capacity, (int(highest) // SEEN_MULTIPLE + 1) * SEEN_MULTIPLE)
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copies the entries at slots `source` `(batch, n)` to slots `destination` `(batch, n)` of the same row."""

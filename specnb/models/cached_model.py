@@ -65,15 +65,15 @@ class CachedModel:
         positions: Tensor | None = None,
         visible: Tensor | None = None,
         rows: Tensor | None = None,
+        seen: int | None = None,
     ) -> Tensor:
         """Logits `(batch, keep, vocab)` after the last `keep` of `tokens` `(batch, n)`, put at `slots` `(batch, n)`.
 
         For a tree of tokens, `positions` `(batch, n)` are their positions in their sequences, and `visible`
         `(batch, n, capacity)` is true for the slots that each token sees, its own included. `rows` `(batch,)` are the
-        cache rows of these tokens, if not all.
+        cache rows of these tokens, if not all. `seen` is the number of slots that are read, if known.
         """
-        self.cache.write_at(slots, rows)
-        self.cache.see(slots, visible)
+        self.cache.write_at(slots, rows, self.cache.least(slots, visible) if seen is None else seen)
         positions = slots if positions is None else positions
         if visible is None:
             mask: Any = self.mask(slots)
@@ -96,6 +96,11 @@ class CachedModel:
             own = torch.cat([output.hidden_states[layer] for layer in self.hidden_layers], dim=-1)
             self.hidden_states[self.cache.index] = own
         return self.target_logits(output)
+
+    def in_use(self, tokens: Tensor, highest: Tensor) -> Tensor:
+        """`tokens` `(batch, slots)`, cut to the slots that a pass up to `highest` `(batch,)` reads."""
+        seen = self.cache.least(highest)
+        return tokens if seen == self.capacity else tokens[:, :seen]
 
     def own_tokens(self, tokens: Tensor) -> Tensor:
         """What the model reads for `tokens` of the target."""

@@ -20,19 +20,23 @@ class Compiled:
     """A function of tensors that is compiled once for each combination of their shapes and strides.
 
     Compiled code is also cached on disk. Everything else that the function reads must not change: weights of models
-    become constants, and nothing is checked. It may change tensors in place, but not their shapes.
+    become constants, and nothing is checked. It may change tensors in place, but not their shapes. With `growing`, the
+    second dimension of the first tensor may have any size, with one compilation.
 
     Raises `RuntimeError` at the first call where there is no C++ compiler.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], growing: bool = False) -> None:
         self.function = function
+        self.growing = growing
         self.ready: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, *tensors: Tensor) -> Any:
-        layout = tuple((tensor.shape, tensor.stride()) for tensor in tensors)
+        layout = tuple((tensor.shape, tensor.stride()) for tensor in tensors[self.growing :])
         if layout not in self.ready:
             on_host = all(tensor.device.type == "cpu" for tensor in tensors)
+            if self.growing and on_host:
+                torch._dynamo.mark_dynamic(tensors[0], 1)
             self.ready[layout] = self._for_this_layout(on_host)
             # Weights become constants in the processor's preferred layout; a GPU would keep them twice.
             with inductor.patch(freezing=on_host), warnings.catch_warnings():

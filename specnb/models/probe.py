@@ -220,8 +220,8 @@ def _tree(model: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> tupl
     first = torch.tensor([half - 1], device=tokens.device)
     prefill(runner, tokens[:1], first + 1)
     entries = torch.cat([tokens[:1, half - 1 :], tokens[1:, half:]], dim=1)
-    seen = {"positions": tree.positions(first), "visible": tree.visible(first, runner.capacity)}
-    there = runner.run(entries, tree.slots(first), keep=2 * half, **seen)
+    positions, visible = tree.positions(first), tree.visible(first, runner.capacity)
+    there = runner.run(entries, tree.slots(first), keep=2 * half, positions=positions, visible=visible)
     return there.reshape(2, half, -1), _alone(model, tokens)[:, half:]
 
 

@@ -48,6 +48,7 @@ class EncoderDecoder(CachedModel):
 
     def __init__(self, model: PreTrainedModel, slots: int) -> None:
         super().__init__(model, slots - self.input_slots)
+        self.cache.shortens = False
         self.read = RaggedCache(len(self.cache.ragged), self.input_slots)
         self.both = EncoderDecoderCache(self.cache, self.read)
         self.positions = decoder_positions(model)

@@ -257,10 +257,13 @@ def test_the_bar_counts_tokens_and_those_that_will_not_come(progress: bool, monk
 
 
 def test_compiled_steps_give_the_same_completions() -> None:
+    """Also beyond the first 64 slots, which a pass over short prompts reads."""
     target = llama(dtype=torch.float64, layers=1)
+    target.config.max_position_embeddings = 128
     draft = near_copy(target, 0.3)
     common: dict[str, Any] = {"gamma": 1, "max_new_tokens": 6, "progress": False, "eos": 3}
-    for seed, prompts in ((1, PROMPTS), (2, PROMPTS[::-1])):  # the second time in the tensors of the first
+    long = [(prompt * 61)[: 61 + row] for row, prompt in enumerate(PROMPTS)]
+    for seed, prompts in ((1, PROMPTS), (2, long)):  # the second time in the tensors of the first
         plain = generate(target, prompts, draft, seed=seed, **common)
         compiled = generate(target, prompts, draft, seed=seed, compile=True, **common)
         assert compiled.tokens == plain.tokens
@@ -274,7 +277,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     names: list[str] = []
 
     class Named(Compiled):
-        def __init__(self, function: Callable[..., Any]) -> None:
+        def __init__(self, function: Callable[..., Any], growing: bool = False) -> None:
             names.append(getattr(function, "func", function).__name__)
             self.function = function
 

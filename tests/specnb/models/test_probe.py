@@ -68,12 +68,12 @@ def no_mask() -> PreTrainedModel:
     return _changed(leave_out)
 
 
-def mask_by_length(window: int = 4) -> PreTrainedModel:
-    """As GPT-Neo's local layers, whose mask follows from the number of keys, which is the capacity here."""
+def mask_by_length(window: int = 4, only: int = 0) -> PreTrainedModel:
+    """As GPT-Neo's local layers, whose mask follows from the number of keys, here that of slots that a pass reads."""
 
     def cut(given: dict[str, Any]) -> None:
         mask = given.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.dim() == 4:
+        if isinstance(mask, Tensor) and mask.dim() == 4 and only in (0, mask.shape[-1]):
             given["attention_mask"] = mask.masked_fill(torch.arange(mask.shape[-1]) < mask.shape[-1] - window, -1e9)
 
     return _changed(cut)
@@ -117,6 +117,13 @@ def test_a_model_that_differs_is_refused_with_the_reason(make: Callable[[], PreT
 def test_a_mask_by_length_is_right_within_its_window() -> None:
     assert difference_from_itself(gpt_neo(), 32).found < rounding(torch.float64)
     assert difference_from_itself(gpt_neo(), 64).found > 0.05
+
+
+@pytest.mark.parametrize("size", [64, 256])
+def test_what_is_wrong_only_with_few_or_with_many_slots_is_found(size: int) -> None:
+    """A pass reads the slots in use, and in compiled code all."""
+    assert difference_from_itself(mask_by_length(only=size), 256).found > 0.05
+    assert (difference_from_itself(mask_by_length(only=size), 128).found > 0.05) == (size == 64)
 
 
 @pytest.mark.parametrize("make", [gpt_neo, roberta, mask_by_length])
