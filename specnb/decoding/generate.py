@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -216,13 +217,14 @@ def _compiled(request: Request, draft: Draft, make: type[Batch], in_parts: bool,
 def _compile(batch: Batch) -> None:
     """Compiles a step, but not the target's pass if a kept batch has the same one: then both share it and its cache."""
     shareable = type(batch).run_target is Batch.run_target
-    batch.wrap(Compiled, "rest", *([] if shareable else ["target"]))
+    compiled = partial(Compiled, dtype=batch.runner.model.dtype)
+    batch.wrap(compiled, "rest", *([] if shareable else ["target"]))
     kept = [other for other in _kept.values() if shareable and isinstance(other.target_pass, Compiled)]
     same = [other for other in kept if _pass(other) == _pass(batch)]
     if same:
         batch.runner, batch.target_pass = same[0].runner, same[0].target_pass
     elif shareable:
-        batch.target_pass = Compiled(batch.target_pass, growing=True)
+        batch.target_pass = compiled(batch.target_pass, growing=True)
 
 
 def _pass(batch: Batch) -> tuple[Any, ...]:

@@ -247,7 +247,7 @@ class HeadDrafter(ChainDrafter):
         self.evaluated = 0  # draft tokens whose distribution was computed in the last step
 
     def _draft(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        return Compiled(self.drafted) if self.compile else self.drafted
+        return Compiled(self.drafted, self.head.scale.dtype) if self.compile else self.drafted
 
     @torch.no_grad()
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:

@@ -79,7 +79,8 @@ class ModelDrafter(ChainDrafter):
         self.runner = self.runner_class(self.model, slots)
         self.seen = SeenTokens(slots, self.model.device)
         self.runner.token_map = self.token_map
-        self.draft_tokens = Compiled(self._sample_tokens, growing=True) if self.compile else self._sample_tokens
+        compiled = partial(Compiled, dtype=self.model.dtype, growing=True)
+        self.draft_tokens = compiled(self._sample_tokens) if self.compile else self._sample_tokens
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         """Fills the cache with the prompts."""

@@ -199,7 +199,7 @@ class CostMeter:
         def once(newest: Tensor, slots: Tensor) -> Tensor:
             return cached.run(newest, slots, keep=n)
 
-        compiled: Callable[..., Tensor] = Compiled(once) if compile is True else once
+        compiled: Callable[..., Tensor] = Compiled(once, model.dtype) if compile is True else once
         if compile and tokens.device.type == "cuda":
             compiled = Captured(compiled)
         return partial(compiled, newest, slots)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.models.attention import grouped
 from specnb.models.cache import RaggedCache, additive_mask, cache_argument, decoder_config, ragged_mask
 from specnb.models.support import context_limit, sliding_window, vocabulary
 from specnb.models.token_map import TokenMap
@@ -82,16 +83,17 @@ class CachedModel:
         if self.window:
             mask = self.windowed(mask, positions, rows)
         more: dict[str, Any] = {"output_hidden_states": True} if self.hidden_layers else {}
-        output = self.model(
-            input_ids=self.own_tokens(tokens),
-            # Draft tokens beyond the model's limit are never emitted; they only need a valid index.
-            position_ids=positions.clamp_max(self.last_position),
-            attention_mask=mask,
-            use_cache=True,
-            logits_to_keep=keep,
-            **{self.cache_argument: self.cache},
-            **more,
-        )
+        with grouped(self.config):
+            output = self.model(
+                input_ids=self.own_tokens(tokens),
+                # Draft tokens beyond the model's limit are never emitted; they only need a valid index.
+                position_ids=positions.clamp_max(self.last_position),
+                attention_mask=mask,
+                use_cache=True,
+                logits_to_keep=keep,
+                **{self.cache_argument: self.cache},
+                **more,
+            )
         if self.hidden_states is not None:
             own = torch.cat([output.hidden_states[layer] for layer in self.hidden_layers], dim=-1)
             self.hidden_states[self.cache.index] = own

@@ -277,7 +277,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     names: list[str] = []
 
     class Named(Compiled):
-        def __init__(self, function: Callable[..., Any], growing: bool = False) -> None:
+        def __init__(self, function: Callable[..., Any], *settings: Any, **more: Any) -> None:
             names.append(getattr(function, "func", function).__name__)
             self.function = function
 
