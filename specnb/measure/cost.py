@@ -104,10 +104,10 @@ def measure_costs(
     """Times forward passes of the target over `lengths` (default 1 to `largest`) and of the draft over `draft_lengths`.
 
     Only forward passes are timed, of a batch of `rows`, after `context` tokens: no sampling and no verification. With
-    one row c and v(n) are those of Definition 3.7, with more those of a batch. Compiled, or on a GPU, a forward pass
-    attends to all `slots` of the cache, the empty ones included; `mid_generation` gives those of a generation, and by
-    default there are no more than needed. `compile` as in `generate`; compilation is not timed. Raises `ValueError` for
-    context, largest, rows < 1, repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
+    one row c and v(n) are those of Definition 3.7, with more those of a batch. On a GPU a forward pass attends to all
+    `slots` of the cache, the empty ones included; `mid_generation` gives those of a generation, and by default there
+    are no more than needed. `compile` as in `generate`; compilation is not timed. Raises `ValueError` for context,
+    largest, rows < 1, repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
 
     >>> from specnb import load_pair
     >>> pair = load_pair(packed=False)
@@ -196,8 +196,10 @@ class CostMeter:
         newest = tokens[:, context : context + n].contiguous()
         slots = torch.arange(context, context + n, device=tokens.device).repeat(len(tokens), 1)
 
+        seen = cached.cache.least(slots)
+
         def once(newest: Tensor, slots: Tensor) -> Tensor:
-            return cached.run(newest, slots, keep=n)
+            return cached.run(newest, slots, keep=n, seen=seen)
 
         compiled: Callable[..., Tensor] = Compiled(once, model.dtype) if compile is True else once
         if compile and tokens.device.type == "cuda":
