@@ -59,11 +59,12 @@ def require_agreement(model: PreTrainedModel, slots: int, tree: bool = False) ->
     for kind in KINDS if tree else ("chain",):
         key = (kind, model.dtype, model.device, model.config._attn_implementation)
         agreed = _agreed.setdefault(model, {}).setdefault(key, [])
-        if slots in agreed or (agreed and _as_with(model, slots, agreed[0], kind)):
+        if slots in agreed:
             continue
-        difference = difference_from_itself(model, slots, kind)
-        if difference.found > difference.allowed:
-            raise TypeError(_refusal(model, difference, kind))
+        if not agreed or not _as_with(model, slots, agreed[0], kind):
+            difference = difference_from_itself(model, slots, kind)
+            if difference.found > difference.allowed:
+                raise TypeError(_refusal(model, difference, kind))
         agreed.append(slots)
 
 

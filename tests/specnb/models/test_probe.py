@@ -180,8 +180,9 @@ def test_the_probe_runs_once_for_a_model_and_its_settings() -> None:
     first = len(passes)
     require_agreement(model, 30)  # the same power of two
     assert len(passes) == first == 3
-    require_agreement(model, 40)
-    assert len(passes) == 3 * first  # with these slots and with those that are known
+    for _ in range(2):
+        require_agreement(model, 40)
+        assert len(passes) == 3 * first  # with these slots and with those that are known, once
 
 
 def test_check_model_prints_what_agrees(capsys: pytest.CaptureFixture[str]) -> None:
