@@ -88,7 +88,9 @@ def run(new_tokens: int = 64, rounds: int = 5, questions: dict[str, str] = QUEST
     print(f"Medians of {rounds} rounds; {measured_on(target.dtype)}{colours}\n")
     print(CALL.format(question=question, new_tokens=new_tokens))
     size = sum(file.stat().st_size for file in smollm2().iterdir()) / 1e6
-    print(f"The model stays in {cache_folder()} ({size:.0f} MB); delete this folder to have them back")
+    folder, home = cache_folder(), Path.home()
+    shown = f"~/{folder.relative_to(home).as_posix()}" if folder.is_relative_to(home) else folder
+    print(f"The model stays in {shown} ({size:.0f} MB); delete this folder to have them back")
     return 0
 
 
