@@ -407,10 +407,11 @@ def target_pass(
     slots = first[:, None] + torch.arange(width, device=first.device)
     newest = tokens.gather(1, slots[:, :1])
     entries = torch.cat([newest, draft_tokens.clamp(0, runner.vocab - 1)], dim=1)
+    seen = tokens.shape[1]
     if tree is None:
-        return runner.run(entries, slots, keep=width, seen=tokens.shape[1])
-    positions, visible = tree.positions(first), tree.visible(first, runner.capacity)
-    return runner.run(entries, slots, keep=width, positions=positions, visible=visible, seen=tokens.shape[1])
+        return runner.run(entries, slots, keep=width, seen=seen)
+    positions, visible = tree.positions(first), tree.visible(first, seen)
+    return runner.run(entries, slots, keep=width, positions=positions, visible=visible, seen=seen)
 
 
 def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorter: bool = False) -> None:

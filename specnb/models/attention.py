@@ -33,7 +33,7 @@ def grouped_attention(
     if not shares or not plain or attention_mask is None or attention_mask.shape[1] != 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
     side_by_side = query.reshape(batch, shared, heads // shared * n, -1)
-    mask = attention_mask.repeat(1, 1, heads // shared, 1)
+    mask = attention_mask if n == 1 else attention_mask.repeat(1, 1, heads // shared, 1)  # one row serves all heads
     mixed = scaled_dot_product_attention(side_by_side, key, value, attn_mask=mask, scale=more.get("scaling"))
     return mixed.reshape(batch, heads, n, -1).transpose(1, 2).contiguous(), None
 

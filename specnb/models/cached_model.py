@@ -76,10 +76,8 @@ class CachedModel:
         """
         self.cache.write_at(slots, rows, self.cache.least(slots, visible) if seen is None else seen)
         positions = slots if positions is None else positions
-        if visible is None:
-            mask: Any = self.mask(slots)
-        else:
-            mask = additive_mask(visible[..., : self.cache.seen], self.model.dtype)
+        seen, dtype = self.cache.seen, self.model.dtype
+        mask: Any = self.mask(slots) if visible is None else additive_mask(visible[..., :seen], dtype)
         if self.window:
             mask = self.windowed(mask, positions, rows)
         more: dict[str, Any] = {"output_hidden_states": True} if self.hidden_layers else {}
