@@ -1,7 +1,9 @@
-"""Makes `.venv` with all packages unless it is there, whole and up to date; `make` calls it before everything else.
+"""Makes `.venv` with all packages unless it is there, whole and up to date; `make` calls it before
+everything else.
 
-Uses nothing but the standard library. The mark `.venv/ready` is written last and says what the environment was made
-from, so an installation that was interrupted, other requirements, another Python or a moved folder are noticed.
+Uses nothing but the standard library. The mark `.venv/ready` is written last and says what the
+environment was made from, so an installation that was interrupted, other requirements, another
+Python or a moved folder are noticed.
 """
 
 import fcntl
@@ -18,7 +20,8 @@ READY = VENV / "ready"
 REQUIREMENTS = ("requirements.txt", "constraints.txt", "pyproject.toml", "audit/pyproject.toml")
 OLDEST = (3, 11)
 SETTINGS = {
-    # Kernels here talk to this machine only and are interrupted when their notebook ends; they need not report it.
+    # Kernels here talk to this machine only and are interrupted when their notebook ends; they need
+    # not report it.
     "etc/ipython/ipython_kernel_config.py": "c.IPKernelApp.log_level = 50\n",
     # JupyterLab does not ask, over the first notebook, whether it may fetch news.
     "share/jupyter/lab/settings/overrides.json": (
@@ -52,15 +55,16 @@ def marked() -> dict[str, str]:
 
 
 def install(lock: int) -> None:
-    """Makes the environment. `lock` is the file that is locked: pip keeps it open, so that it is locked for as long as
-    pip writes, also after this process was killed and pip was not.
+    """Makes the environment. `lock` is the file that is locked: pip keeps it open, so that it is
+    locked for as long as pip writes, also after this process was killed and pip was not.
     """
     before = marked()
     READY.unlink(missing_ok=True)
     if not before or before.get("python") != python():
         if VENV.exists():
             shutil.rmtree(VENV)
-        # The Python below a virtual environment, which may be the very one that has just been deleted.
+        # The Python below a virtual environment, which may be the very one that has just been
+        # deleted.
         base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
         subprocess.run([base if base.exists() else sys.executable, "-m", "venv", VENV], check=True, pass_fds=[lock])
     pip = [VENV / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]

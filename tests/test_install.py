@@ -1,4 +1,5 @@
-"""The environment's installer: it does nothing twice, and never takes an interrupted installation for a whole one."""
+"""The environment's installer: it does nothing twice, and never takes an interrupted installation
+for a whole one."""
 
 import fcntl
 import os
@@ -16,7 +17,8 @@ from script_files import ROOT, script
 
 
 class Commands:
-    """Stands for `subprocess.run`: makes a folder in place of a virtual environment, and installs nothing."""
+    """Stands for `subprocess.run`: makes a folder in place of a virtual environment, and installs
+    nothing."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.version = root, "(3, 11) here"
@@ -38,7 +40,8 @@ class Commands:
         return SimpleNamespace(stdout=self.version)
 
     def has_lock(self, handed: Sequence[int]) -> None:
-        """The lock is handed on to pip, so that it holds while pip writes, also after the installer was killed."""
+        """The lock is handed on to pip, so that it holds while pip writes, also after the installer
+        was killed."""
         file = self.root / "build" / "install.lock"
         assert [os.fstat(one).st_ino for one in handed] == [file.stat().st_ino]
         with file.open("a") as other, pytest.raises(BlockingIOError):
@@ -118,7 +121,8 @@ IMPORT = (
 
 
 def test_editable_installs_are_imported_from_the_folder_above(tmp_path: Path) -> None:
-    """Git clones into a folder called `specnb`; seen from above, that folder is a package without content."""
+    """Git clones into a folder called `specnb`; seen from above, that folder is a package without
+    content."""
     checkout = tmp_path / "specnb"
     for name in ("pyproject.toml", "LICENSE", "docs/package.md", "specnb_cli.py"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""Known bugs of tree attention: each gives the model, or the table of cache slots, one wrong input."""
+"""Known bugs of tree attention: each gives the model, or the table of cache slots, one wrong
+input."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ def _rolled(visible: Tensor, columns: Tensor) -> Tensor:
 
 
 class BeamsNotReordered(ChangedInputs):
-    """Beams are reordered and the cache is not: a node attends to the prefix of the node before it."""
+    """Beams are reordered and the cache is not: a node attends to the prefix of the node before
+    it."""
 
     def change(self, slots: Tensor, positions: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         columns = torch.ones(visible.shape[-1], dtype=torch.bool)
@@ -71,7 +73,8 @@ class PositionsOfSlots(ChangedInputs):
 
 
 class AncestorsOverwritten(TreeModel):
-    """Only the last nodes of the beams keep their slots; their ancestors are overwritten while still in use."""
+    """Only the last nodes of the beams keep their slots; their ancestors are overwritten while
+    still in use."""
 
     def keep(self, paths: Iterable[Path]) -> None:
         super().keep(paths)
