@@ -37,8 +37,11 @@ class Sweep(NamedTuple):
 
 
 def read(file: Path) -> Sweep:
-    """The sweep in `file`; the folder of a run is named after its parameters. Raises `ValueError`
-    for another form."""
+    """The sweep in `file`. Raises `ValueError` for another form.
+
+    The folder of a run is named after a digest of its parameters: a value may be a list, or a
+    model's name with a slash, which paths of Snakemake's `Paramspace` cannot hold.
+    """
     asked = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(asked, dict) or not {"notebook", "grid"} <= asked.keys() <= {"notebook", "grid", "parameters"}:
         raise ValueError(f"{file}: {FORM}")
