@@ -10,10 +10,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from beam_bugs import BEAM_BUGS
+from beam_bugs import BEAM_BUGS, TREE_BUGS
 from distributions_for_tests import distribution_pair
 from tiny import llama, near_copy
-from tree_bugs import TREE_BUGS
 
 from audit_studies.power.step_deviation import corrected, deviation, deviation_on_points, step
 from specnb.decoding import generate as loop

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from beam_bugs import TREE_BUGS
 from tiny import LIMIT, gpt2, llama, mistral, near_copy, neox, qwen2
 from transformers import PreTrainedModel
-from tree_bugs import TREE_BUGS
 
 from specnb import PromptLookupDrafter, beam
 from specnb.beam import (
