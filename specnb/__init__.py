@@ -6,12 +6,14 @@ The names imported below are the public interface. The files, each of which impo
 before it:
 
     reference.py       Algorithm 1 for one row, written to be read
+    number_checks.py   checks of whole numbers and intervals that several functions share
+    nucleus.py         top-p; on a CPU without sorting a large vocabulary
     distributions.py   from logits to probabilities; overlap, residual, sampling; independent random
                        streams
     trees.py           trees of draft tokens, and how the children of a node are sampled
     rules.py           verification rules: which draft tokens are kept, and which token follows them
     theory.py          closed forms: expected tokens per step, speed-up, the best gamma, lenience
-    models/            everything that knows transformers: loading, caches, forward passes, a probe
+    models/            models of transformers: loading, caches, forward passes, a probe
                        of each model
     drafting/          drafters: models, heads, n-grams, copies of the text so far, mixtures
     enumeration.py     the exact distribution of everything that a step emits

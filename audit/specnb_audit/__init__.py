@@ -3,7 +3,8 @@ false-alarm rate.
 
 From the bottom up; each module imports only from those before it:
 
-    setting_names, claimed     the settings claimed: filters in any order, penalties, what is
+    setting_names, penalties, claimed
+                               the settings claimed: filters in any order, penalties, what is
                                refused
     alternatives, uniforms     the distributions that known bugs give, on a few cells; the uniform
                                behind a token

@@ -21,6 +21,7 @@ from specnb.decoding.generate import Hooks, generate
 from specnb.decoding.given_tokens import named_settings
 from specnb.distributions import Sampling, overlap, standardise, standardise_probs
 from specnb.drafting.ngram import NgramModel
+from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
 from specnb.models.token_map import TokenMap
 
@@ -47,6 +48,16 @@ class Acceptance:
     entropy: Array
     beta: dict[str, Array]
     accepted_prob: dict[str, Array]
+
+    def alpha(self, draft: str, seed: int = 0) -> Estimate:
+        """alpha of a draft, the mean of its beta (Corollary 3.6), with a 95% interval over rows.
+
+        >>> beta = np.array([[0.5, 0.7], [0.9, 0.7]])
+        >>> print(Acceptance([[0, 1]] * 2, beta, {"draft": beta}, {"draft": beta}).alpha("draft"))
+        0.700 [0.600, 0.800] (n = 4)
+        """
+        beta = self.beta[draft]
+        return ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]), seed=seed)
 
 
 @named_settings

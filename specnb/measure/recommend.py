@@ -12,7 +12,7 @@ from specnb.decoding.given_tokens import named_settings
 from specnb.distributions import Sampling
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import Costs, measure_costs, mid_generation
-from specnb.measure.statistics import Estimate, bootstrap_indices, interval, ratio_of_sums
+from specnb.measure.statistics import Estimate, bootstrap_indices, interval
 from specnb.models.loading import Pair
 from specnb.theory import walltime_improvement
 
@@ -123,13 +123,13 @@ def recommend_gamma(
         pair.target, {"draft": pair.draft}, prompts, new_tokens=new_tokens, sampling=sampling, seed=seed,
         progress=progress,
     )  # fmt: skip
-    beta = found.beta["draft"]
     context, slots = mid_generation(max(map(len, prompts)), new_tokens, largest, compile)
     costs = measure_costs(
         pair, context=context, slots=slots, largest=largest + 1, repetitions=repetitions, compile=compile, seed=seed,
         progress=progress,
     )  # fmt: skip
-    predicted = {gamma: predicted_speedup(beta, costs, gamma, seed=seed) for gamma in range(1, largest + 1)}
+    predicted = {
+        gamma: predicted_speedup(found.beta["draft"], costs, gamma, seed=seed) for gamma in range(1, largest + 1)
+    }
     best = max(predicted, key=lambda gamma: predicted[gamma].value)
-    alpha = ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]), seed=seed)
-    return Recommendation(best if predicted[best].low > 1 else 0, predicted, alpha, costs)
+    return Recommendation(best if predicted[best].low > 1 else 0, predicted, found.alpha("draft", seed), costs)

@@ -1,8 +1,9 @@
 """The key-value cache of the decoding loop, from which tokens can be removed.
 
 `RaggedCache` is the decoding loop's: preallocated, every row writes at its own slots, and a mask
-hides the slots beyond its length. Removing tokens needs no operation on the cache: the row's
-length, a tensor, is reduced, and the removed slots stay hidden until they are overwritten.
+hides the slots beyond its length. Removing tokens needs no operation on the cache: a row's
+length counts what was emitted (`specnb.decoding.step.State.append`), so rejected tokens lie beyond
+it, hidden until they are overwritten.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from specnb.distributions import normalise
 from specnb.enumeration import Drafts, draft_trees, expected_accepted, multiplied
 from specnb.rules import PlannedRule
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
-from studies.rules.disputed import hub_children
+from studies.rules.published_rules import hub_children
 
 
 def proposed(q: Tensor, k: int, scheme: Scheme) -> Drafts:

@@ -48,7 +48,7 @@ from specnb.rules import (
     traversal_verification,
 )
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
-from studies.rules.disputed import best_path_block, k_sequential_tree
+from studies.rules.published_rules import best_path_block, k_sequential_tree
 from studies.rules.tree_shape import best_tree
 from studies.speed.pairs import prompts_of
 from studies.study import Study, columns, timed_in_turn

@@ -55,16 +55,6 @@ from specnb.rules import (
     traversal_verification,
 )
 from specnb.trees import Scheme, distinct_children, independent_children, node_depths, top_children
-from studies.rules.disputed import (
-    best_draft_code_rule,
-    best_path_block,
-    hierarchical_verification,
-    hierarchical_verification_code,
-    hierarchical_verification_file,
-    k_sequential_tree,
-    spechub_code,
-    spechub_tree,
-)
 from studies.rules.merged_drafts import (
     first_appearances,
     hub_pairs,
@@ -75,6 +65,16 @@ from studies.rules.merged_drafts import (
     without_replacement,
 )
 from studies.rules.optimal_acceptance import drafted_trees, optimal_chains, optimal_selection, optimal_tree
+from studies.rules.published_rules import (
+    best_draft_code_rule,
+    best_path_block,
+    hierarchical_verification,
+    hierarchical_verification_code,
+    hierarchical_verification_file,
+    k_sequential_tree,
+    spechub_code,
+    spechub_tree,
+)
 from studies.rules.rule_families import FAMILIES, TRAINED, conditionals_of
 from studies.study import Study
 

@@ -19,7 +19,6 @@ from specnb.distributions import Sampling
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import CostMeter, Costs, mid_generation
 from specnb.measure.recommend import predicted_speedup
-from specnb.measure.statistics import ratio_of_sums
 from specnb.theory import step_cost
 from studies.speed.pairs import PAIRS, PROMPT_TOKENS, PROMPTS, prompts_of
 from studies.speed.speeds import Speeds, measure_speeds
@@ -48,7 +47,7 @@ def measure(item: str, repetitions: int, new_tokens: int) -> pd.DataFrame:
         between=meter.round,
     )  # fmt: skip
     costs = meter.costs()
-    alpha = columns("alpha", ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1])))
+    alpha = columns("alpha", found.alpha("draft"))
     return pd.DataFrame(
         {"pair": name} | conditions(pair, compiled) | {"gamma": gamma, "temperature": temperature}
         | alpha | columns("c", costs.cost_ratio)

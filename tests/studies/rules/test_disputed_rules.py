@@ -14,7 +14,8 @@ from specnb.enumeration import Drafts, completed, expected_accepted, joint_distr
 from specnb.rules import PlannedRule, block_verification, recursive_rejection
 from specnb.trees import TokenTree
 from studies.rules import best_draft as module
-from studies.rules.disputed import (
+from studies.rules.merged_drafts import first_appearances, from_several, hub_pairs, independent, merged, selected
+from studies.rules.published_rules import (
     best_path_block,
     chosen_path,
     hierarchical_verification,
@@ -24,7 +25,6 @@ from studies.rules.disputed import (
     spechub_code,
     with_shortcut,
 )
-from studies.rules.merged_drafts import first_appearances, from_several, hub_pairs, independent, merged, selected
 
 P, Q = torch.tensor([0.05, 0.35, 0.2, 0.4]).double(), torch.tensor([0.4, 0.3, 0.2, 0.1]).double()
 THIRDS = torch.tensor([1, 2]).double() / 3

@@ -28,7 +28,7 @@ from specnb.distributions import overlap, residual
 from specnb.enumeration import count_distribution, draft_trees, step_distribution
 from specnb.rules import PlannedRule, Rule
 from specnb.trees import chain, independent_children, top_children
-from studies.rules.disputed import (
+from studies.rules.published_rules import (
     AtEachNode,
     best_path_block,
     division_factor,

@@ -11,7 +11,7 @@ from specnb.decoding.generate import generate
 from specnb.drafting.model import TreeDrafter
 from specnb.enumeration import completed, joint_distribution, step_distribution
 from specnb.trees import SCHEMES, Scheme
-from studies.rules.disputed import best_path_block, hub_children, k_sequential_tree, spechub_tree
+from studies.rules.published_rules import best_path_block, hub_children, k_sequential_tree, spechub_tree
 
 RULES = (best_path_block, k_sequential_tree, spechub_tree)
 
